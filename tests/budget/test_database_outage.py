@@ -44,9 +44,9 @@ def test_only_short_term_limits_stay_in_force(open_budget, path):
 @pytest.mark.parametrize(
     ("mode", "description"),
     [
-        ("short-term", "limits per minute and hour, and concurrency, stay in force in memory; longer limits are not "),
-        ("deny", "every check is denied until it answers; reason: "),
-        ("local", "this process uses its local share of the limits until it answers; reason: "),
+        ("short-term", "only the limits per minute and hour, and concurrency, are enforced, in memory; reason: "),
+        ("deny", "every check is denied; reason: "),
+        ("local", "this process uses its local share of the limits; reason: "),
     ],
 )
 def test_one_log_line_says_what_holds_while_the_database_is_lost(open_budget, path, caplog, mode, description):
@@ -58,11 +58,11 @@ def test_one_log_line_says_what_holds_while_the_database_is_lost(open_budget, pa
         budget.check_all_limits(1)
         budget.get_current_usage()
         (line,) = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
-    assert line.startswith(f"the database does not answer: {description}")
+    assert line.startswith(f"the database is unavailable: until it is available again, {description}")
     assert "another connection kept the file locked" in line
-    wait_until(lambda: any("the database answers again" in each for each in caplog.messages), "the end is logged")
+    wait_until(lambda: any("the database is available again" in each for each in caplog.messages), "the end is logged")
     (line, again) = [record.getMessage() for record in caplog.records if record.levelno >= 30]
-    assert again.startswith("the database answers again")
+    assert again.startswith("the database is available again")
 
 
 def test_tasks_recorded_meanwhile_are_sent_to_the_database_later(open_budget, path, clock):

@@ -125,7 +125,11 @@ SERVICE, UNTYPED_PACKAGES = "tidegate.service.", ("tidegate.service.client.",)
 # to its driver.
 OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "State"}
 # Internal methods that accept whatever their callers return.
-INTERNAL_WITH_ANY = ["tidegate.budget.batch._Batch.__init__", "tidegate.outbound.quota.gate._Gate.send_flow"]
+INTERNAL_WITH_ANY = [
+    "tidegate.budget.batch._Batch.__init__",
+    "tidegate.outbound.quota.gate._Gate.send_flow",
+    "tidegate.outbound.quota.pending_charge._PendingCharge.__init__",
+]
 # A coroutine or generator yields to its driver: only its result means something to a caller.
 WITHOUT_YIELD = {"AsyncGenerator", "Coroutine", "Generator"}
 

@@ -59,5 +59,6 @@ def test_a_lost_database_is_reported_and_does_not_fail_the_probes(tmp_path, vari
 
 def test_a_service_without_a_budget_reports_none(tmp_path):
     with serving(tmp_path, "policies: {api: 2/1h}\n") as service:
-        assert service.get("/healthz").json() == service.get("/readyz").json() == {"ok": True}
+        assert service.get("/healthz").json() == {"ok": True}
+        assert service.get("/readyz").json() == {"ok": True, "state": "ready"}
         assert "rate_limit_" not in service.get("/metrics").text

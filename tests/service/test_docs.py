@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli import COMMANDS
-from tidegate.service.api.requests import SubjectRequest
+from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
 from tidegate.service.http.metrics import METRICS
@@ -38,7 +38,7 @@ def test_every_problem_is_described(name):
     assert str(KINDS[name][0]) in row
 
 
-OTHER_FIELDS = (*SubjectRequest.__struct_fields__, "wait")  # which the text describes, and not the table
+OTHER_FIELDS = (*TargetRequest.__struct_fields__, "wait")  # which the text describes, and not the table
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)

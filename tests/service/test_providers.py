@@ -118,9 +118,9 @@ async def test_the_count_is_shared_with_transports_and_counted_in_the_metrics():
     ("body", "status", "message"),
     [
         ({"provider": "fpm"}, 404, "did you mean 'fmp'"),
-        ({"provider": ""}, 422, "non-empty string"),
-        ({"provider": 3}, 422, "non-empty string"),
-        ({"provider": "fmp", "policy": "api", "key": "k"}, 422, "cannot be combined with provider"),
+        ({"provider": ""}, 422, "a string of 1 to 1024 characters"),
+        ({"provider": 3}, 422, "a string of 1 to 1024 characters"),
+        ({"provider": "fmp", "policy": "api", "key": "k"}, 422, "cannot be combined with policy"),
         ({"provider": "fmp", "priority": 10**9}, 422, "priority"),
     ],
 )

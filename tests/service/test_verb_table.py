@@ -11,7 +11,7 @@ from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.service import client as client_module
 from tidegate.service.api.requests import CostRequest, SubjectRequest
 from tidegate.service.api.responses import VerbResponse
-from tidegate.service.api.verbs import PEEK, USAGE, VERBS, ServiceVerb
+from tidegate.service.api.verbs import PEEK, RELEASE, USAGE, VERBS, ServiceVerb
 from tidegate.service.client import AsyncClient
 from tidegate.service.client.protocol import read_response, verb_request
 from tidegate.service.client.reservation import ServiceReserving
@@ -69,11 +69,12 @@ async def test_a_new_verb_is_one_entry_and_one_function(monkeypatch):
     ("verb", "body", "pointer", "detail"),
     [
         ("acquire", 5, None, "expected an object, not an integer"),
-        ("acquire", {}, "/policy", "missing: expected policy and key, or domain and descriptor"),
-        ("acquire", {"key": "k"}, "/policy", "missing: expected policy and key, or domain and descriptor"),
-        ("acquire", {"domain": "e"}, "/descriptor", "missing: expected policy and key, or domain and descriptor"),
+        ("acquire", {}, "/policy", "missing: expected policy and key, or domain and descriptor, or provider"),
+        ("acquire", {"key": "k"}, "/policy", "missing: expected policy and key, or domain and descriptor, or provider"),
+        ("acquire", {"domain": "e"}, "/descriptor",
+         "missing: expected policy and key, or domain and descriptor, or provider"),
         ("acquire", {**K, "domain": "e"}, "/domain",
-         "cannot be combined with policy: expected policy and key, or domain and descriptor"),
+         "cannot be combined with policy: expected policy and key, or domain and descriptor, or provider"),
         ("acquire", {**K, "policy": ""}, "/policy", "expected a non-empty string, not an empty string"),
         ("acquire", {**K, "policy": None}, "/policy", "expected a non-empty string, not null"),
         ("acquire", {**K, "key": ["a", 5]}, "/key",
@@ -232,5 +233,5 @@ def test_the_public_signatures_of_the_client_have_no_any(kind):
 
 def test_requests_omit_their_defaults():
     for request in (CostRequest(policy="api", key="k"), CostRequest(policy="api", key="k", cost=1)):
-        assert PEEK.decode(verb_request(PEEK, request).content) == request
-        assert verb_request(PEEK, request).content == b'{"policy":"api","key":"k"}'
+        assert RELEASE.decode(verb_request(RELEASE, request).content) == request
+        assert verb_request(RELEASE, request).content == b'{"policy":"api","key":"k"}'

@@ -26,7 +26,6 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.flow import Flow
 from tidegate.policy.model import check_cost
-from tidegate.stores.outage import GuardedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,8 +93,7 @@ class BudgetOperations:
                 log.warning("%s", message)
             self._tier_policies = TierPolicies(settings, self.plan, load)
             self.store, self.settlements = open_storage(settings, clock)
-            if isinstance(self.store, GuardedStore):
-                self.store.on_outage = self._report_outage
+            self.store.report_outages(self._report_outage)
             self.clock: Clock = clock or self.store.clock
             test_clock = None if self.clock is self.store.clock else self.clock
             self._local_settlements = StoreSettlements(self.store, test_clock)

@@ -114,6 +114,9 @@ class Store(ABC):
         """The store without leases: what is written to it is visible to other processes at once."""
         return self
 
+    def report_outages(self, report: Callable[[str | None], object]) -> None:  # noqa: B027 - most stores do not notice
+        """Call `report` in place of logging: with the reason when an outage starts, with None when it ends."""
+
     def limit_groups(self, group_of: GroupOf) -> None:  # noqa: B027 - most stores do not bound the number of keys
         """Limit the share of each group of keys, if the store bounds the number of its keys; see MemoryStore."""
 

@@ -7,7 +7,6 @@ original.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -16,6 +15,7 @@ from tidegate.adaptive.capacities import RETAIN_AFTER_RECOVERY, SUBJECT, subject
 from tidegate.adaptive.signing import EPOCH, MalformedError, MessageSigner
 from tidegate.adaptive.update import CapacityUpdate, retain_key
 from tidegate.bus import Retain
+from tidegate.clock import ThreadSignal
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import StoreUnavailable
 
@@ -38,7 +38,7 @@ def clear_reductions(
     signer = MessageSigner(secret, bus.clock)
     subject = subject_in(namespace, SUBJECT)
     found: dict[str, CapacityUpdate] = {}
-    synced = threading.Event()
+    synced = ThreadSignal()
 
     def on_message(event: Event) -> None:
         try:

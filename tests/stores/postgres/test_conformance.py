@@ -102,8 +102,8 @@ def batched(items, size):
         yield batch
 
 
-# For Python's states, for the format in which it stores them (`dump_`, `load_`), and to read one number of a view.
-ONLY_IN_PYTHON = ("marked", "_owner", "remaining_bucket", "retry_bucket")
+# For Python's states, for the format in which it stores them (`dump_`, `load_`), and short paths.
+ONLY_IN_PYTHON = ("marked", "_owner", "remaining_bucket", "retry_bucket", "_view_common")
 
 
 def test_functions_have_the_order_of_the_core():

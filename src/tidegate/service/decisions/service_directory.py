@@ -22,7 +22,6 @@ from tidegate.service.decisions.write_once import (
     write_once_policy,
     written_at,
 )
-from tidegate.stores.lease import LeasedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +53,7 @@ class ServiceDirectory:
 
     def __init__(self, store: Store, name: str, identity: tuple[object, ...]) -> None:
         """Write records under this name. `identity` is different for each service, and the same in its workers."""
-        self._store = store.inner if isinstance(store, LeasedStore) else store
+        self._store = store.unleased
         self._clock = self._store.clock
         self._name = name.encode("utf-8", "replace")[:MAX_NAME_BYTES]
         self._identity = digest_number(*(str(part).encode() for part in (name, *identity)))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
     Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
-    Verb = ServiceVerb[Any, Any]
+    Verb = ServiceVerb[VerbRequest, object]
     Panel = Callable[[], Awaitable[object] | object]
     Report = Callable[[], Awaitable[dict[str, Any]]]
     ReadFamilies = Callable[[], Awaitable[Sequence[metrics.Family]]]

@@ -224,6 +224,8 @@ class Commands:
             problem = ProblemError("bad-request", str(error))
         else:
             problem = problem_from(error)
+            if problem.pointer:  # a RESP error has no field of its own for it
+                problem = ProblemError(problem.kind, f"{problem.pointer.strip('/')}: {problem}")
         self._app.decider.stats.errors[problem.kind] += 1
         return write_problem(problem)
 

@@ -67,8 +67,7 @@ class GuardedStore(Store):
     seconds a process may spend its share, at least. `beat` is the interval in seconds at which processes with a `local`
     policy exchange heartbeats.
 
-    If `on_outage` is set, it is called instead of logging: with the reason when an outage starts, with None when it
-    ends. A face that decides itself what holds during an outage logs that.
+    A caller that decides itself what holds during an outage logs that, with `report_outages`.
 
     `clock` measures deadlines and pauses. `number` identifies this process. Set `background` to False in tests that
     call `maintain` themselves.
@@ -108,7 +107,7 @@ class GuardedStore(Store):
         self._number = number
         self._background = background
         self._bounded = bounded
-        self.on_outage: Callable[[str | None], object] | None = None
+        self._report: Callable[[str | None], object] | None = None
         self._ask_one: Callable[..., Decision] = store.apply_one if bounded else self._ask_one_bounded
         at_fork(child=self._reset)
         self._reset()
@@ -195,6 +194,10 @@ class GuardedStore(Store):
                 self._tries = 1
                 return answers if sent is asks else self._original_decisions(asks, sent, answers)
         return self._fallback.decide(verb, asks, now, at, in_doubt=bool(sent))
+
+    def report_outages(self, report: Callable[[str | None], object]) -> None:
+        """Call `report` in place of logging: with the reason when an outage starts, with None when it ends."""
+        self._report = report
 
     def metrics(self) -> dict[str, int]:
         """Return counts of outages and local decisions, together with those of the store.
@@ -371,14 +374,14 @@ class GuardedStore(Store):
                 self._failed_ask = asks[0] if asks else None
         if starts:
             reason = str(error) or type(error).__name__
-            if self.on_outage is None:
+            if self._report is None:
                 log.error(
                     "store unavailable: %s; until it is back, %s; probing it in the background",
                     reason,
                     self._describe_modes(),
                 )
             else:
-                self.on_outage(reason)
+                self._report(reason)
             self._start_thread()
 
     def _describe_modes(self) -> str:
@@ -430,8 +433,8 @@ class GuardedStore(Store):
             self._breaker.record_probe(now, answered=answered)
             duration = (now - self._breaker.since) / SECOND
             decided = self._fallback.allowed + self._fallback.denied - self._decided_before
-        if answered and self.on_outage is not None:
-            self.on_outage(None)
+        if answered and self._report is not None:
+            self._report(None)
         elif answered:
             log.warning("store available again after %.3f s; %d calls were decided without it", duration, decided)
 
