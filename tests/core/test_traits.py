@@ -2,7 +2,9 @@
 
 import pytest
 
-from tidegate.core.algorithms import ALGORITHMS, Algorithm
+from tests.core.strategies import START
+from tidegate import Limit
+from tidegate.core.algorithms import ALGORITHMS, Algorithm, used_of_view
 
 TRAITS = {
     "token_bucket": {"refills", "leasable"},
@@ -43,3 +45,9 @@ def test_a_new_algorithm_has_no_trait_and_no_port():
     rules = Algorithm(*ALGORITHMS["fixed_window"][:4])
     assert not any(getattr(rules, trait) for trait in EVERY_TRAIT)
     assert (rules.port_number, rules.port_size, rules.port_cost) == (0, 0, 3)
+
+
+def test_an_algorithm_without_its_own_count_has_used_what_is_missing():
+    limit = Limit(5, "1m", "fixed_window")
+    state = limit.charge(None, limit, 2, START)
+    assert (used_of_view(state, limit, START), used_of_view(None, limit, START)) == (2, 0)

@@ -103,7 +103,7 @@ def spans(text):
     return re.findall(r"`([^`]+)`", text)
 
 
-OURS = sorted({(span, row.line) for row in ROWS for span in spans(row.ours)}, key=lambda pair: pair[1])
+OURS = sorted({(span, row.line) for row in ROWS for span in spans(row.ours)}, key=lambda pair: (pair[1], pair[0]))
 DOTTED = re.compile(r"(tidegate(?:\.\w+)+)(?:\(([^)]*)\))?")
 
 
