@@ -67,6 +67,7 @@ NAMES = {"min": "max", "max": "min", "bisect_left": "bisect_right", "bisect_righ
 # Mutants that change nothing anybody can see, by module, line and change, with the reason. Not planted, and counted apart.
 EQUIVALENT = {
     ("algorithms.py", "return limit.view(state, limit, 0, now)[0]", "0 -> 1 (2)"): "what remains does not depend on the cost",
+    ("algorithms.py", "return limit.burst - limit.rules.view(state, limit, 0, now)[0]", "0 -> 1 (2)"): "as above",
     ("bounds.py", "if exact.denominator <= widest:", "LtE -> Lt"): "fraction_below finds the exact one too",
     ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "Gt -> GtE"): "the inverse modulo 1 is 0",
     ("bounds.py", "b = pow(p, -1, q) if q > 1 else 0", "0 -> 1"): "for q = 1, the next line makes it `widest` from either",
