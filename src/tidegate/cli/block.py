@@ -1,4 +1,4 @@
-"""`tidegate block`: deny every call of a key for a while."""
+"""`tidegate block`: deny all calls with a key for some time."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Client:
         return read_usage(self.call(USAGE, target_body(policy, key)))
 
     def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
-        """Give back the most recently taken permits; needs the admin token."""
+        """Refund the most recently charged permits; needs the admin token."""
         self.call(REFUND, cost_body(policy, key, cost))
 
     def reset(self, policy: str, key: Key) -> None:
@@ -227,7 +227,7 @@ class Client:
         self.call(RESET, subject_body(policy, key))
 
     def block(self, policy: str, key: Key, seconds: float = 3600.0) -> None:
-        """Deny a key for so many seconds, whatever its limits; needs the admin token."""
+        """Deny a key for `seconds` seconds, whatever its limits; needs the admin token."""
         self.call(BLOCK, BlockRequest(policy=policy, key=json_key(key), seconds=seconds))
 
     def unblock(self, policy: str, key: Key) -> None:
@@ -405,7 +405,7 @@ class AsyncClient:
         return read_usage(await self.call(USAGE, target_body(policy, key)))
 
     async def refund(self, policy: str, key: Key, cost: Cost = 1) -> None:
-        """Give back the most recently taken permits; needs the admin token."""
+        """Refund the most recently charged permits; needs the admin token."""
         await self.call(REFUND, cost_body(policy, key, cost))
 
     async def reset(self, policy: str, key: Key) -> None:
@@ -413,7 +413,7 @@ class AsyncClient:
         await self.call(RESET, subject_body(policy, key))
 
     async def block(self, policy: str, key: Key, seconds: float = 3600.0) -> None:
-        """Deny a key for so many seconds, whatever its limits; needs the admin token."""
+        """Deny a key for `seconds` seconds, whatever its limits; needs the admin token."""
         await self.call(BLOCK, BlockRequest(policy=policy, key=json_key(key), seconds=seconds))
 
     async def unblock(self, policy: str, key: Key) -> None:

@@ -1,7 +1,7 @@
 """The leases that a client holds: `Client(url, lease="1s")`.
 
 `decisions.leases` defines the terms. Of the n permits of a lease that was taken at a, at most n - decay * (s - a) may
-still be used at time s. Permits that were used before s become void first, so a client that stays at the rate of the
+still be used at time s. Permits that were used before s expire first, so a client that stays at the rate of the
 limit loses none. Settling a lease must not undo that: for permits that were used late, more than their number has to
 stay charged (`to_commit`).
 
@@ -35,7 +35,7 @@ FIRST_PERMITS: Final = 4  # permits to request for a key that is used for the fi
 RETRY_LEASE_AFTER: Final = 60 * SECOND  # how long a key without leases is not tried again
 MAX_KEYS: Final = 10_000  # keys that are remembered
 MAX_SETTLED_PER_CALL: Final = 4  # expired leases of other keys that one call settles
-ROUNDING_GUARD: Final = 1 + 1e-9  # rounding must not keep a void permit usable
+ROUNDING_GUARD: Final = 1 + 1e-9  # rounding must not keep an expired permit usable
 
 
 class ClientLease:
@@ -58,14 +58,14 @@ class ClientLease:
         """Return how many permits may be used now."""
         if now >= self.ends_at:
             return 0
-        return max(0, min(self.permits - self.used, self.permits - ceil(self._void(now))))
+        return max(0, min(self.permits - self.used, self.permits - ceil(self._expired(now))))
 
-    def _void(self, now: int) -> float:
+    def _expired(self, now: int) -> float:
         return self.decay * max(0, now - self.started_at) / SECOND * ROUNDING_GUARD
 
     def use(self, cost: int, now: int) -> None:
         """Use permits."""
-        self._late = max(self._late, self._void(now) - self.used)
+        self._late = max(self._late, self._expired(now) - self.used)
         self.used += cost
 
     @property

@@ -370,7 +370,9 @@ def settle_request(lease_id: str, used: int) -> ServiceRequest[DoneResponse]:
 def unreachable_error(url: str, error: httpx.TransportError) -> StoreUnavailable:
     """Build the error for a service that cannot be reached."""
     why = str(error) or type(error).__name__
-    return StoreUnavailable(f"cannot reach a service at {redact(url)} ({why}): start one with 'tidegate start'")
+    return StoreUnavailable(
+        f"cannot reach a service at {redact(url)} ({why}): check the URL, or start one with 'tidegate start'"
+    )
 
 
 def client_options(url: str, token: str | None) -> dict[str, Any]:

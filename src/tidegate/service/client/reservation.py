@@ -33,7 +33,7 @@ class ServiceReservation:
             self._client.commit(self.id, actual)
 
     def cancel(self) -> None:
-        """Give back the whole charge."""
+        """Refund the whole charge."""
         if self.decision.id is not None:
             self.settled = True
             self._client.cancel(self.id)
@@ -69,7 +69,7 @@ class AsyncServiceReservation:
             await self._client.commit(self.id, actual)
 
     async def cancel(self) -> None:
-        """Give back the whole charge."""
+        """Refund the whole charge."""
         if self.decision.id is not None:
             self.settled = True
             await self._client.cancel(self.id)

@@ -114,7 +114,7 @@ class Decider(BaseDecider):
         """Take permits of a provider: `target` is its name, its domain or a URL; `cost` None is the provider's own.
 
         The id settles them with `commit` or `cancel`. With a `ttl`, they count for as long as the request may be in
-        flight: until it is settled, or for so many seconds.
+        flight: until it is settled, or for `ttl` seconds.
         """
         check_priority(priority, self.max_priority)
         ttl = None if ttl is None else self._reservation_ids.check_ttl(ttl)
@@ -263,7 +263,7 @@ class Decider(BaseDecider):
             await self._adjust_once(lambda: found[0].limiter.release(found[1], cost), call)
 
     async def refund(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> None:
-        """Give back the most recently taken permits."""
+        """Refund the most recently charged permits."""
         found = self.find(subject)
         if found is not None:
             await self._adjust_once(lambda: found[0].limiter.refund(found[1], cost), call)
@@ -338,7 +338,7 @@ class Decider(BaseDecider):
         return described
 
     async def probe(self) -> None:
-        """Check that the store answers, without changing anything; raise if it does not."""
+        """Check that the store is available, without changing anything; raise if it does not."""
         decision = (await self.store.apply_async("peek", ((PROBE_POLICY, "ready", (1,)),)))[0]
         if isinstance(decision, LocalDecision):
             raise StoreUnavailable("the store is unavailable: see the logs of the service and of the store")

@@ -49,7 +49,7 @@ class Connections:
     """The open connections of one process."""
 
     def __init__(self, max_connections: int, read_timeout: float, idle_timeout: float) -> None:
-        """Allow so many connections, and these timeouts in seconds."""
+        """Allow at most `max_connections`, and these timeouts in seconds."""
         self.max_connections = max_connections
         self.read_timeout = read_timeout
         self.tick_seconds: float = min(MAX_TICK, read_timeout / MIN_TICKS, idle_timeout / MIN_TICKS)
@@ -118,7 +118,7 @@ class Connections:
         self._since_report += 1
         if self._made_room and self._since_report > REPORT_TICKS:
             log.warning(
-                "closed %d waiting connections to make room: max_connections is %d",
+                "closed %d idle or incomplete connections: max_connections (%d) was reached",
                 self._made_room,
                 self.max_connections,
             )

@@ -35,7 +35,7 @@ class IdempotentReplies:
     """Remembers responses by idempotency key."""
 
     def __init__(self, clock: Clock, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_BYTES) -> None:
-        """Remember at most so many responses, of at most so many bytes in all."""
+        """Remember at most `max_replies` responses, of at most `max_bytes` bytes in all."""
         self._clock = clock
         self._max_replies = max_replies
         self._max_bytes = max_bytes

@@ -73,7 +73,7 @@ class HttpServer:
             self._server.close()
 
     async def stop(self, within: float) -> None:
-        """Refuse new connections, finish the complete requests, and close, within so many seconds."""
+        """Refuse new connections, finish the complete requests, and close, within that many seconds."""
         self.close_listener()
         for connection in self.connections.snapshot():
             connection.shutdown()

@@ -153,7 +153,7 @@ class Verbs:
         return DONE
 
     async def block(self, request: BlockRequest) -> BlockResponse:
-        """Deny a key for a while."""
+        """Deny a key for some time."""
         return BlockResponse(ok=True, seconds=await self.decider.block(request.subject, request.seconds))
 
     async def unblock(self, request: SubjectRequest) -> DoneResponse:

@@ -94,7 +94,7 @@ def _read_pipeline(lines: list[str]) -> tuple[list[str], list[str]] | None:
 
 
 def parse(data: bytes, max_commands: int) -> Parsed:
-    """Parse the complete commands at the start of `data`, at most so many; raise if it is an HTTP request."""
+    """Parse the complete commands at the start of `data`, at most `max_commands`; raise if it is an HTTP request."""
     found = split_commands(data, max_commands) if len(data) <= MAX_USUAL else None
     if found is not None:
         return Parsed(found, len(data), None)
