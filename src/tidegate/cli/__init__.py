@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS: Final = {
-    "acquire": "take permits of a policy or a provider from a running service, with --timeout, wait for them",
+    "acquire": "take permits of a policy or a provider from a running service; wait for them with --timeout",
     "add": "add a source to the running service",
     "block": "deny all calls with a key for some time; without a key, list the blocked keys (needs the admin token)",
     "budget": "show how much of a task budget is used, and when it runs out",

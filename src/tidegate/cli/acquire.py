@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ttl",
         type=seconds,
         metavar="SECONDS",
-        help="with --provider: the permits count until 'tidegate commit ID' or 'cancel ID', at most for that long",
+        help="with --provider: reserve the permits until 'tidegate commit ID' or 'cancel ID', at most for this time",
     )
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the id, the actual cost, and the service."""
     add_id_argument(parser)
-    parser.add_argument("--cost", metavar="COST", help="the actual cost: an integer, or units as in tokens=100")
+    parser.add_argument("--cost", metavar="COST", help="the actual cost: an integer, or units such as tokens=100")
     add_service_options(parser)
 
 
 def add_id_argument(parser: argparse.ArgumentParser) -> None:
     """Add the id of what is settled."""
-    parser.add_argument("id", metavar="ID", help="the id that acquire --provider or reserve has returned")
+    parser.add_argument("id", metavar="ID", help="the id that acquire --provider or reserve returned")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, an option for every setting, and the demonstration."""
     add_settings_options(parser)
     parser.add_argument("--demo", action="store_true", help="run with demonstration traffic, in a temporary folder")
-    parser.add_argument("--no-demo-traffic", action="store_true", help="with --demo: without demonstration traffic")
+    parser.add_argument("--no-demo-traffic", action="store_true", help="with --demo: send no demonstration traffic")
 
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:

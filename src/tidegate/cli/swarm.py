@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print the swarm once and exit")
     parser.add_argument("--namespace", default="", metavar="NAME", help="the namespace of the agents")
     parser.add_argument(
-        "--clear", nargs="?", const="", metavar="RESOURCE", help="end the reductions of a resource, or of all, and exit"
+        "--clear", nargs="?", const="", metavar="RESOURCE", help="end the reductions of one or all resources, and exit"
     )
 
 

@@ -19,14 +19,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the files, and what to do with them."""
     kinds = ", ".join(f"{name} ({kind.title})" for name, kind in KINDS.items())
     parser.add_argument("files", nargs="*", metavar="FILE", help="a YAML file of any kind")
-    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"what the files are (recognised): {kinds}")
+    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"kind of the files (default: detected): {kinds}")
     parser.add_argument(
         "--schema",
         nargs="?",
         const="service",
         choices=KINDS,
         metavar="KIND",
-        help="print the JSON schema of a kind of file, for editors (service)",
+        help="print the JSON schema of a kind of file, for editors (default: service)",
     )
     parser.add_argument(
         "--from-envoy",

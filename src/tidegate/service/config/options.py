@@ -70,7 +70,7 @@ OPTIONS: Final = (
     ServiceOption(
         "store",
         ConfigValue.string,
-        "URL of the store (default: memory://, with a file in the data folder for sources)",
+        "URL of the store (default: memory://; sources then use a file in the data folder)",
         STRING,
         "URL",
     ),
@@ -153,7 +153,7 @@ OPTIONS: Final = (
     ServiceOption(
         "max_priority",
         read_priority,
-        "highest priority that a call may have; the lowest is its negative (default: 100)",
+        "highest priority that a call may have; the lowest is -N (default: 100)",
         {"type": "integer", "minimum": 0},
         "N",
     ),
@@ -174,7 +174,7 @@ OPTIONS: Final = (
     ServiceOption(
         "max_connections",
         read_connections,
-        "maximum number of connections per process; lowered if the limit of open files is lower (default: 8192)",
+        "maximum number of connections per process; fewer if the limit on open files is too low (default: 8192)",
         {**INTEGER, "minimum": MIN_CONNECTIONS},
         "N",
     ),
@@ -201,7 +201,7 @@ OPTIONS: Final = (
     ServiceOption(
         "drain_for",
         read_delay,
-        "time after SIGTERM in which the service is not ready, but still accepts connections (default: 1s)",
+        "time after SIGTERM to accept connections while /readyz responds with 503 (default: 1s)",
         DURATION,
         "TIME",
     ),
@@ -219,7 +219,7 @@ OPTIONS: Final = (
     ServiceOption(
         "data",
         read_path,
-        "data folder of the sources; they run if this, a source or a provider is set (default: tidegate-data)",
+        "data folder of the sources; sources run if --data, a source or a provider is set (default: tidegate-data)",
         STRING,
         "DIR",
     ),
@@ -233,7 +233,7 @@ OPTIONS: Final = (
     ServiceOption(
         "source_interval",
         read_seconds,
-        "time between fetches of sources without an interval or cron expression (1h)",
+        "time between fetches of sources without an interval or cron expression (default: 1h)",
         DURATION,
         "TIME",
     ),
