@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ttl",
         type=seconds,
         metavar="SECONDS",
-        help="with --provider: reserve the permits until 'tidegate commit ID' or 'cancel ID', at most for this time",
+        help="with --provider: reserve the permits until 'tidegate commit ID' or 'cancel ID', for at most this long",
     )
 
 
