@@ -1,5 +1,7 @@
 """The traits of each algorithm, and what its port in Lua needs to know of it."""
 
+from itertools import product
+
 import pytest
 
 from tests.core.strategies import START
@@ -51,3 +53,15 @@ def test_an_algorithm_without_its_own_count_has_used_what_is_missing():
     limit = Limit(5, "1m", "fixed_window")
     state = limit.charge(None, limit, 2, START)
     assert (used_of_view(state, limit, START), used_of_view(None, limit, START)) == (2, 0)
+
+
+def test_one_number_of_the_view_is_the_same_for_changed_and_marked_buckets():
+    old, new = Limit(10, "10s"), Limit(4, "60s")
+    charged = old.charge(None, old, 9, START)
+    assert charged is not None
+    for state in (None, charged, old.rules.mark(charged)):
+        for limit, cost, seconds in product((old, new), (1, 3, 4, 10, 11), (0, 1, 30)):
+            now = START + seconds * 1_000_000
+            remaining, retry, _ = limit.rules.view(state, limit, cost, now)
+            assert limit.rules.remaining(state, limit, now) == remaining
+            assert limit.rules.retry(state, limit, cost, now) == retry

@@ -104,6 +104,7 @@ EQUIVALENT = {
     ("limit.py", "capacity: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
     ("limit.py", "floor: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
     ("limit.py", "tick: int = field(init=False, repr=False, compare=False, default=1)", "1 -> 2"): "as above",
+    ("limit.py", "near = get_close_matches(str(name), algorithms.ALGORITHMS, n=1)", "1 -> 2"): "only the first is shown",
     ("limit.py", "return match.end() if match else 0", "0 -> 1"): "the expression matches nothing at all, too",
     ("limit.py", "place = good.end() if good else 0", "0 -> 1"): "as above",
     ("limit.py", "return 0, False", "0 -> 1"): "of a period that is not exact, the length is not read",
