@@ -32,7 +32,7 @@ COMMANDS: Final = {
     "policies": "list the policies of a running service",
     "reset": "reset the usage of a key (needs the admin token)",
     "sources": "list the sources of the running service",
-    "start": "run the service: decisions over HTTP and gRPC, scheduled sources, and a dashboard",
+    "start": "run the service: decisions over HTTP, gRPC and RESP, scheduled sources, and a dashboard",
     "swarm": "show the agents of a swarm, their capacities, reductions and recoveries, live",
     "top": "show the busiest policies of a running service and the keys nearest to a limit, live",
     "usage": "show how much of each limit a key has used",
