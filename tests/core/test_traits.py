@@ -60,7 +60,7 @@ def test_one_number_of_the_view_is_the_same_for_changed_and_marked_buckets():
     charged = old.charge(None, old, 9, START)
     assert charged is not None
     for state in (None, charged, old.rules.mark(charged)):
-        for limit, cost, seconds in product((old, new), (1, 3, 4, 10, 11), (0, 1, 30)):
+        for limit, cost, seconds in product((old, new), (0, 1, 3, 4, 10, 11), (-1, 0, 1, 8, 9, 10, 11, 30)):
             now = START + seconds * 1_000_000
             remaining, retry, _ = limit.rules.view(state, limit, cost, now)
             assert limit.rules.remaining(state, limit, now) == remaining
