@@ -172,3 +172,42 @@ async def test_requests_cut_anywhere_get_the_same_answers(requests, data):
             await it.settle(200)
             seen.append(client.statuses())
     assert seen[0] == seen[1]
+
+
+async def test_a_pipeline_of_batches_leaves_room_for_other_connections():
+    async with running(max_body=2**20) as it:
+        client = it.connect(USUAL["keys"] * 5)
+        assert client.statuses() == [OK]  # one batch at once; the others in tasks, one after the other
+        await it.settle(200)
+        assert client.statuses() == [OK] * 5
+
+
+async def test_an_unexpected_error_is_answered_and_not_repeated(monkeypatch, caplog):
+    async with running() as it:
+        calls = []
+
+        def fail(request):
+            calls.append(request)
+            raise ZeroDivisionError
+
+        monkeypatch.setitem(it.service.app._verbs.immediate, "acquire", fail)  # noqa: SLF001 - no input causes one
+        client = await it.ask(USUAL["acquire"])
+        assert (client.problems(), len(calls)) == (["internal"], 1)
+        assert "a request to /v1/acquire failed" in caplog.text
+
+
+async def test_an_invalid_body_is_refused_with_a_response():
+    async with running() as it:
+        client = await it.ask(post(b"5\r\nabcde\r\nXX\r\n", "Transfer-Encoding: chunked"))
+        assert client.statuses() == [400]
+
+
+async def test_a_client_that_does_not_read_has_the_shorter_time():
+    async with running(max_body=2**20) as it:
+        client = it.connect()
+        client.unsent = 0
+        keys = json.dumps({"policy": "api", "keys": [str(number) for number in range(900)]}).encode()
+        client.send(post(keys, path="/v1/batch"))
+        assert client.unsent > 64 * 1024
+        await it.ticks(250)
+        assert client.state == "closed"

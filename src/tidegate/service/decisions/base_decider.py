@@ -269,6 +269,8 @@ class BaseDecider:
         try:
             decided = await asyncio.gather(*tasks)
         except asyncio.CancelledError:  # the caller gets no result, so the decided asks are refunded too
+            if tasks:
+                await asyncio.wait(tasks)  # they were cancelled, too
             for number, task in zip(missing, tasks, strict=True):
                 results[number] = None if task.cancelled() else task.result()
             self._refund_all_abandoned(listed, results)
@@ -379,6 +381,10 @@ class BaseDecider:
         within that addition.
         """
         policy_limiter = self._limiter_for(variant)
+        if self.policies.slots.get(variant.slot) is not variant:  # the policies have changed meanwhile
+            if policy_limiter.policy is variant.policy:  # perhaps added after the change
+                self._policy_limiters.pop(variant.slot, None)
+            return None
         acquire_now = policy_limiter.acquire_now
         if acquire_now is None or self.blocks.active:
             return None

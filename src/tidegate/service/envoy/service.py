@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.service")
 
 MAX_DESCRIPTORS: Final = 100  # per request
-THREADS: Final = 4  # for a store that decides at once
-WAITING_THREADS: Final = 64  # for a store that a thread may have to wait for
+MAX_CONNECTION_AGE: Final = 300_000  # milliseconds, after which a client connects again: ends calls without a message
 PROBLEMS: Final = (
     (StoreUnavailable, "store-unavailable", grpc.StatusCode.UNAVAILABLE),
     (ConfigError, "bad-field", grpc.StatusCode.INVALID_ARGUMENT),
@@ -200,10 +199,11 @@ async def serve(decider: Decider, settings: Settings) -> EnvoyServer:
         ("grpc.server_handshake_timeout_ms", round(settings.read_timeout * 1000)),
         ("grpc.max_connection_idle_ms", round(settings.idle_timeout * 1000)),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE),
+        ("grpc.max_connection_age_grace_ms", round(settings.max_wait * 1000)),
     )
-    threads = ThreadPoolExecutor(
-        THREADS if decider.store.instant else WAITING_THREADS, thread_name_prefix="tidegate-grpc"
-    )
+    # A call holds a thread from its first byte on, so there may be as many threads as calls.
+    threads = ThreadPoolExecutor(settings.max_concurrency, thread_name_prefix="tidegate-grpc")
     server = grpc.server(threads, options=options, maximum_concurrent_rpcs=settings.max_concurrency)
     service = RateLimitService(decider, asyncio.get_running_loop(), settings.headers)
     server.add_generic_rpc_handlers((service.handler(),))

@@ -196,6 +196,9 @@ class App:
             response = self._verbs.immediate[verb.name](verb.decode(body))
         except RateLimitError:
             return None
+        except Exception:
+            log.exception("a request to %s failed", verb.path)
+            raise ProblemError("internal", "see the log of the service") from None
         if response is not None:
             self._add_latency(verb.name, self._clock.steady() - start)
         return response

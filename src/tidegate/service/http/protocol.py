@@ -56,6 +56,7 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 PARSE_BYTES: Final = 4096  # bytes passed to the parser at once: bounds the number of active pipelined requests
 MAX_HEAD: Final = 64 * 1024  # bytes of the request line and the header fields, exact to PARSE_BYTES
 MAX_OVERHEAD: Final = 8  # bytes sent for each byte of a body: a chunk of 1 byte has 6
+MAX_IMMEDIATE: Final = 64  # pipelined requests answered at once, so that other connections get their turn; or one batch
 MIN_SENT: Final = 16 * 1024  # bytes of a long response that a client has to read within `read_timeout`
 FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
 CONNECTION_CLOSE: Final = (b"connection", b"close")
@@ -75,6 +76,7 @@ class HttpConnection(HttpToolsProtocol):
         self._max_body = app.settings.max_body
         self._immediate: ServiceVerb[Any, Any] | None = None  # the verb of the request that is being received
         self._body = b""  # of that request
+        self._immediate_left = MAX_IMMEDIATE  # requests that may be answered at once, of the input of one event
         self._connections = connections
         self._max_request = MAX_HEAD + MAX_OVERHEAD * app.settings.max_body
         self._receiving = False  # a request has begun and is not complete
@@ -112,6 +114,7 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self._current_cycle
         if cycle is not None and not cycle.response_started:
             cycle.scope[DISCONNECTED_KEY] = True  # type: ignore[typeddict-unknown-key]  # read by the app
+            cycle.disconnected = True  # else uvicorn logs that there is no response
             task = cycle.scope.get(TASK_KEY)
             if task is not None:
                 task.cancel()  # type: ignore[attr-defined]  # the app put its task there
@@ -120,6 +123,7 @@ class HttpConnection(HttpToolsProtocol):
         """Parse the input, unless earlier requests have to be answered first."""
         if self._discarding:
             return
+        self._immediate_left = MAX_IMMEDIATE
         if self.pipeline or self._unparsed:
             self._unparsed += data
             self.flow.pause_reading()
@@ -209,6 +213,8 @@ class HttpConnection(HttpToolsProtocol):
         parser = self.parser
         if (
             not self._unanswered
+            and self._immediate_left > 0
+            and not self.transport.is_closing()
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()
@@ -260,17 +266,23 @@ class HttpConnection(HttpToolsProtocol):
 
     def _answer_now(self, verb: ServiceVerb[Any, Any]) -> bool:
         """Answer a complete request at once, if that is possible."""
-        body = self._reply_now(verb, self._body)
+        try:
+            body = self._reply_now(verb, self._body)
+        except ProblemError as problem:  # the request failed, and may have been charged
+            self._immediate, self._receiving = None, False
+            self.refuse(problem)
+            return True
         if body is None:
             return False
         self._immediate, self._body, self._receiving = None, b"", False
+        self._immediate_left -= MAX_IMMEDIATE if verb.name == "batch" else 1
+        self.ticks_left = self._connections.idle_ticks  # before the write, which may shorten it
         self.transport.write(
             b"HTTP/1.1 200 OK\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n%s"
             % (write_fields(self.server_state.default_headers), len(body), SECURITY_FIELDS, body)
         )
         self.server_state.total_requests += 1
         self._connections.begin_wait(self)
-        self.ticks_left = self._connections.idle_ticks
         return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -321,6 +333,8 @@ class HttpConnection(HttpToolsProtocol):
     def refuse(self, problem: ProblemError) -> None:
         """Send a problem as the last response, after the earlier requests; then close."""
         self._problems[problem.kind] += 1
+        if self._immediate is not None:
+            self._continue_in_cycle()  # the rest of its body is invalid
         self._discarding = True
         if self._receiving and not self._in_head:  # the body of a request is invalid
             if not self._unanswered or self.cycle.response_started:

@@ -14,7 +14,6 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
 from tidegate.service.decisions.idempotency import KeyedCall
 from tidegate.service.decisions.policy_limiters import MAX_BATCH, Subject
-from tidegate.service.decisions.stats import LatencyHistogram
 from tidegate.service.http.problems import ProblemError, problem_from
 from tidegate.service.resp.arguments import ArgumentError, read_options, read_words, shorten
 from tidegate.service.resp.parser import read_usual
@@ -66,9 +65,8 @@ class Commands:
         self._connections = connections
         self._decider = app.decider
         self._steady = app.decider.store.clock.steady
-        latency = app.decider.stats.latency
-        self._acquire_latency = latency.setdefault("acquire", LatencyHistogram())
-        self._batch_latency = latency.setdefault("batch", LatencyHistogram())
+        self._acquire_latency = app.decider.stats.latency_of("acquire")
+        self._batch_latency = app.decider.stats.latency_of("batch")
         self._throttle = Throttle(app.decider)
         self._next_report = 0  # when the next HTTP request is logged, in steady time
         options = "[COST n | COST unit n ...]"
@@ -146,19 +144,17 @@ class Commands:
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
-    async def run(self, session: Session, commands: Sequence[Command]) -> str:
-        """Run commands in order; return their replies. Commands after QUIT are dropped."""
+    async def run(self, session: Session, commands: Sequence[Command], send: Callable[[str], None]) -> None:
+        """Run commands in order; `send` the replies of each group of commands. Commands after QUIT are dropped."""
         start = self._app.begin_request()
         verb = "batch" if len(commands) > 1 else self._verb(commands[0])
         try:
-            replies = []
             position = 0
             while position < len(commands) and not session.closing:
                 count = self._independent(commands, position)
                 group = commands[position : position + count]
-                replies += await self._run_group(session, group)
+                send("".join(await self._run_group(session, group)))
                 position += count
-            return "".join(replies)
         finally:
             self._app.end_request(verb, start)
 

@@ -149,7 +149,7 @@ class RespConnection(asyncio.Protocol):
     async def _run(self, commands: list[Command]) -> None:
         """Run commands and send their replies, then continue with the input that has arrived meanwhile."""
         try:
-            replies = await self._commands.run(self._session, commands)
+            await self._commands.run(self._session, commands, self._write)
         except asyncio.CancelledError:
             if self._finished:
                 return  # the client is gone: the store refunds what was charged
@@ -162,12 +162,16 @@ class RespConnection(asyncio.Protocol):
         finally:
             self._task = None
         if not self._finished:
-            self._send(replies)
+            self._continue()
 
-    def _send(self, replies: str) -> None:
-        """Send replies; go on, or close if they were the last ones."""
+    def _write(self, replies: str) -> None:
+        """Send the replies of some commands."""
+        if not self._finished:
+            self.transport.write(replies.encode())
+
+    def _continue(self) -> None:
+        """Go on after the replies, or close if they were the last ones."""
         self._connections.begin_wait(self)
-        self.transport.write(replies.encode())
         if self._session.closing or (self._stopping and self._error is None):
             self._close()
         elif self._error is not None:

@@ -107,6 +107,10 @@ class ServiceProcess:
             self._drained.set()
         self._stop.set()
 
+    def begin_stop(self) -> None:
+        """Stop with draining; a further call changes nothing."""
+        self._stop.set()
+
     async def run(self, ready: Ready | None = None) -> None:
         """Serve until stopped; call `ready` when the service accepts requests."""
         try:
@@ -172,16 +176,20 @@ class ServiceProcess:
         if resp is not None:
             resp.close()
         self.app.stop()
-        if envoy is not None:
-            await envoy.stop(self.settings.stop_within)
-        try:
-            await asyncio.wait_for(self.app.idle.wait(), self.settings.stop_within)
-        except TimeoutError:
-            await self._close_decider()  # interrupts the calls that still wait
+        await asyncio.gather(
+            self._finish_requests(), *(() if envoy is None else (envoy.stop(self.settings.stop_within),))
+        )
         background.cancel()
         await http.stop(LAST_RESPONSES_TIMEOUT)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(background, return_exceptions=True)
+
+    async def _finish_requests(self) -> None:
+        """Wait for the active requests, and interrupt those that still wait for a permit after `stop_within`."""
+        try:
+            await asyncio.wait_for(self.app.idle.wait(), self.settings.stop_within)
+        except TimeoutError:
+            await self._close_decider()
 
     async def _close_decider(self) -> None:
         if not self.decider.closed:
@@ -268,7 +276,8 @@ async def serve(
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reloads the file."""
     service = ServiceProcess(settings, listener, link=link)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, service.stop)
+    # A worker may get SIGTERM twice, from the parent and sent to the process group: only SIGINT ends its draining.
+    loop.add_signal_handler(signal.SIGTERM, service.stop if link is None else service.begin_stop)
     loop.add_signal_handler(signal.SIGINT, partial(service.stop, drain=False))
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, service.reloader.request_reload)

@@ -101,7 +101,7 @@ class WorkerPool:
             self._reloader.request_reload()
             self._check_at = 0
         elif self._stopping:
-            self._send_signal(number)  # ends the time for draining
+            self._send_signal(signal.SIGINT)  # ends the time for draining
         else:
             self._stopping = True
             self._stop_signal = signal.Signals(number)
