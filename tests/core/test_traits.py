@@ -5,8 +5,10 @@ from itertools import product
 import pytest
 
 from tests.core.strategies import START
-from tidegate import Limit
+from tidegate import ConfigError, Limit
 from tidegate.core.algorithms import ALGORITHMS, Algorithm, used_of_view
+from tidegate.core.bounds import MAX_DURATION
+from tidegate.core.decision import Decision
 
 TRAITS = {
     "token_bucket": {"refills", "leasable"},
@@ -65,3 +67,16 @@ def test_one_number_of_the_view_is_the_same_for_changed_and_marked_buckets():
             remaining, retry, _ = limit.rules.view(state, limit, cost, now)
             assert limit.rules.remaining(state, limit, now) == remaining
             assert limit.rules.retry(state, limit, cost, now) == retry
+
+
+def test_a_decision_that_has_views_is_returned_unchanged():
+    limit = Limit(5, "1m")
+    decision = Decision.of_views(START, (limit,), [(5, 0, 0)], within_limits=True)
+    assert decision.with_views() is decision
+
+
+def test_a_margin_is_bounded_by_the_longest_period():
+    most = MAX_DURATION - 1_000_000
+    assert Limit(5, "1s", "sliding_log", margin=most).length == MAX_DURATION
+    with pytest.raises(ConfigError, match="margin"):
+        Limit(5, "1s", "sliding_log", margin=most + 1)
