@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import sqlite3
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -148,9 +149,8 @@ def check_endpoint(method, path, fields):
 def check_query(span, folder):
     with TaskBudget(folder / "limits.db", per_minute=5) as budget:
         budget.record_completed_tasks(1)
-        connection = sqlite3.connect(folder / "limits.db")
-        assert connection.execute(span).fetchall()
-        connection.close()
+        with closing(sqlite3.connect(folder / "limits.db")) as connection:
+            assert connection.execute(span).fetchall()
 
 
 @cache
