@@ -1,5 +1,6 @@
 """Envoy's rate limit service, called by a gRPC client over a real connection, in virtual time."""
 
+import asyncio
 import json
 
 import grpc
@@ -39,8 +40,9 @@ DOMAINS = [
 class EnvoyClient:
     """Sends the requests that Envoy would send."""
 
-    def __init__(self, decider, channel):
+    def __init__(self, decider, channel, address):
         self.decider = decider
+        self.address = address
         self._call = channel.unary_unary(
             f"/{SERVICE}/{METHOD}",
             request_serializer=MESSAGES["RateLimitRequest"].SerializeToString,
@@ -72,7 +74,7 @@ async def run(decider):
     settings = load_settings({"grpc": f"127.0.0.1:{free_port()}"})
     server = await serve(decider, settings)
     async with grpc.aio.insecure_channel(str(settings.grpc)) as channel:
-        yield EnvoyClient(decider, channel)
+        yield EnvoyClient(decider, channel, str(settings.grpc))
     await server.stop(None)
     await decider.close()
 
@@ -290,3 +292,18 @@ async def test_observers_are_called_for_every_decision_as_over_http(clock):
         (login, "acquire", False, ("per-hour",)),
         (new, "acquire", True, ("per-hour",)),
     ]
+
+
+async def test_calls_that_send_no_message_hold_no_others_up(envoy):
+    waiting = asyncio.Event()
+
+    async def no_message():
+        await waiting.wait()
+        yield b""
+
+    async with grpc.aio.insecure_channel(envoy.address) as channel:
+        silent = [channel.stream_unary(f"/{SERVICE}/{METHOD}")(no_message()) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert (await envoy.codes([{"ip": "192.0.2.77"}]))[0] == CODE_OK
+        for call in silent:
+            call.cancel()

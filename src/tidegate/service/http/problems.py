@@ -95,7 +95,7 @@ class ProblemError(Exception):
 
 
 def encodable(text: str) -> str:
-    """Return a text that can be encoded as UTF-8: lone surrogates of a request are escaped."""
+    """Return a string that can be encoded as UTF-8: lone surrogates of a request are escaped."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
