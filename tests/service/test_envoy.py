@@ -40,9 +40,9 @@ DOMAINS = [
 class EnvoyClient:
     """Sends the requests that Envoy would send."""
 
-    def __init__(self, decider, channel, address):
+    def __init__(self, decider, channel):
         self.decider = decider
-        self.address = address
+        self.channel = channel
         self._call = channel.unary_unary(
             f"/{SERVICE}/{METHOD}",
             request_serializer=MESSAGES["RateLimitRequest"].SerializeToString,
@@ -74,7 +74,7 @@ async def run(decider):
     settings = load_settings({"grpc": f"127.0.0.1:{free_port()}"})
     server = await serve(decider, settings)
     async with grpc.aio.insecure_channel(str(settings.grpc)) as channel:
-        yield EnvoyClient(decider, channel, str(settings.grpc))
+        yield EnvoyClient(decider, channel)
     await server.stop(None)
     await decider.close()
 
@@ -301,9 +301,8 @@ async def test_calls_that_send_no_message_hold_no_others_up(envoy):
         await waiting.wait()
         yield b""
 
-    async with grpc.aio.insecure_channel(envoy.address) as channel:
-        silent = [channel.stream_unary(f"/{SERVICE}/{METHOD}")(no_message()) for _ in range(20)]
-        await asyncio.sleep(0)
-        assert (await envoy.codes([{"ip": "192.0.2.77"}]))[0] == CODE_OK
-        for call in silent:
-            call.cancel()
+    silent = [envoy.channel.stream_unary(f"/{SERVICE}/{METHOD}")(no_message()) for _ in range(20)]
+    for number in range(10):  # on the same connection, so behind the silent calls
+        assert (await asyncio.wait_for(envoy.codes([{"ip": f"192.0.2.{number}"}]), 10))[0] == CODE_OK
+    for call in silent:
+        call.cancel()
