@@ -7,13 +7,15 @@ OTHERS := $(filter-out $(MAIN),3.12 3.13)
 VENV   := .venv
 PY     := $(VENV)/bin/python
 BENCH  := .venv-bench
+# The SDKs of docs/llm.md are not in .venv: some of them need other versions of the same packages.
+RECIPES := .venv-recipes
 # `make run` uses an environment without the packages that only tests need, unless .venv exists.
 RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 # Arguments for pytest: make test ARGS="-k waiting -x"
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-main test-others lint format docs bench mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-main test-recipes test-others lint format docs bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,11 +24,18 @@ run: ## start the service with demonstration traffic and its dashboard; Ctrl-C s
 	@tools/make-venv $(RUN) $(MAIN) $(if $(filter $(VENV),$(RUN)),requirements.lock,requirements-run.lock)
 	@$(RUN)/bin/python -m tidegate start examples/demo/service.yaml --demo
 
-test: servers test-main test-others ## run the whole suite on Python 3.11, then parts of it on 3.12 and 3.13, if installed
+test: servers test-main test-recipes test-others ## run the whole suite on Python 3.11, then parts of it on 3.12 and 3.13, if installed
 
 test-main: venv ## run the suite on one Python version only (the oldest installed)
 	@echo "== tests on Python $(MAIN)"
 	@$(PY) -m pytest -n auto $(ARGS)
+
+test-recipes: ## run the recipes of docs/llm.md with the SDKs of OpenAI, Anthropic, Google, Mistral and others
+	@tools/make-venv $(RECIPES) $(MAIN) tests/recipes/requirements.lock
+	@tools/make-venv $(RECIPES)-openai2 $(MAIN) tests/recipes/requirements-openai2.lock
+	@echo "== recipes of docs/llm.md"
+	@$(RECIPES)/bin/python -m pytest tests/recipes --ignore=tests/recipes/recipe_openai2.py
+	@$(RECIPES)-openai2/bin/python -m pytest tests/recipes/recipe_openai2.py
 
 # The other versions run fewer random examples, and skip the long tests: protocols in virtual time, crashing servers and
 # processes, proxies, the browser, forks and interrupts. They look for differences between versions, not for new
@@ -40,7 +49,7 @@ LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes
           tests/engine/test_interrupts_of_servers.py tests/engine/test_interrupts_of_sqlite.py \
           tests/engine/test_interrupts_of_threads.py \
           tests/engine/test_fork.py tests/engine/test_fork_users.py tests/stores/test_cancellation.py \
-          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py tests/inbound/test_routers.py
+          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
 NEWEST := $(lastword $(OTHERS))
 test-others: ## run the suite on the other Python versions, with fewer random examples
@@ -75,6 +84,9 @@ bench: ## compare tidegate with the newest versions of other rate limiters in on
 	@$(BENCH)/bin/python -m pip install -qq --disable-pip-version-check --upgrade -r bench/requirements.txt
 	@$(BENCH)/bin/python bench/run.py $(ARGS)
 
+bench-compare: venv ## compare this tree with COMMIT (default: the parent) in one interleaved run
+	@$(PY) -m bench.compare $(or $(COMMIT),HEAD~1) $(ARGS)
+
 mutants: venv ## inject faults into core/ and count how many the tests detect
 	@$(PY) tests/mutants/run.py $(ARGS)
 
@@ -82,14 +94,16 @@ soak: venv ## run the service on each store for ten minutes under traffic and fa
 	@$(PY) -m tests.soak $(ARGS)
 
 # uv reads only PyPI here (no configuration of this machine), so that the hashes are those of the public packages.
-lock: ## resolve the dependencies and rewrite requirements.lock and requirements-run.lock
+COMPILE = env -i PATH="$$PATH" HOME="$${HOME:-/tmp}" .venv-lock/bin/uv pip compile pyproject.toml --no-config --system-certs \
+          --universal --python-version 3.11 --generate-hashes --no-header --quiet
+lock: ## resolve the dependencies and rewrite requirements.lock, requirements-run.lock and those of tests/recipes
 	@python3 -m venv .venv-lock && .venv-lock/bin/python -m pip install -qq --disable-pip-version-check --upgrade uv
-	@env -i PATH="$$PATH" HOME="$${HOME:-/tmp}" .venv-lock/bin/uv pip compile pyproject.toml --extra dev --upgrade \
-	    --no-config --system-certs --universal --python-version 3.11 --generate-hashes --no-header --quiet -o requirements.lock
-	@env -i PATH="$$PATH" HOME="$${HOME:-/tmp}" .venv-lock/bin/uv pip compile pyproject.toml --extra all --extra build \
-	    --constraint requirements.lock --no-config --system-certs --universal --python-version 3.11 --generate-hashes \
-	    --no-header --no-annotate --quiet -o requirements-run.lock
-	@grep -c == requirements.lock requirements-run.lock
+	@$(COMPILE) --extra dev --upgrade -o requirements.lock
+	@$(COMPILE) --extra all --extra build --constraint requirements.lock --no-annotate -o requirements-run.lock
+	@$(COMPILE) tests/recipes/requirements.in --extra httpx2 --extra build --upgrade --no-annotate -o tests/recipes/requirements.lock
+	@$(COMPILE) tests/recipes/requirements-openai2.in --extra httpx --extra build --upgrade --no-annotate \
+	    -o tests/recipes/requirements-openai2.lock
+	@grep -c == requirements.lock requirements-run.lock tests/recipes/*.lock
 
 clean: ## remove environments and caches
 	@rm -rf .venv .venv-* .venv*.lock .*_cache .hypothesis .coverage* build dist

@@ -80,20 +80,20 @@ class Case(NamedTuple):
 
 
 CASES: Final = (
-    Case("http", "HTTP, constant answer", "http-floor", None, SINGLE),
-    Case("http", "HTTP, uvicorn with an empty ASGI application", "uvicorn-floor", "HTTP, constant answer", SINGLE),
-    Case("http", "HTTP, acquire", "memory", "HTTP, constant answer", SINGLE,
-         target="at most 30 us, and 1.5 x the floor"),
+    Case("http", "HTTP, constant response", "http-floor", None, SINGLE),
+    Case("http", "HTTP, uvicorn with an empty ASGI application", "uvicorn-floor", "HTTP, constant response", SINGLE),
+    Case("http", "HTTP, acquire", "memory", "HTTP, constant response", SINGLE,
+         target="at most 30 µs, and 1.5 x the baseline"),
     Case("batch", "HTTP, batch of 100 keys", "memory", None, MANY, BATCH, target="at least 450,000/s"),
     Case("batch", "HTTP, batch of 100 asks", "memory", None, ASKS, BATCH),
     Case("batch", "HTTP, batch of 100 keys, leased Redis", "leased", None, MANY, BATCH,
          target="at least 250,000/s, p99 below 50 ms"),
-    Case("resp", "RESP, constant answer", "resp-floor", None, COMMAND),
-    Case("resp", "RESP, TG.ACQUIRE", "memory-resp", "RESP, constant answer", COMMAND,
+    Case("resp", "RESP, constant response", "resp-floor", None, COMMAND),
+    Case("resp", "RESP, TG.ACQUIRE", "memory-resp", "RESP, constant response", COMMAND,
          target="at least 4 x the rate of HTTP, acquire"),
     Case("resp", "RESP, TG.ACQUIRE, pipelined by 16", "memory-resp", None, COMMAND * PIPELINE, PIPELINE, PIPELINE,
          target="at least 200,000/s"),
-    Case("resp", "RESP, CL.THROTTLE", "memory-resp", "RESP, constant answer", THROTTLE),
+    Case("resp", "RESP, CL.THROTTLE", "memory-resp", "RESP, constant response", THROTTLE),
     Case("grpc", "gRPC, empty handler, grpc.aio", "grpc-floor"),
     Case("grpc", "gRPC, empty handler, threads", "grpc-threads-floor", "gRPC, empty handler, grpc.aio"),
     Case("grpc", "gRPC, ShouldRateLimit", "memory-grpc", "gRPC, empty handler, threads",
@@ -141,8 +141,8 @@ def main() -> None:
 
 
 def report(cases: list[Case], slices: dict[str, list[Slice]]) -> list[str]:
-    """Return a table of the medians, each case beside its floor (the median of the ratios of its slices)."""
-    head = "| path | µs per decision | x floor | decisions/s | p99 ms | aim |"
+    """Return a table of the medians, each case with its baseline (the median of the ratios of its slices)."""
+    head = "| interface | µs per decision | x baseline | decisions/s | p99 ms | target |"
     lines = [head, "| --- | --- | --- | --- | --- | --- |"]
     for case in cases:
         found = slices[case.name]

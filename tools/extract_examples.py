@@ -49,7 +49,7 @@ def extract(page: Path) -> str:
     imported: dict[str, str] = {}
     indent = ""
     for block in blocks_of(page):
-        if block.label != "python":
+        if block.label != "python" or block.recipe is not None:  # the SDKs of recipes are not installed
             continue
         lines += [""] * (block.line - 1 - len(lines))
         new = imports_of(block.code)

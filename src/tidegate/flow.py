@@ -11,10 +11,10 @@ awaitable. The name of a generator function of steps ends in `_flow`.
 
 One rule for exceptions: whatever a step raises is raised at the `yield` of the flow, as if the flow had made the call
 itself. This includes CancelledError, KeyboardInterrupt and what a signal handler raises, because a flow may have to
-give back what it took. A flow that handles an exception may yield further steps, and may return.
+refund what it took. A flow that handles an exception may yield further steps, and may return.
 
 The exception to the rule is GeneratorExit. A coroutine that is closed at an `await` must not await again, so the flow
-is closed, too. A flow that yields a step while it is closed is an error, as in any generator: a clean-up that needs a
+is closed too. A flow that yields a step while it is closed is an error, as in any generator: a clean-up that needs a
 step belongs in an `except` clause that lets GeneratorExit pass.
 
 A StopIteration from a step does not end the flow. If the flow does not handle it, it becomes a RuntimeError, as in any

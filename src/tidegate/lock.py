@@ -1,14 +1,14 @@
 """Lock: mutual exclusion between threads that survives exceptions and forks.
 
-A signal handler may raise at any instruction of the main thread, also before `try` begins and in the `finally` block
+A signal handler may raise at any instruction of the main thread, even before `try` begins or in the `finally` block
 that releases a lock. A fork copies a lock that another thread holds, but not that thread. An ordinary lock then stays
 locked forever. This one is recovered by the next thread that needs it, once no thread can be holding it.
 
-The lock is a token in a deque. The holder takes it with a `del` statement, which costs a third of a
-`threading.Lock`, and a thread that finds it taken yields instead of queueing: a queue of threads, each woken with the
-lock but without the interpreter, turns every short critical section into a context switch.
+The lock is a token in a deque. The holder takes it with a `del` statement, in a third of the time of a
+`threading.Lock`. A thread that finds it taken yields instead of queueing: if waiting threads were woken one by one,
+each short critical section would need a context switch.
 
-Every holder follows one pattern, written out where each nanosecond counts, and as the decorator `locked` elsewhere:
+Every holder follows one pattern, written out in code that must be fast, and as the decorator `locked` elsewhere:
 
     held = lock.token              # 1. names the lock that this frame may hold, before it does
     try:
@@ -127,7 +127,7 @@ def threads_holding(token: object) -> set[int]:
                 if may_hold(frame, called, token):
                     found.add(thread)
                 called, frame = frame, frame.f_back
-        except AttributeError:  # not a frame any more: the thread went on while its stack was being read, so it lives
+        except AttributeError:  # no longer a frame: the thread continued while its stack was read, so it is alive
             found.add(thread)
     return found
 

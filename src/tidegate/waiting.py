@@ -222,7 +222,7 @@ def wait_flow(
 ) -> WaitFlow:
     """Wait for a permit.
 
-    `make_ask` builds the Ask for a verb by the current policy. `max_sleep` bounds each sleep where permits may come
+    `make_ask` builds the Ask for a verb and the current policy. `max_sleep` bounds each sleep where permits may come
     back without a wake-up in this process. Returns the decision that ended the wait: allowed, impossible, or denied at
     the deadline.
     """

@@ -5,11 +5,15 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
 from tidegate.budget import TaskBudget
+from tidegate.budget.storage import owners
 
 QUOTA = 100_000
+SHORT_LEASE = 2.0  # seconds without a heartbeat after which a process counts as ended, in place of 30
+SHARED_TIERS = {"per_hour": 100, "per_day": 100, "concurrency": 50}
 TTL = 3600.0  # longer than the test: batches are returned only because their process has ended
 
 
@@ -89,6 +93,21 @@ def hold(path: str, tasks: int) -> None:
     signal.pause()
 
 
+def hold_shared(path: str, tasks: int, recorded: int, number: int) -> None:
+    """Reserve a batch in a shared store, record some of its tasks, and end the batch when a signal arrives."""
+    owners.LEASE = SHORT_LEASE
+    ended = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: ended.set())
+    budget = TaskBudget(**SHARED_TIERS, storage=path, name=f"shared-{number}", batch_ttl=TTL, deadline=5.0)
+    with budget.batch(tasks) as batch:
+        for _ in range(recorded):
+            batch.record(1)
+        print("reserved", flush=True)  # noqa: T201 - the result of the program
+        while not ended.wait(0.05):  # `pause` would miss a signal that another thread receives
+            pass
+    budget.close()
+
+
 def fork(path: str, tasks: int) -> None:
     """Reserve, fork, reserve in the child, and exit without settling; the child runs until it is killed."""
     budget = open_budget(path)
@@ -117,6 +136,7 @@ if __name__ == "__main__":
     programs: dict[str, Callable[..., None]] = {
         "kill_workers": kill_workers,
         "hold": hold,
+        "hold_shared": hold_shared,
         "fork": fork,
         "spend": spend,
     }

@@ -60,7 +60,7 @@ def test_the_command_changes_nothing(environ, path, capsys):
     [
         (["--storage", "missing.db"], {}, 2, "storage: missing.db does not exist"),
         (["--watch", "0"], {}, 2, "--watch: expected a number of seconds above 0, not 0"),
-        ([], {"RATE_LIMIT_PER_DAY": "x", "RATE_LIMIT_STRATEGY": "y"}, 2, "2 settings of the budget are wrong"),
+        ([], {"RATE_LIMIT_PER_DAY": "x", "RATE_LIMIT_STRATEGY": "y"}, 2, "2 settings of the budget are invalid"),
         (["--config", "missing.yaml"], {}, 2, "missing.yaml: "),
         (["--storage", "."], {}, 3, "cannot read the storage ."),
     ],

@@ -62,7 +62,7 @@ def test_a_mapping_is_read_like_a_file(open_budget, path):
         ("tier: {}", "1: tier: unknown setting: "),
         ("tiers: {minute: none}", "1: tiers.minute: expected "),
         ("tiers: {year: 5}", "1: tiers.year: unknown setting: "),
-        ("tiers: {day: 5}\nstrategy: rollin", "2: strategy: expected rolling or fixed, not rollin"),
+        ("tiers: {day: 5}\nstrategy: rollin", "2: strategy: expected rolling or fixed, not 'rollin'"),
         ("tiers: {day: 5}\ntimezone: Berlin", "2: timezone: unknown time zone 'Berlin'"),
         ("types:\n  a:b: {day: 5}", "1: types: expected a task type without ':' and '<', not 'a:b'"),
         ("costs: {tasks: {day: 5}}", "1: costs: 'tasks' cannot be a unit: it is a reserved name"),
@@ -71,7 +71,7 @@ def test_a_mapping_is_read_like_a_file(open_budget, path):
             "tiers: {day: 9}\nreserved: {101: 0.5}",
             "2: reserved: expected priorities up to 100, the largest that a task may have, not 101",
         ),
-        ("reserved: {1: lots}", "1: reserved.1: expected a share such as 0.2 or 20%, not lots"),
+        ("reserved: {1: lots}", "1: reserved.1: expected a share such as 0.2 or 20%, not 'lots'"),
         (
             "tiers: {day: 9}\nreserved: {1: 60%, 2: 40%}",
             "2: reserved: the shares add up to 1: expected a sum below 1",
@@ -117,7 +117,7 @@ def test_errors_name_file_line_and_field(tmp_path, text, message):
             {"per_day": 1, "strategy": "rollin"},
             "strategy: expected rolling or fixed, not 'rollin'; did you mean 'rolling'?",
         ),
-        ({"per_day": 1, "strategy": "x", "deadline": 0}, "2 settings of the budget are wrong"),
+        ({"per_day": 1, "strategy": "x", "deadline": 0}, "2 settings of the budget are invalid"),
     ],
 )
 def test_wrong_settings_are_refused(options, message, path):

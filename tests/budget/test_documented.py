@@ -1,6 +1,7 @@
 """Every setting, metric, option and public name is in docs/budgets.md."""
 
 import argparse
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from tidegate import budget
 from tidegate.budget import BudgetSettings, RateLimitResult, TaskBudget, Usage
-from tidegate.budget import prometheus as metrics
+from tidegate.budget.alerts import metrics
 from tidegate.budget.alerts.monitor import FALLBACK_DESCRIPTIONS
 from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES
 from tidegate.cli import COMMANDS
@@ -23,6 +24,16 @@ def command_options():
     return [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse has no public list
 
 
+def metric_labels():
+    """Return the labels of every metric that a budget has."""
+    with TaskBudget(per_minute=1, storage="memory://") as opened:
+        return {
+            family.name: {label for _, labels, _ in family.samples for label in labels} - {"le"}
+            for family in metrics.read_metrics(opened.operations)
+        }
+
+
+METRICS = metric_labels()
 NAMES = {
     "setting": [each.name for each in fields(BudgetSettings) if not each.name.startswith("per_")],
     "variable": [
@@ -30,7 +41,7 @@ NAMES = {
         *(name for name in VARIABLES.values() if "_PER_" not in name),
         "RATE_LIMIT_PER_MINUTE",
     ],
-    "metric": [word.split("{")[0] for word in str(metrics.__doc__).split() if word.startswith("rate_limit_")],
+    "metric": list(METRICS),
     "option": command_options(),
     "choice": list(FALLBACK_DESCRIPTIONS),
     "public name": list(budget.__all__),
@@ -43,6 +54,16 @@ NAMES = {
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
 def test_everything_is_documented(kind, name):
     assert f"`{name}" in PAGE, f"the {kind} {name} is not in docs/budgets.md"
+
+
+def test_every_documented_metric_exists_with_its_labels():
+    documented = {}
+    for line in PAGE.splitlines():
+        names, labels = (re.findall(r"`(\w+)`", cell) for cell in (line.split("|") + [""] * 3)[1:3])
+        documented |= {name: set(labels) for name in names if line.startswith("| `rate_limit_")}
+    assert documented == METRICS
+    listed = [word for word in str(metrics.__doc__).split() if word.startswith("rate_limit_")]
+    assert [word.partition("{")[0] for word in listed] == list(METRICS)
 
 
 def test_the_command_is_listed_and_documented():

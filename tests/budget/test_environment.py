@@ -95,7 +95,7 @@ def test_one_error_lists_every_wrong_variable(environ):
     with pytest.raises(ConfigError) as error:
         TaskBudget.from_env(environ | wrong)
     lines = str(error.value).splitlines()
-    assert lines[0] == f"{len(wrong)} settings of the budget are wrong:"
+    assert lines[0] == f"{len(wrong)} settings of the budget are invalid:"
     assert sorted(line.split(":")[0].strip() for line in lines[1:]) == sorted(wrong)
     messages = dict(line.strip().split(": ", 1) for line in lines[1:])
     assert (
@@ -176,9 +176,9 @@ def test_the_variables_of_the_specification_are_known(environ):
 def test_unknown_variables_are_warned_about_with_the_nearest_name(open_budget, environ, caplog):
     open_budget({**environ, "RATE_LIMIT_PER_DAYS": "3", "rate_limit_strategy": "fixed", "RATE_LIMIT_XYZZY": "1"})
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "the variable RATE_LIMIT_PER_DAYS is not known, and has no effect; did you mean 'RATE_LIMIT_PER_DAY'?",
-        "the variable RATE_LIMIT_XYZZY is not known, and has no effect",
-        "the variable rate_limit_strategy is not known, and has no effect; did you mean 'RATE_LIMIT_STRATEGY'?",
+        "unknown variable RATE_LIMIT_PER_DAYS has no effect; did you mean 'RATE_LIMIT_PER_DAY'?",
+        "unknown variable RATE_LIMIT_XYZZY has no effect",
+        "unknown variable rate_limit_strategy has no effect; did you mean 'RATE_LIMIT_STRATEGY'?",
     ]
 
 

@@ -92,7 +92,7 @@ def test_without_a_server_calls_return_immediately_and_the_queue_is_bounded(sche
         metrics = bus.metrics()
         assert (metrics["published"], metrics["queued"], metrics["dropped"]) == (50, 10, 40)
         until(lambda: len(caplog.records) == 1, "no more than one")
-    assert "no connection to the bus at" in caplog.text
+    assert "cannot connect to the bus at" in caplog.text
     assert "hidden" not in caplog.text
 
 

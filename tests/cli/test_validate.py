@@ -9,9 +9,11 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from tidegate import ConfigError
 from tidegate.cli import main
 from tidegate.cli.file_kinds import KINDS
 from tidegate.cli.file_schemas import SOURCE_FIELDS
+from tidegate.inbound.rules.config import load_rules
 from tidegate.outbound.sources import source as source_files
 
 ROOT = Path(__file__).parents[2]
@@ -67,11 +69,11 @@ def test_each_kind_of_file_is_recognised(kind, write, capsys):
         ("- a\n", "service", "expected a mapping"),
     ],
 )
-def test_an_error_says_what_the_file_was_taken_for(text, kind, message, write, capsys):
+def test_an_error_names_the_detected_kind(text, kind, message, write, capsys):
     path = write(text)
     assert main(["validate", path]) == 2
     wrong = capsys.readouterr().err
-    assert f"{path} was taken for {KINDS[kind].title}" in wrong
+    assert f"{path} was read as {KINDS[kind].title}" in wrong
     assert message in wrong
 
 
@@ -126,3 +128,26 @@ def test_other_files_are_checked_without_httpx(write):
     for kind in ("service", "provider", "inbound", "budget"):
         command = [sys.executable, "-c", code, "validate", write(FILES[kind], f"{kind}.yaml")]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0, kind
+
+
+@pytest.mark.parametrize(
+    ("section", "is_valid"),
+    [
+        ({"categories": {"a": {"limit": 0, "endpoints": ["/"]}}}, True),
+        ({"categories": {"a": {"limit": -1, "endpoints": ["/"]}}}, False),
+        ({"categories": {"a": {"limit": 1, "endpoints": ["/"], "plans": {"pro": "5/1m", "x": ["5/1m"]}}}}, True),
+        ({"categories": {"a": {"limit": 1, "endpoints": ["/"], "plans": {"pro": {"limit": 5}}}}}, True),
+        ({"categories": {"a": {"limit": 1, "endpoints": ["/"], "plans": {"pro": {"limt": 5}}}}}, False),
+        ({"block_after": "20/1m", "block_for": "10m", "ipv4_prefix": 24, "ipv6_prefix": 56}, True),
+        ({"ipv4_prefix": 33}, False),
+        ({"block_after": 20, "block_for": "10m"}, False),
+    ],
+)
+def test_the_schema_and_the_reader_agree_on_inbound_settings(section, is_valid):
+    fits = jsonschema_rs.validator_for(KINDS["inbound"].schema())
+    assert fits.is_valid({"rate_limiting": section}) is is_valid
+    if is_valid:
+        load_rules(section)
+    else:
+        with pytest.raises(ConfigError):
+            load_rules(section)

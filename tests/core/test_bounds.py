@@ -194,7 +194,7 @@ def test_limits_at_the_bound_and_just_beyond():
         ((MAX_INTEGER, "1d", "sliding_window"),
          "quota: 9007199254740991 permits per 1d are too many for a sliding_window: use a larger unit"),
         ((2**53, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 9007199254740992"),
-        ((1, f"{2**51 + 1}us", "sliding_window"), "period: the period of a sliding_window must be at most 71 years"),
+        ((1, f"{2**51 + 1}us", "sliding_window"), "period: must be at most 71 years for a sliding_window"),
         ((0, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 0"),
         ((True, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not True"),
         ((1.5, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 1.5"),

@@ -148,23 +148,23 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
         ("0/1m", "quota: must be an integer from 1 to 2**53 - 1, not 0, at column 1 of '0/1m'"),
         ("60/0s", f"period: {BETWEEN} '0s', at column 4 of '60/0s'"),
         ("60/2d calendar_window",
-         ("period: the period of a calendar_window must be minute, hour, day, week, month or year, not '2d', "
+         ("period: must be minute, hour, day, week, month or year for a calendar_window, not '2d', "
          "at column 4 of '60/2d calendar_window'")),
-        ("60/1m timezone=Europe/Berlin", ("timezone: timezone, reset_day and reset_hour require the algorithm "
-         "calendar_window, at column 7 of '60/1m timezone=Europe/Berlin'")),
+        ("60/1m timezone=Europe/Berlin", ("timezone: requires the algorithm calendar_window, like reset_day "
+         "and reset_hour, at column 7 of '60/1m timezone=Europe/Berlin'")),
         ("60/day calendar_window timezone=Nowhere",
          ("timezone: unknown time zone 'Nowhere': use an IANA name such as 'UTC' or 'Europe/Berlin', "
          "at column 24 of '60/day calendar_window timezone=Nowhere'")),
         ("60/day calendar_window reset_day=2",
-         ("reset_day: the reset_day of a limit per day must be 1 (the default), not 2, "
+         ("reset_day: must be 1 (the default) for a limit per day, not 2, "
          "at column 24 of '60/day calendar_window reset_day=2'")),
         ("60/hour calendar_window reset_hour=2",
-         ("reset_hour: the reset_hour of a limit per hour must be 0 (the default), not 2, "
+         ("reset_hour: must be 0 (the default) for a limit per hour, not 2, "
          "at column 25 of '60/hour calendar_window reset_hour=2'")),
         ("60/week calendar_window reset_day=8",
-         ("reset_day: the reset_day of a limit per week must be from 1 to 7, not 8, "
+         ("reset_day: must be from 1 to 7 for a limit per week, not 8, "
          "at column 25 of '60/week calendar_window reset_day=8'")),
-        ("60/1m sliding_log burst=5", ("burst: burst requires the algorithm token_bucket, not sliding_log, "
+        ("60/1m sliding_log burst=5", ("burst: requires the algorithm token_bucket, not sliding_log, "
          "at column 19 of '60/1m sliding_log burst=5'")),
     ],
 )  # fmt: skip
@@ -194,11 +194,11 @@ def test_numbers_with_too_many_digits_are_rejected():
         ({"period": "day", "algorithm": "calendar_window", "timezone": None},
          "timezone: unknown time zone None: use an IANA name such as 'UTC' or 'Europe/Berlin'"),
         ({"period": 86_400, "algorithm": "calendar_window"},
-         "period: the period of a calendar_window must be minute, hour, day, week, month or year, not 86400"),
+         "period: must be minute, hour, day, week, month or year for a calendar_window, not 86400"),
         ({"period": "month", "algorithm": "calendar_window", "reset_day": 32},
-         "reset_day: the reset_day of a limit per month must be from 1 to 31, not 32"),
+         "reset_day: must be from 1 to 31 for a limit per month, not 32"),
         ({"period": "month", "algorithm": "calendar_window", "reset_hour": True},
-         "reset_hour: the reset_hour of a limit per month must be from 0 to 23, not True"),
+         "reset_hour: must be from 0 to 23 for a limit per month, not True"),
     ],
 )  # fmt: skip
 def test_invalid_arguments_are_rejected(arguments, message):

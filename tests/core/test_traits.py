@@ -69,10 +69,37 @@ def test_one_number_of_the_view_is_the_same_for_changed_and_marked_buckets():
             assert limit.rules.retry(state, limit, cost, now) == retry
 
 
+@pytest.mark.parametrize("rule", ["10/10s", "7/3s", "3/7s", "1000000/1s", "1000003/1s", "2/1h"])
+def test_one_number_of_the_view_is_the_same_around_every_change(rule):
+    """At, just before and just after each instant at which a number of the view changes; also a bucket in debt."""
+    limit = Limit.parse(rule)
+    quota = limit.quota
+    charged = limit.charge(None, limit, quota - 1, START)
+    assert charged is not None
+    states = [charged, limit.charge(None, limit, quota, START), limit.rules.adjust(charged, limit, quota, START, None)]
+    for state in states:
+        _, level, seen = state
+        changes = {seen, seen + (limit.capacity - level) // limit.rate}
+        changes |= {seen + (permits * limit.scale - level) // limit.rate for permits in (0, 1, 2, quota - 1, quota)}
+        for cost, change, step in product((0, 1, 2, quota, quota + 1), changes, (-1, 0, 1, 2)):
+            now = change + step
+            remaining, retry, _ = limit.rules.view(state, limit, cost, now)
+            assert limit.rules.remaining(state, limit, now) == remaining
+            assert limit.rules.retry(state, limit, cost, now) == retry
+
+
 def test_a_decision_that_has_views_is_returned_unchanged():
     limit = Limit(5, "1m")
     decision = Decision.of_views(START, (limit,), [(5, 0, 0)], within_limits=True)
     assert decision.with_views() is decision
+
+
+def test_a_decision_has_the_states_that_it_was_made_from():
+    limit = Limit(5, "1m")
+    states = (limit.charge(None, limit, 1, START),)
+    decision = Decision.of_states(START, (limit,), states, (0,), within_limits=True)
+    assert decision.states is states
+    assert decision.with_views().states is None
 
 
 def test_a_margin_is_bounded_by_the_longest_period():

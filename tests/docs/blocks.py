@@ -2,7 +2,8 @@
 
 The blocks of a page run in order and share their names, as a reader would type them into one session. `await`
 is allowed outside functions, all blocks of a page on one event loop. Nothing can be left out: what must not
-run is not labelled `python`.
+run is not labelled `python`. Blocks of a recipe (```python recipe=openai) need the SDK of a vendor: tests/recipes runs
+them, in an environment of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+)[ \t]*(?P<label>[^\s`]*)")
+FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+)[ \t]*(?P<label>[^\s`]*)(?:[ \t]+recipe=(?P<recipe>[^\s`]+))?")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Block:
     label: str
     line: int  # of the first line of code, counted from 1
     code: str
+    recipe: str | None = None  # the name of the recipe that the block belongs to
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -42,23 +45,27 @@ def blocks_of(page: Path) -> list[Block]:
             body.append(inner.removeprefix(opening["indent"]))
         else:
             raise AssertionError(f"{page}:{number}: this code block is never closed")
-        found.append(Block(opening["label"], number + 1, "\n".join(body)))
+        found.append(Block(opening["label"], number + 1, "\n".join(body), opening["recipe"]))
     return found
 
 
 def run_page(page: Path) -> int:
-    """Run the page's Python blocks and count them. What they raise carries the page's own line numbers."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    count = 0
+    """Run the page's Python blocks, except recipes, and count them."""
+    blocks = [block for block in blocks_of(page) if block.label == "python" and block.recipe is None]
     with asyncio.Runner() as runner:
-        for block in blocks_of(page):
-            if block.label != "python":
-                continue
-            # Blank lines in front make tracebacks point into the page.
-            source = "\n" * (block.line - 1) + block.code
-            code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            result = eval(code, names)  # noqa: S307 - running the project's own pages is the purpose
+        for result in run_blocks(page, blocks, {"__name__": "__main__"}):
             if inspect.iscoroutine(result):
                 runner.run(result)
-            count += 1
-    return count
+    return len(blocks)
+
+
+def run_blocks(page: Path, blocks: list[Block], names: dict[str, Any]) -> Iterator[Any]:
+    """Run blocks one after another, and yield the result of each: a coroutine if it uses `await`.
+
+    What they raise carries the page's own line numbers.
+    """
+    for block in blocks:
+        # Blank lines in front make tracebacks point into the page.
+        source = "\n" * (block.line - 1) + block.code
+        code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        yield eval(code, names)  # noqa: S307 - running the project's own pages is the purpose

@@ -99,3 +99,9 @@ def test_classes_of_a_page_know_their_module(page):
         ```
         """)
     assert run_page(path) == 1
+
+
+def test_a_recipe_runs_elsewhere(page):
+    path = page("```python recipe=openai\n1 / 0\n```\n\n```yaml recipe=openai\na: 1\n```\n\n```python\nx = 1\n```\n")
+    assert run_page(path) == 1
+    assert [block.recipe for block in blocks_of(path)] == ["openai", "openai", None]

@@ -30,3 +30,10 @@ def test_blocks_are_labelled(page):
 
 def test_the_readme_has_an_example():
     assert any(block.label == "python" for block in blocks_of(ROOT / "README.md"))
+
+
+def test_each_recipe_has_a_test():
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/recipes/recipe_*.py")))
+    named = {block.recipe for page in PAGES for block in blocks_of(page) if block.recipe and block.label == "python"}
+    assert named
+    assert [recipe for recipe in sorted(named) if f'"{recipe}"' not in tests] == []

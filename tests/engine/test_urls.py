@@ -145,7 +145,7 @@ def test_an_option_of_a_url_is_taken_or_a_config_error(base, tmp_path, monkeypat
 
 def test_a_url_in_a_settings_error_is_redacted():
     setting = parse("a: https://user:hunter2@host/?token=hunter2", "f.yaml").entries()["a"]
-    with pytest.raises(ConfigError, match=r"f\.yaml:1: a: expected an integer of at least 1, not https://…@host/\?…"):
+    with pytest.raises(ConfigError, match=r"f\.yaml:1: a: expected an integer of at least 1, not 'https://…@host/\?…'"):
         setting.integer()
 
 

@@ -202,13 +202,19 @@ class RoutedSite:
         }  # fmt: skip
         messages = [{"type": "http.request", "body": b""} if kind == "http" else {"type": "websocket.connect"}]
 
+        ended = asyncio.Event()
+
         async def receive() -> Any:
             if messages:
                 return messages.pop()
-            return await asyncio.Event().wait()
+            await ended.wait()  # like a server: on Python 3.13, Quart waits for the end of the connection
+            return {"type": f"{kind}.disconnect", "code": 1006}
 
         async def send(message: Any) -> None:
-            pass
+            if message["type"] == "websocket.close" or (
+                message["type"] == "http.response.body" and not message.get("more_body", False)
+            ):
+                ended.set()
 
         with contextlib.suppress(ValueError, IndexError):  # Quart raises for some paths
             await self.site(scope, receive, send)

@@ -185,7 +185,7 @@ def test_an_allowed_client_is_not_limited_until_the_entry_expires(make_app):
         (b"[]", "expected a JSON object"),
         (b"\xff\xfe", "expected a JSON object"),
         (b"[" * 10_000, "expected a JSON object"),
-        (b'{"action": "explode", "key": "x"}', "action: must be one of reset, block"),
+        (b'{"action": "explode", "key": "x"}', "action: must be one of reset, reset_all, block"),
         (b'{"action": "reset"}', "key: must be a client address"),
         (b'{"action": "reset", "key": 5}', "key: must be a client address"),
         (b'{"action": "reset", "key": "x", "category": "y"}', "category: must be one of expensive"),
@@ -215,7 +215,7 @@ def test_reload_reads_the_file_and_reports_its_error(make_app, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("rate_limiting: {}\n")
     api = make_app(path, admin_token=TOKEN)
-    path.write_text("rate_limiting: {categories: {read: {limit: 0}}}\n")
+    path.write_text("rate_limiting: {categories: {read: {limit: -1}}}\n")
     refused = run_action(api, action="reload")
     assert refused.status == 400
     assert f"{path}:1: rate_limiting.categories.read.limit" in json.loads(refused.body)["error"]

@@ -102,6 +102,7 @@ def test_disabled_rules_match_nothing(load):
 EXTENDED = """\
 feeds: []
 rate_limiting:
+  defaults: true
   algorithm: fixed_window
   on_store_error: allow
   exempt: [/health, {path: /static/*, methods: GET}]

@@ -34,9 +34,9 @@ def all_lines(caplog):
 
 def test_the_start_is_logged(make_app, caplog):
     make_app(ONE)
-    assert all_lines(caplog) == [
-        ("INFO", "rate limiter initialized: categories read, expensive, moderately, very_expensive")
-    ]
+    defaulted = "expensive, moderately, very_expensive"
+    line = f"rate limiter initialized: categories read, {defaulted}; with their default limits: {defaulted}"
+    assert all_lines(caplog) == [("INFO", line)]
 
 
 def test_without_a_config_the_defaults_apply_and_are_logged_once(make_app, caplog, tmp_path, monkeypatch):

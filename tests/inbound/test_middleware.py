@@ -49,9 +49,10 @@ def test_both_middlewares_respond_identically(requests, style):
 
 def test_endpoints_with_costs_and_methods(make_app):
     config = {
+        "defaults": True,
         "categories": {
             "up": {"limit": 10, "endpoints": [{"path": "/up/{id}", "methods": ["POST"], "cost": 4}, "/small"]},
-        }
+        },
     }
     api = make_app(config)
     assert api.request("/up/1", "POST").remaining == 6
@@ -108,10 +109,11 @@ def test_nested_middlewares_write_their_headers_once(make_app):
     outer = make_app({"categories": {"read": {"limit": 3}}}, app=inner.middleware)
     replies = [outer.request() for _ in range(4)]
     assert [reply.status for reply in replies] == [200, 200, 429, 429]
-    for reply, limit in zip(replies, ["2", "2", "2", "3"], strict=True):
-        assert [value for name, value in reply.fields if name.lower() == "x-ratelimit-limit"] == [limit]
+    for reply in replies:
+        assert [value for name, value in reply.fields if name.lower() == "x-ratelimit-limit"] == ["2"]
     assert [reply.headers.get("retry-after") for reply in replies] == [None, None, "60", "60"]
-    assert inner.limiter.category_limiters["read"].denied == outer.limiter.category_limiters["read"].denied == 1
+    assert inner.limiter.category_limiters["read"].denied == 2
+    assert outer.limiter.category_limiters["read"].denied == 0, "what the inner one denies is not charged to the outer"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_route_matched_by_the_framework_selects_the_category():
 
 def test_a_mount_in_the_scope_is_not_a_route():
     """Starlette stores the mount before it matches the route; the mount's path must not select the category."""
-    api = AsgiHarness({"categories": {"lax": {"limit": 10**6, "endpoints": ["/sub"]}}})
+    api = AsgiHarness({"defaults": True, "categories": {"lax": {"limit": 10**6, "endpoints": ["/sub"]}}})
     mount = Mount("/sub", AsgiHarness().app)
     for path, limit in (("/sub/api/cluster", "5"), ("/sub", "1000000")):
         assert api.request(path, route=mount, root_path="/sub")["x-ratelimit-limit"] == limit

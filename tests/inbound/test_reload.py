@@ -52,7 +52,7 @@ def test_an_invalid_file_is_logged_with_its_position_and_the_previous_rules_stay
     config(limits("many"))
     api.clock.advance(1)
     assert [api.request()["x-ratelimit-limit"] for _ in range(2)] == ["3", "3"]
-    expected = f"{path}:4: rate_limiting.categories.read.limit: expected an integer of at least 1, not many"
+    expected = f"{path}:4: rate_limiting.categories.read.limit: expected an integer of at least 1, not 'many'"
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [record.message for record in errors] == [f"rules not reloaded, the previous rules stay active: {expected}"]
     api.clock.advance(5)

@@ -10,7 +10,8 @@ from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness
 from tidegate import ConfigError, Decision
 from tidegate.headers import write
 from tidegate.inbound.client.request import Request
-from tidegate.inbound.responses.response import Response, ResponseWriter, prefers_json
+from tidegate.inbound.responses.accept import choose_format
+from tidegate.inbound.responses.response import Response, ResponseWriter
 
 ONE = {"categories": {"read": {"limit": 1}}}
 
@@ -107,7 +108,7 @@ def fake_request(accept=None):
     ],
 )
 def test_the_accept_header_selects_the_body(accept, json_wanted):
-    assert prefers_json(accept) is json_wanted
+    assert (choose_format(accept) == "json") is json_wanted
 
 
 def test_denials_in_json_are_problem_details(make_app):

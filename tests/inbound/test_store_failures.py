@@ -1,6 +1,7 @@
 """A store that raises: requests are allowed or denied as configured."""
 
 import json
+import logging
 
 import pytest
 
@@ -25,7 +26,7 @@ class BrokenStore(MemoryStore):
 def test_requests_are_allowed_when_the_store_fails(make_app, caplog, extra):
     api = make_app({"categories": {"read": {"limit": 1, **extra}}}, store=BrokenStore())
     assert api.statuses(3) == [200] * 3
-    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+    assert [each.levelname for each in caplog.records if each.levelno > logging.INFO] == ["ERROR"] * 3
     assert "read: the store could not decide: no route to host" in caplog.text
 
 

@@ -72,3 +72,29 @@ def test_a_store_passed_as_object_stays_open(make_app):
     assert api.request().status == 200
     assert not api.limiter.opened_store.owned
     assert store.metrics()["max_entries"] == 1_000_000  # it has its own bound
+
+
+@pytest.mark.parametrize("lease", [None, True], ids=["direct", "leased"])
+def test_a_limit_of_0_is_closed_on_every_store(url, lease):
+    config = {"categories": {"shut": {"limits": ["0/1m", "5/1h"], "endpoints": ["/*"]}}}
+    for kind in (AsgiHarness, WsgiHarness):
+        app = kind(config, store=url, lease=lease, clock=SystemClock(), log_burst=0)
+        denied = [app.request("/") for _ in range(3)]
+        app.close()
+        assert {(reply.status, reply["x-ratelimit-limit"], "retry-after" in reply.headers) for reply in denied} == {
+            (429, "0", False)
+        }
+
+
+def test_middlewares_on_one_store_share_blocks_and_a_reset(url):
+    rule = {"limit": 1, "window": "1h", "endpoints": ["/*"]}
+    config = {"categories": {"all": rule}, "block_after": "3/1h", "block_for": "2h"}
+    apps = [kind(config, store=url, clock=SystemClock(), log_burst=0) for kind in (AsgiHarness, WsgiHarness)]
+    statuses = [app.request("/").status for _ in range(2) for app in apps]
+    assert statuses == [200, 429, 429, 429]
+    assert {int(app.request("/")["retry-after"]) > 3600 for app in apps} == {True}
+    apps[0].limiter.reset_all()
+    assert [app.request("/").status for app in apps] == [200, 429]
+    assert int(apps[1].request("/")["retry-after"]) <= 3600
+    for app in apps:
+        app.close()

@@ -2,8 +2,9 @@
 
 Each mutant is one small change to the syntax tree of one module: a comparison, an operator, a number, a condition, a
 dropped statement. It runs in a process of its own, forked from one that has everything but tidegate imported, against
-the tests of the core and the engine, stopping at the first failure. A mutant that no test notices is printed with its
-line; some of those change nothing that can be seen (`--show` prints all of them).
+the tests of the core and the engine, stopping at the first failure; tests that caught a mutant of the same function
+run first. A mutant that no test notices is printed with its line; some of those change nothing that can be seen
+(`--show` prints all of them).
 
     python tests/mutants/run.py [--sample N] [--seed N] [--module limit.py] [--function parse] [--jobs 2] [--tests tests/core]
 """
@@ -59,6 +60,7 @@ TESTS = (
 )
 PLUGINS = ("pytest_asyncio.plugin", "_hypothesis_pytestplugin", "pytest_timeout")
 SECONDS = 240  # a mutant that runs longer hangs, which is noticed too
+MAX_CATCHERS = 6  # tests per function that are run first
 COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
            ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}  # fmt: skip
 OPERATE = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
@@ -83,6 +85,15 @@ EQUIVALENT = {
     ("bucket.py", "peaks = tuple((t, max(top, peak + credit) if t <= at else top + credit) for t, top in peaks)",
      "LtE -> Lt"): "a mark of that very instant is the peak, so that both sums are the same",
     ("bucket.py", "return ()", "returns None"): "read by `marked` only, as false",
+    ("bucket.py", "return level // limit.scale if level > 0 else 0", "Gt -> GtE"): "an empty bucket has no permits",
+    ("bucket.py",
+     "return level // limit.scale if level > 0 else 0, retry, seen - now - (level - limit.capacity) // limit.rate",
+     "Gt -> GtE"): "as above",
+    ("bucket.py", "if state is None or state[0] is not limit:", "0 -> 1"): "only the short path is not taken",
+    ("bucket.py", "return view_bucket(state, limit, 0, now)[0]", "0 -> 1 (2)"): "what remains does not depend on the cost",
+    ("bucket.py", "if state is None or state[0] is not limit or cost > limit.burst:", "Gt -> GtE"):
+        "only the short path is not taken",
+    ("bucket.py", "if state is None or state[0] is not limit or cost > limit.burst:", "0 -> 1"): "as above",
     ("calendar.py", "start, end = _recent(self, now // (60 * SECOND))", "60 -> 61"): "only which windows are remembered",
     ("calendar.py", "return (start, end) if start <= now < end else _bounds(self, now)", "LtE -> Lt"): "as above",
     ("calendar.py", "return _bounds(kind, minute * 60 * SECOND)", "60 -> 61"): "as above",
@@ -98,6 +109,11 @@ EQUIVALENT = {
     ("decision.py", "def reset(", "dropped: del states, costs, now, at"): "as above",
     ("decision.py", "return ZERO_COSTS[: len(limits)] if len(limits) <= len(ZERO_COSTS) else (0,) * len(limits)", "LtE -> Lt"):
         "both are as many zeros",
+    ("decision.py", "if min([view[0] for view in views], default=0) < 0:", "Lt -> LtE"): "what is in use is the same",
+    ("decision.py", "if min([view[0] for view in views], default=0) < 0:", "0 -> 1"): "as above",
+    ("decision.py", "if min([view[0] for view in views], default=0) < 0:", "0 -> 1 (2)"): "without views, nothing is below 0",
+    ("decision.py", "if any([count > limit.burst for count, limit in zip(used, limits, strict=True)]):", "Gt -> GtE"):
+        "what is in use is the same",
     ("decision.py", "ZERO_COSTS: Final = (0,) * 8", "8 -> 9"): "as above",
     ("limit.py", "scale: int = field(init=False, repr=False, compare=False, default=1)", "1 -> 2"): "set before it is used",
     ("limit.py", "rate: int = field(init=False, repr=False, compare=False, default=0)", "0 -> 1"): "as above",
@@ -232,11 +248,32 @@ class MutantImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, self.name, "exec"), module.__dict__)  # noqa: S102 - the mutant is our own code
 
 
-def start(mutant: Mutant, groups: Groups) -> int:
-    """Run the tests on a mutant in a process of its own."""
+class FailureReporter:
+    """A pytest plugin that writes the name of the first failed test to a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            os.write(self.pipe, report.nodeid.split("[")[0].encode())
+
+
+class Run(NamedTuple):
+    """A mutant under test: since when, and the pipe that names the test which failed."""
+
+    mutant: Mutant
+    since: float
+    pipe: int
+
+
+def start(mutant: Mutant, groups: Groups, likely: Sequence[str] = ()) -> tuple[int, Run]:
+    """Run the tests on a mutant in a process of its own, the `likely` ones first."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child:
-        return child
+        os.close(writing)
+        return child, Run(mutant, time.monotonic(), reading)
     os.setsid()
     os.environ["CI"] = "true"  # the same examples for every mutant, so that none is caught by luck
     quiet = os.open(os.devnull, os.O_WRONLY)
@@ -249,36 +286,48 @@ def start(mutant: Mutant, groups: Groups) -> int:
     options = [part for plugin in PLUGINS for part in ("-p", plugin)]
     options += ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "--no-header", "--tb=no"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # Hypothesis was imported before pytest looked
+    plugins = [FailureReporter(writing)]
     try:
-        code = next((code for tests in groups if (code := int(pytest.main([*options, *tests])))), 0)
+        # A likely test that cannot be found is no catch: only failed tests and failed imports are.
+        caught = bool(likely) and int(pytest.main([*options, *likely], plugins)) in {1, 2}
+        caught = caught or any(int(pytest.main([*options, *tests], plugins)) for tests in groups)
     except BaseException:  # noqa: BLE001 - whatever a mutant does, it was noticed
-        code = 1
-    os._exit(0 if code == 0 else 1)
+        caught = True
+    os._exit(int(caught))
 
 
 def judge(queue: list[Mutant], groups: Groups, jobs: int) -> list[Mutant]:
     """Run all mutants, some at a time; give those that survived."""
     survivors: list[Mutant] = []
-    running: dict[int, tuple[Mutant, float]] = {}
+    running: dict[int, Run] = {}
+    catchers: dict[tuple[str, str], list[str]] = {}  # by module and function, the latest first
     total = len(queue)
     queue = list(queue)
+    hung = 0
     while queue or running:
         while queue and len(running) < jobs:
             mutant = queue.pop(0)
-            running[start(mutant, groups)] = (mutant, time.monotonic())
+            child, run = start(mutant, groups, catchers.get((mutant.module, mutant.function), ()))
+            running[child] = run
         done, status = os.waitpid(-1, os.WNOHANG)
         if done:
-            mutant, _ = running.pop(done)
+            mutant, _, pipe = running.pop(done)
+            failed = os.read(pipe, 1000).decode()
+            os.close(pipe)
+            if failed:
+                known = catchers.setdefault((mutant.module, mutant.function), [])
+                known[:] = [failed, *(other for other in known if other != failed)][:MAX_CATCHERS]
             if status == 0:
                 survivors.append(mutant)
                 print(f"\nsurvived: core/{mutant.module}:{mutant.line} {mutant.what}")
+            hung += status == signal.SIGKILL
             print(f"\r{total - len(queue) - len(running)}/{total}, {len(survivors)} survived", end="", flush=True)
             continue
-        for child, (_, since) in running.items():
-            if time.monotonic() - since > SECONDS:
+        for child, run in running.items():
+            if time.monotonic() - run.since > SECONDS:
                 os.killpg(child, signal.SIGKILL)
-        time.sleep(0.05)
-    print()
+        time.sleep(0.02)
+    print(f"\n{hung} were ended after {SECONDS} s, which counts as caught")
     return survivors
 
 
@@ -316,7 +365,7 @@ def main() -> None:
 
     groups = [options.tests] if options.tests else TESTS
     control = Mutant("algorithms.py", 0, "nothing changed", (CORE / "algorithms.py").read_text(encoding="utf-8"))
-    if os.waitpid(start(control, groups), 0)[1]:
+    if os.waitpid(start(control, groups)[0], 0)[1]:
         sys.exit("the tests fail without a mutant: nothing can be said")
     began = time.monotonic()
     survivors = judge(planted, groups, options.jobs)

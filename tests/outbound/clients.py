@@ -1,4 +1,4 @@
-"""The four clients behind one way to use them: `fetch(kind, providers, urls)`."""
+"""All clients behind one way to use them: `fetch(kind, providers, urls)`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import httpx
+import httpx2
 import requests
 
+from tidegate.outbound import httpx as httpx_adapter
+from tidegate.outbound import httpx2 as httpx2_adapter
 from tidegate.outbound.aiohttp import RateLimitMiddleware
-from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.outbound.requests import RateLimitAdapter
 
 QUICK = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nothing here is encrypted, and httpx loads certificates for long
-KINDS = ("httpx", "httpx-async", "requests", "aiohttp")
+KINDS = ("httpx", "httpx-async", "httpx2", "httpx2-async", "requests", "aiohttp")
+# Each library with its adapter: both have the same names.
+HTTPX_LIBRARIES: dict[str, Any] = {"httpx": (httpx, httpx_adapter), "httpx2": (httpx2, httpx2_adapter)}
 
 
 class Fetched(NamedTuple):
@@ -30,17 +34,19 @@ class Fetched(NamedTuple):
 
 def fetch(kind, providers, urls, *, method="GET", body=None, headers=None, **options):
     """Fetch URLs one after another with one client."""
-    if kind == "httpx":
-        return _httpx(providers, urls, method, body, headers, options)
+    arguments = (providers, urls, method, body, headers, options)
+    if kind in HTTPX_LIBRARIES:
+        return _httpx(*HTTPX_LIBRARIES[kind], *arguments)
     if kind == "requests":
-        return _requests(providers, urls, method, body, headers, options)
-    run = _httpx_async if kind == "httpx-async" else _aiohttp
-    return asyncio.run(run(providers, urls, method, body, headers, options))
+        return _requests(*arguments)
+    name = kind.removesuffix("-async")
+    run = _httpx_async(*HTTPX_LIBRARIES[name], *arguments) if name in HTTPX_LIBRARIES else _aiohttp(*arguments)
+    return asyncio.run(run)
 
 
-def _httpx(providers, urls, method, body, headers, options):
-    transport = RateLimitTransport(providers, transport=httpx.HTTPTransport(verify=QUICK), **options)
-    with httpx.Client(transport=transport, follow_redirects=True, timeout=30) as client:
+def _httpx(library, adapter, providers, urls, method, body, headers, options):
+    transport = adapter.RateLimitTransport(providers, transport=library.HTTPTransport(verify=QUICK), **options)
+    with library.Client(transport=transport, follow_redirects=True, timeout=30) as client:
         found = []
         for url in urls:
             answer = client.request(method, url, content=body, headers=headers)
@@ -48,9 +54,10 @@ def _httpx(providers, urls, method, body, headers, options):
         return [Fetched(*each, transport.gate.metrics()) for each in found]
 
 
-async def _httpx_async(providers, urls, method, body, headers, options):
-    transport = AsyncRateLimitTransport(providers, transport=httpx.AsyncHTTPTransport(verify=QUICK), **options)
-    async with httpx.AsyncClient(transport=transport, follow_redirects=True, timeout=30) as client:
+async def _httpx_async(library, adapter, providers, urls, method, body, headers, options):
+    inner = library.AsyncHTTPTransport(verify=QUICK)
+    transport = adapter.AsyncRateLimitTransport(providers, transport=inner, **options)
+    async with library.AsyncClient(transport=transport, follow_redirects=True, timeout=30) as client:
         found = []
         for url in urls:
             answer = await client.request(method, url, content=body, headers=headers)

@@ -11,9 +11,12 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.servers.thread import ThreadServer
+
+if TYPE_CHECKING:
+    import ssl
 
 REASONS = {200: "OK", 302: "Found", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
 
@@ -42,9 +45,16 @@ Respond = Callable[[Request], Answer]
 class QuotaServer(ThreadServer):
     """One server. A context manager that leaves nothing behind."""
 
-    def __init__(self, limit: int = 2**31, period: float = 1.0, respond: Respond | None = None) -> None:
+    def __init__(
+        self,
+        limit: int = 2**31,
+        period: float = 1.0,
+        respond: Respond | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """Allow so many requests per period; `respond` answers what is let through."""
         super().__init__()
+        self.tls = tls
         self.limit = limit
         self.period = period
         self.respond = respond or (lambda _request: Answer())
@@ -67,7 +77,7 @@ class QuotaServer(ThreadServer):
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=1000)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=1000, ssl=self.tls)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
@@ -126,10 +136,19 @@ class QuotaServer(ThreadServer):
         while self._recent and request.at - self._recent[0] >= self.period:
             self._recent.popleft()
         if len(self._recent) >= self.limit:
-            return Answer(429, (("Content-Type", "text/plain"),), (b"slow down",))
+            return self.refuse(request)
         self._recent.append(request.at)
         self.let_through.append(request.at)
         return self.respond(request)
+
+    def refuse(self, _request: Request) -> Answer:
+        """Answer a request that exceeds the limit."""
+        return Answer(429, (("Content-Type", "text/plain"),), (b"slow down",))
+
+    @property
+    def left(self) -> int:
+        """How many more requests it would let through now."""
+        return max(0, self.limit - len(self._recent))
 
     @staticmethod
     def _head(answer: Answer) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.outbound.flows import START, answer, reply
 from tidegate.outbound import Gate, OutboundRequest, Providers
-from tidegate.outbound.httpx import to_outbound_request
+from tidegate.outbound.httpx import LIBRARY
 from tidegate.outbound.providers.provider import KeyLocation
 from tidegate.outbound.quota.accounts import ALWAYS_KEPT
 from tidegate.outbound.quota.exchange import credential_of
@@ -103,4 +103,4 @@ def test_credentials_that_are_not_utf_8_have_separate_accounts():
 def test_headers_that_httpx_decodes_alike_are_separate_credentials():
     values = [b"\xff", b"\xfe", b"\xc3\xbf", b"plain"]
     requests = [httpx.Request("GET", "https://x.example/", headers=[(b"X-API-Key", value)]) for value in values]
-    assert len({credential_of(None, to_outbound_request(request)) for request in requests}) == len(values)
+    assert len({credential_of(None, LIBRARY.to_outbound_request(request)) for request in requests}) == len(values)

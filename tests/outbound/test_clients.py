@@ -1,19 +1,19 @@
-"""httpx, requests and aiohttp against a real server that counts: all four keep to the same promises."""
+"""httpx, httpx2, requests and aiohttp against a real server that counts: all of them keep to the same promises."""
 
 import asyncio
 import threading
 
 import aiohttp
 import httpx
+import httpx2
 import pytest
 import requests
 
-from tests.outbound.clients import KINDS, fetch
+from tests.outbound.clients import HTTPX_LIBRARIES, KINDS, fetch
 from tests.outbound.server import Answer, QuotaServer
 from tidegate import ConfigError, Denied, Limiter
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.aiohttp import RateLimitMiddleware
-from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.outbound.requests import RateLimitAdapter
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -130,7 +130,7 @@ def test_a_request_that_was_never_sent_returns_its_permit(kind):
     store = MemoryStore()
     known = providers(1)
     for _ in range(3):
-        with pytest.raises((httpx.ConnectError, requests.ConnectionError, OSError)):
+        with pytest.raises((httpx.ConnectError, httpx2.ConnectError, requests.ConnectionError, OSError)):
             fetch(kind, known, [dead], store=store, timeout=0)
     with QuotaServer() as server:
         assert fetch(kind, known, [server.url], store=store, timeout=0)[0].status == 200
@@ -142,7 +142,8 @@ def test_a_request_that_may_have_arrived_is_charged(kind):
 
     store = MemoryStore()
     with QuotaServer(respond=respond) as server:
-        with pytest.raises((httpx.RemoteProtocolError, requests.ConnectionError, aiohttp.ServerDisconnectedError)):
+        lost = (httpx.RemoteProtocolError, httpx2.RemoteProtocolError)
+        with pytest.raises((*lost, requests.ConnectionError, aiohttp.ServerDisconnectedError)):
             fetch(kind, providers(1), [server.url], store=store, timeout=0, method="POST", body=b"x")
         with pytest.raises(Denied):
             fetch(kind, providers(1), [server.url], store=store, timeout=0)
@@ -193,9 +194,10 @@ def used(policy, store):
 
 def stream(kind, known, store, url, look):
     """Fetch piece by piece; look after the first one."""
-    if kind == "httpx":
-        transport = RateLimitTransport(known, store)
-        with httpx.Client(transport=transport) as client, client.stream("GET", url) as answer:
+    if kind in HTTPX_LIBRARIES:
+        library, adapter = HTTPX_LIBRARIES[kind]
+        transport = adapter.RateLimitTransport(known, store)
+        with library.Client(transport=transport) as client, client.stream("GET", url) as answer:
             pieces = answer.iter_raw()
             first = next(pieces)
             look()
@@ -212,9 +214,10 @@ def stream(kind, known, store, url, look):
 
 
 async def stream_async(kind, known, store, url, look):
-    if kind == "httpx-async":
-        transport = AsyncRateLimitTransport(known, store)
-        async with httpx.AsyncClient(transport=transport) as client, client.stream("GET", url) as answer:
+    if kind != "aiohttp":
+        library, adapter = HTTPX_LIBRARIES[kind.removesuffix("-async")]
+        transport = adapter.AsyncRateLimitTransport(known, store)
+        async with library.AsyncClient(transport=transport) as client, client.stream("GET", url) as answer:
             pieces = answer.aiter_raw()
             first = await anext(pieces)
             look()
@@ -232,17 +235,18 @@ async def stream_async(kind, known, store, url, look):
 
 def test_threads_and_tasks_wait_in_fifo_order(kind):
     """Larger priority first; the line is the limiter's, whatever the client."""
-    if kind in ("httpx-async", "aiohttp"):
+    if kind not in (*HTTPX_LIBRARIES, "requests"):
         return  # the same line, see test_gate
     clock = ManualClock(1_728_000_000)
     order: list[str] = []
     known = providers(1)
     with QuotaServer() as server:
+        library, module = HTTPX_LIBRARIES.get(kind, HTTPX_LIBRARIES["httpx"])
         adapter = RateLimitAdapter(known, clock=clock)
-        with httpx.Client(transport=RateLimitTransport(known, clock=clock)) as client, requests.Session() as session:
+        transport = module.RateLimitTransport(known, clock=clock)
+        with library.Client(transport=transport) as client, requests.Session() as session:
             session.mount("http://", adapter)
-            gate = client._transport.gate if kind == "httpx" else adapter.gate  # noqa: SLF001 - to see who waits
-            get = client.get if kind == "httpx" else session.get
+            gate, get = (adapter.gate, session.get) if kind == "requests" else (transport.gate, client.get)
             get(server.url)
 
             def work(name, priority):
@@ -266,9 +270,10 @@ def test_threads_and_tasks_wait_in_fifo_order(kind):
 
 
 def test_invalid_arguments_are_refused(kind):
-    make = {"httpx": RateLimitTransport, "httpx-async": AsyncRateLimitTransport, "requests": RateLimitAdapter}.get(
-        kind, RateLimitMiddleware
-    )
+    make = {"requests": RateLimitAdapter, "aiohttp": RateLimitMiddleware}.get(kind)
+    if make is None:
+        _, adapter = HTTPX_LIBRARIES[kind.removesuffix("-async")]
+        make = adapter.AsyncRateLimitTransport if kind.endswith("-async") else adapter.RateLimitTransport
     with pytest.raises(ConfigError, match=r"providers: must be Providers, such as Providers\.load"):
         make({"domain": "a.test"})
     if kind == "requests":

@@ -112,7 +112,7 @@ def test_an_invalid_file_leaves_the_previous_version_in_force(tmp_path, caplog):
     path.write_text("domain: a.test\nlimit: none\nperiod: 1m\n")
     assert known.reload() == ()
     assert known.match("https://a.test").limits[0].quota == 5
-    assert known.problems == (f"{path}:2: limit: expected an integer of at least 1, not none",)
+    assert known.problems == (f"{path}:2: limit: expected an integer of at least 1, not 'none'",)
     assert "the previous version stays in effect" in caplog.text
     caplog.clear()
     known.reload()

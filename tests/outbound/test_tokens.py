@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.outbound.quota.tokens import UsageReader, estimate, usage
+from tidegate.outbound.quota.request_tokens import estimate
+from tidegate.outbound.quota.tokens import UsageReader, usage
 
 OPENAI = {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}
 RESPONSES = {"usage": {"input_tokens": 12, "output_tokens": 30, "total_tokens": 42}}

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 # public names are in the `__all__` of a package.
 NAMED_MODULES = (
     "tidegate.budget.prometheus",
+    "tidegate.compat.limits",
     "tidegate.core.codec",
     "tidegate.inbound.asgi",
+    "tidegate.inbound.aiohttp",
     "tidegate.inbound.django",
+    "tidegate.inbound.drf",
     "tidegate.inbound.fastapi",
     "tidegate.inbound.flask",
     "tidegate.inbound.functions",
+    "tidegate.inbound.testing",
     "tidegate.inbound.starlette",
     "tidegate.inbound.wsgi",
     "tidegate.observe.logs",
@@ -28,6 +32,7 @@ NAMED_MODULES = (
     "tidegate.observe.prometheus",
     "tidegate.outbound.aiohttp",
     "tidegate.outbound.httpx",
+    "tidegate.outbound.httpx2",
     "tidegate.outbound.requests",
 )
 SOURCE = Path(__file__).parents[2] / "src"

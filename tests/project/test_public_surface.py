@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import blocks_of
+from tests.inbound.sites import django_site  # noqa: F401 - tidegate.inbound.drf needs the settings of Django
 from tests.project.public_surface import NAMED_MODULES, modules, public_modules, public_signatures, resolve
 from tidegate.budget import BudgetOptions, BudgetSettings
 from tidegate.outbound import Gate, GateOptions, RequestKeywords
@@ -93,20 +94,26 @@ def test_a_module_that_users_name_has_public_names(module):
 INTERNAL = {
     "tidegate.budget.batch._Batch.__init__": "made by `TaskBudget.batch`",
     "tidegate.budget.settings.model.BudgetSettings.plan": "read by the budget",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.decide_flow": "called by the adapters of frameworks",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.fields": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.make_charge": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.own_request_limiter": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.plain_limiter": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.choose_key": "called by the adapters of frameworks",
     "tidegate.inbound.limiting.route_limit.RouteLimit.request_limiter_for": "called by the adapters of frameworks",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.write_denial": "called by the adapters of frameworks",
-    "tidegate.inbound.starlette.AsgiLimit.check_flow": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.share_store": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.limited_call.LimitedBlock.__init__": "made by `limit.check`",
     "tidegate.limited._Limited.__init__": "made by `Limiter.limited`",
     "tidegate.limiter.AsyncLimiter.settle": "called by reservations",
     "tidegate.limiter.Limiter.settle": "called by reservations",
-    "tidegate.outbound.quota.gate._Gate.account": "called by the adapters of HTTP clients",
-    "tidegate.outbound.quota.gate._Gate.account_of": "called by the adapters of HTTP clients",
-    "tidegate.outbound.quota.gate._Gate.accounts": "read by the dashboard",
-    "tidegate.outbound.quota.gate._Gate.key_for": "called by the adapters of HTTP clients",
-    "tidegate.outbound.quota.gate._Gate.open_account": "called by the adapters of HTTP clients",
+    "tidegate.outbound.adapters.httpx_common.AsyncTransport.__init__": "called by the transports of httpx and httpx2",
+    "tidegate.outbound.adapters.httpx_common.SyncTransport.__init__": "called by the transports of httpx and httpx2",
+    "tidegate.outbound.quota.gate_accounts.GateAccounts.account": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.gate_accounts.GateAccounts.account_of": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.gate_accounts.GateAccounts.accounts": "read by the dashboard",
+    "tidegate.outbound.quota.gate_accounts.GateAccounts.key_for": "called by the adapters of HTTP clients",
+    "tidegate.outbound.quota.gate_accounts.GateAccounts.open_account": "called by the adapters of HTTP clients",
     "tidegate.outbound.quota.gate._Gate.send_flow": "called by the adapters of HTTP clients",
+    "tidegate.outbound.providers.provider.Provider.counting": "read from the file that `profile` names",
+    "tidegate.outbound.providers.provider.Provider.profile": "read from the file that `profile` names",
     "tidegate.outbound.quota.pending_charge._PendingCharge.__init__": "made by `Gate.acquire`",
     "tidegate.reservation._Reservation.__init__": "made by `Limiter.reserve`",
     "tidegate.stores.lease.store.LeasedStore.fast_path": "called by limiters",
@@ -122,8 +129,8 @@ PROTOCOL_ALIASES = {"App", "Environ", "Receive", "Scope", "Send", "Start"}
 # Documents of the service are typed with the service; its client mirrors its JSON.
 SERVICE, UNTYPED_PACKAGES = "tidegate.service.", ("tidegate.service.client.",)
 # Aliases that contain Any: the integers and arrays of a state mean something to its algorithm only; a flow yields calls
-# to its driver.
-OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "State"}
+# to its driver; functions of a limit receive the request of any framework.
+OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "FrameworkRequest", "State"}
 # Internal methods that accept whatever their callers return.
 INTERNAL_WITH_ANY = [
     "tidegate.budget.batch._Batch.__init__",

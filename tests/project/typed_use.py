@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, assert_type
 
 import httpx
+import httpx2
 
 from tidegate import AsyncLimiter, AsyncReservation, Decision, Limiter, Policy, Reservation, Usage, open_store
 from tidegate.budget import TaskBudget
@@ -18,6 +19,7 @@ from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.aiohttp import RateLimitMiddleware as AiohttpMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
+from tidegate.outbound.httpx2 import RateLimitTransport as Httpx2Transport
 from tidegate.outbound.requests import RateLimitAdapter
 
 if TYPE_CHECKING:
@@ -101,6 +103,8 @@ def middleware(app: RateLimitMiddleware) -> None:
 def transports(providers: Providers) -> None:
     """An unknown option of a transport, or one of the wrong type, is an error."""
     httpx.Client(transport=RateLimitTransport(providers, "sqlite:///quota.db", timeout=5, bus="local://"))
+    httpx2.Client(transport=Httpx2Transport(providers, transport=httpx2.HTTPTransport(http2=True)))
+    httpx2.Client(transport=RateLimitTransport(providers))  # type: ignore[arg-type]  # a transport of httpx
     RateLimitTransport(providers, timeuot=5)  # type: ignore[call-arg]  # no such option
     RateLimitTransport(providers, store=5)  # type: ignore[arg-type]  # a URL or a Store is expected
     AsyncRateLimitTransport(providers, timeout="5s")  # type: ignore[arg-type]  # a number is expected

@@ -201,6 +201,15 @@ async def test_a_block_applies_in_all_processes_on_the_store(deciders):
     assert not there.blocks.active
 
 
+async def test_a_peek_at_a_key_that_another_service_blocked_lists_it(deciders):
+    _, here, there = deciders
+    await here.block(Subject("api", "bad"), 60)
+    await there.blocks.refresh()
+    assert await there.find_blocks() == []  # a store cannot list its keys
+    assert not await there.peek(Subject("api", "bad"))
+    assert [(block.policy, block.key) for block in await there.find_blocks()] == [("api", "bad")]
+
+
 async def test_a_long_block_outlives_a_short_one(deciders):
     clock, here, there = deciders
     await here.block(Subject("api", "short"), 10)
@@ -259,7 +268,7 @@ def test_the_block_command_affects_every_process(tmp_path, capsys):
         assert command("block", "api", "bad", "--remove") == (0, "api: bad is not blocked", "")
         until(lambda: allowed() == {True}, "both processes to let go")
         code, _, wrong = command("block", "api", "bad", "--for", "long")
-        assert (code, wrong) == (2, "tidegate: --for: expected a duration such as 10m or 1h, not long")
+        assert (code, wrong) == (2, "tidegate: --for: expected a duration such as 10m or 1h, not 'long'")
         assert command("block", "api")[0] == 2
 
 

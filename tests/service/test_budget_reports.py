@@ -46,6 +46,20 @@ def test_metrics_and_health_of_a_budget(tmp_path, variables):
             assert health["budget"]["database"]["connected"]
 
 
+def test_every_worker_reports_the_budget(tmp_path, variables):
+    flags = ("--budget", "true", "--workers", "3", "--store", f"sqlite:///{tmp_path / 'limits.db'}?deadline=20s")
+    with (
+        closing(TaskBudget(per_minute=20, per_day=500, storage=variables["RATE_LIMIT_STORAGE_PATH"])) as budget,
+        serving(tmp_path, "policies: {api: 2/1h}\n", *flags, **variables) as service,
+    ):
+        budget.record_completed_tasks(25)
+        for _ in range(30):  # each is a new connection, which any worker may accept
+            assert 'rate_limit_current_usage{period="day"} 25' in service.get("/metrics").text
+            assert service.get("/healthz").json()["budget"]["status"] in ("limited", "unknown")
+            assert service.get("/v1/overview").json()["panels"]["budgets"][0]["tiers"][0]["used"] == 25
+        assert service.stop() == 0
+
+
 def test_a_lost_database_is_reported_and_does_not_fail_the_probes(tmp_path, variables):
     with ValkeyServer() as server:
         variables["RATE_LIMIT_STORAGE_PATH"] = server.url

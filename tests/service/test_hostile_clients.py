@@ -83,7 +83,7 @@ def test_many_silent_connections_do_not_block_health_checks(tmp_path, workers):
         store = f"store: sqlite:///{tmp_path / 'limits.db'}\nmax_connections: 2000\nread_timeout: 60s\n"
         script = ["sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh"]
         service = stack.enter_context(serving(tmp_path, store + RULES, "--workers", str(workers), prefix=script))
-        assert service.logged(f"max_connections is lowered to {FEW - 128}: the limit of open files is {FEW}")
+        assert service.logged(f"max_connections is lowered to {FEW - 128}: the limit on open files is {FEW}")
         silent = []
         for _ in range(SILENT * workers):
             silent.append(stack.enter_context(connect(service)))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.service.connection_harness import OK, POLICIES, acquire_body, chunked, post, running
 from tests.service.harness import ADMIN, DECISION
-from tests.service.test_protocol import OK, POLICIES, acquire_body, chunked, post, running
 from tidegate.service.decisions.decider import Subject
 
 BATCH = json.dumps({"policy": "api", "keys": [f"k{number}" for number in range(20)]}).encode()

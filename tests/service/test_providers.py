@@ -163,6 +163,21 @@ def test_commands_and_clients_ask_a_running_service(tmp_path, capsys, monkeypatc
         assert main(["acquire", "--provider", "fmp", "--json", *url]) == 0
         first = json.loads(capsys.readouterr().out)
         assert main(["commit", first["id"], *url]) == 0
+        assert main(["peek", "--provider", "fmp.example", *url]) == 0
+        assert main(["usage", "--provider", "https://api.fmp.example/v3", *url]) == 0
+        shown = capsys.readouterr().out
+        assert "allowed, 2 left" in shown  # after the call
+        assert "1 / 4 requests" in shown
+        assert main(["peek", "--provider", "fmp", "--cost", "9", *url]) == 1
+        assert "the cost is more than the limit can ever allow" in capsys.readouterr().out
+        assert main(["usage", "--provider", "https://other.example/", *url]) == 0
+        assert capsys.readouterr().out == "not limited\n"
+        for verb in ("peek", "usage"):
+            assert main([verb, "--provider", "fpm", *url]) == 2
+            assert "did you mean 'fmp'" in capsys.readouterr().err
+            assert main([verb, "api", "--provider", "fmp", *url]) == 2
+            assert main([verb, "api", *url]) == 2
+            assert "expected POLICY and KEY, or --provider" in capsys.readouterr().err
         assert main(["acquire", "--provider", "fmp.example", "--ttl", "60", "--json", *url]) == 0
         assert main(["cancel", json.loads(capsys.readouterr().out.splitlines()[-1])["id"], *url]) == 0
         with Client(running.url, token=DECISION) as client:

@@ -80,15 +80,19 @@ def test_policies_from_options_and_environment(load):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"flags": {"workers": "none"}}, "--workers: expected an integer from 1 to 256, not none"),
+        ({"flags": {"workers": "none"}}, "--workers: expected an integer from 1 to 256, not 'none'"),
         (
             {"environment": {"TIDEGATE_LISTEN": "x"}},
-            "TIDEGATE_LISTEN: expected an address such as 127.0.0.1:8080, not x",
+            "TIDEGATE_LISTEN: expected an address such as 127.0.0.1:8080, not 'x'",
         ),
-        ({"policies": ("api",)}, "--policy: expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not api"),
+        ({"policies": ("api",)}, "--policy: expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not 'api'"),
         (
             {"environment": {"TIDEGATE_POLICIES": "a=b"}},
             "TIDEGATE_POLICIES: expected a limit such as '60/1m' or '5 per 30s', at column 1 of 'b'",
+        ),
+        (
+            {"flags": {"workers": "[1"}},
+            "--workers: is not valid YAML: expected ',' or ']', but got '<stream end>'",
         ),
         (
             {"flags": {"listen": "0.0.0.0:80"}},
@@ -127,7 +131,14 @@ def test_other_addresses_need_a_token_or_open(given):
 def test_loopback_needs_no_token(address):
     settings = load_settings({"listen": address})
     assert settings.listen.loopback
-    assert load_settings({"listen": str(settings.listen)}) == settings
+    for name in ("listen", "grpc", "resp"):
+        for text in (address, str(settings.listen)):
+            for given in (
+                load_settings({name: text}),
+                load_settings(flags={name: text}),
+                load_settings(environment={f"TIDEGATE_{name.upper()}": text}),
+            ):
+                assert getattr(given, name) == settings.listen
 
 
 def test_every_setting_has_an_option_and_a_schema(capsys):

@@ -70,7 +70,7 @@ class Traffic:
         self._leasing = recorder.watch(AsyncClient(url, lease=LEASE))
 
     async def run(self, calls: int) -> None:
-        """Make so many calls, then give back what was taken ahead."""
+        """Make this many calls, then return the unused permits."""
         async with self._plain, self._leasing, asyncio.TaskGroup() as group:
             for _ in range(TASKS):
                 group.create_task(self._several(calls // TASKS))

@@ -6,9 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples.swarm.virtual import run
 from tests.servers.nats import NatsServer
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_the_recoveries_differ_in_half_an_hour_of_virtual_time():
+    gradual, remember = (run(recovery, 30) for recovery in ("gradual", "remember"))
+    assert 70 <= gradual["used_percent"] <= 80
+    assert remember["used_percent"] >= 90
+    assert max(gradual["refused_percent"], remember["refused_percent"]) <= 1
+    shown = (ROOT / "examples" / "swarm" / "README.md").read_text()
+    for result in (gradual, remember):
+        assert json.dumps(result) in shown
 
 
 def test_five_agents_against_a_hidden_limit():

@@ -22,7 +22,7 @@ So an older message has recovered at least as far as the newer ones: repeated, d
 it undoes nothing, and a wrong clock has no advantage.
 
 **Bounded.** The latest `MAX_REDUCTIONS` reductions are kept. An older one that still has an effect is merged into the
-next, which then is as low and as long as both; later messages with epochs up to it are ignored.
+next, which then has the lower value and the longer freeze of the two; later messages with epochs up to it are ignored.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class CapacityState:
         return max(self.floor, self.reductions[-1].epoch if self.reductions else 0)
 
     def next_epoch(self, wall: int) -> int:
-        """Return the epoch of a new reduction: above all received, and above others by the wall clock."""
+        """Return the epoch of a new reduction: the wall clock's time, but above every epoch received."""
         return min(MAX_INTEGER, max(self.epoch + 1, wall))
 
     def _steps(self, reduction: Reduction, now: int) -> int:

@@ -95,7 +95,7 @@ class GatedStore(Store):
         return [self._with_retry_time(decision, *ask) for decision, ask in zip(decisions, asks, strict=True)]
 
     def _with_retry_time(self, decision: Decision, policy: Policy, _key: Key, costs: tuple[int, ...]) -> Decision:
-        """Replace a permanent denial by a retry time if the cost will fit after recovery."""
+        """Replace a permanent denial with a retry time if the cost will fit after recovery."""
         if decision.within_limits or decision.retry != NEVER:
             return decision
         recovery = self.recovery_of(policy.name)

@@ -1,7 +1,7 @@
 """How a capacity is reduced, and the two ways in which it recovers. Everything here is pure.
 
 **gradual**, the default: one step per interval, `max(value + 1, floor(value * recover))`, until the original is
-reached. Nothing is remembered, so the capacity grows into the next refusal, and is reduced again.
+reached. Nothing is remembered, so the capacity grows until calls are refused again, and is then reduced again.
 
 **remember**: a reduction knows the capacity at which calls were refused. For LOW_STEPS intervals the capacity stays at
 its reduced value, so that the server's own window can pass. Then it returns to just below the refused capacity, stays
@@ -56,11 +56,11 @@ class RecoverySettings:
         return max(value + 1, value * self.recover.numerator // self.recover.denominator)
 
     def refused_value(self, value: int) -> int:
-        """Return the capacity that was probably refused, for a reduction that does not tell it."""
+        """Return the capacity that was probably refused, for a reduction that does not report it."""
         return ceil_div(value * self.reduce.denominator, self.reduce.numerator)
 
     def value_after(self, value: int, refused_at: int, steps: int) -> int:
-        """Return a value that was reduced when `refused_at` was refused, after so many steps of recovery."""
+        """Return a value that was reduced when `refused_at` was refused, after this many recovery steps."""
         if not self.remember:
             for _ in range(steps):
                 value = self.recovered(value)

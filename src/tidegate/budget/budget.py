@@ -147,7 +147,7 @@ class TaskBudget(_ConfiguredBudget):
         """Record tasks of a batch as completed; the rest of the batch is returned.
 
         `result` is the result of the batch's check; by default a batch of as many tasks is settled, or the oldest one.
-        Tasks that were not reserved are counted, too. `task_count` defaults to 1, or to the number of `task_ids`.
+        Tasks that were not reserved are counted too. `task_count` defaults to 1, or to the number of `task_ids`.
         """
         self._run(self.operations.record_flow(task_count, task_type, task_ids, cost, result))
 
@@ -206,7 +206,7 @@ class TaskBudget(_ConfiguredBudget):
 
 
 class AsyncTaskBudget(_ConfiguredBudget):
-    """Budgets for batches of tasks, for tasks of an event loop: the methods of TaskBudget, awaited."""
+    """A TaskBudget for asyncio: the same methods as coroutines."""
 
     _limiter_type = AsyncLimiter
 

@@ -18,8 +18,9 @@ from tidegate.budget.result import BudgetHealth, RateLimitResult, instant, resul
 from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
 from tidegate.budget.short_term import ShortTermLimits
 from tidegate.budget.storage.retry_queue import RetryQueue
-from tidegate.budget.storage.settlements import StoreSettlements, open_storage
+from tidegate.budget.storage.settlements import open_storage
 from tidegate.budget.storage.sqlite import Completion, Settlement
+from tidegate.budget.storage.store_settlements import StoreSettlements
 from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
@@ -159,10 +160,18 @@ class BudgetOperations:
             try:
                 reservation = yield BudgetStep("limiter", self.limiter, "reserve", (KEY, cost), options)
             except Denied as denied:
-                if not self.settlements.has_more_expired or self.lost:
+                if not (yield from self._returned_more_flow()):
                     return denied.decision, tier_policy.costs(cost)
             else:
                 return reservation.decision, reservation.costs
+
+    def _returned_more_flow(self) -> BudgetFlow[bool]:
+        """Return batches of processes that have ended; returns whether a call that was decided may be out of date."""
+        if self.lost:
+            return False
+        arguments = (self._tier_policy.policy, KEY)
+        ended: int = yield BudgetStep("storage", self.settlements, "return_ended", arguments)
+        return bool(ended) or self.settlements.has_more_expired
 
     # ---- record and cancel -------------------------------------------------------------------------------------------
 
@@ -268,7 +277,7 @@ class BudgetOperations:
         self._refresh_policy()
         while True:
             decision = yield BudgetStep("limiter", self.limiter, "try_acquire", (KEY, {}))
-            if not self.settlements.has_more_expired or self.lost:
+            if not (yield from self._returned_more_flow()):
                 return self._read_usage(decision)
 
     def snapshot(self) -> dict[str, Usage]:
@@ -316,7 +325,7 @@ class BudgetOperations:
         if self._retry_queue and not self.lost:
             yield BudgetStep("blocking", self._retry_queue, "catch_up")
         for batch in self._open_batches.claim_expired(self.clock.steady()):
-            if self.settlements.lists_open:  # the database returns the batch itself
+            if self.settlements.returns_expired:  # the database returns the batch itself
                 self._open_batches.remove(batch)
                 corrections = tuple(-cost for cost in batch.reserved)
                 self._short_term.correct(batch.tier_policy, corrections, batch.memory_at)
@@ -355,7 +364,7 @@ class BudgetOperations:
     # ---- the database ------------------------------------------------------------------------------------------------
 
     def _report_outage(self, reason: str | None) -> None:
-        """Report that the database stopped answering for some reason, or answers again (None)."""
+        """Report that the database is unavailable, with the reason, or available again (None)."""
         self.monitor.record_database(lost=self.lost, reason=reason, waiting=self.backlog)
 
     @property

@@ -84,8 +84,8 @@ class Bus(ABC):
     """Carries messages between agents.
 
     - Each subscriber receives each message of its subject that is published while it is subscribed, including those of
-      its own bus: normally once, in the order of each publisher. Around a lost connection messages may be missed or
-      come twice.
+      its own bus: normally once, in the order of each publisher. Around a lost connection messages may be lost or
+      arrive twice.
     - `publish` and `subscribe` never wait for a server: messages are queued, up to a maximum; when the queue is full
       the oldest is dropped and counted. A lost connection is retried without limit.
     - A new subscriber first receives the retained messages, and so does every subscriber after a reconnect, marked

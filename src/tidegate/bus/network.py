@@ -289,7 +289,7 @@ class NetworkBus(Bus):
         if not self._loss_logged:
             self._loss_logged = True
             reason = redact_text(error) or type(error).__name__
-            log.warning("no connection to the bus at %s, trying again: %s", self.address, reason)
+            log.warning("cannot connect to the bus at %s, retrying: %s", self.address, reason)
 
     async def _serve(self, connection: BusConnection) -> None:
         """Use a connection until it is lost."""

@@ -35,8 +35,8 @@ COMMANDS: Final = {
     "start": "run the service: decisions over HTTP, gRPC and RESP, scheduled sources, and a dashboard",
     "swarm": "show the agents of a swarm, their capacities, reductions and recoveries, live",
     "top": "show the busiest policies of a running service and the keys nearest to a limit, live",
-    "usage": "show how much of each limit a key has used",
-    "validate": "check configuration files of any kind, or convert a file of Envoy's rate limit service",
+    "usage": "show how much of each limit a key or a provider has used",
+    "validate": "check configuration files of any kind, or convert files of Envoy's rate limit service",
 }
 DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests you receive and the requests you send."
 RENAMED_OPTIONS: Final = {"--wait": "--timeout"}  # names of options in earlier versions
@@ -48,7 +48,7 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_CODES_HELP: Final = f"""\
 exit codes:
   {EXIT_OK:<6} success; the call was allowed
-  {EXIT_DENIED:<6} the call was denied, or the doctor found a problem
+  {EXIT_DENIED:<6} the call was denied, or 'tidegate doctor' found a problem
   {EXIT_BAD_INPUT:<6} invalid input: arguments, a file, an environment variable
   {EXIT_UNAVAILABLE:<6} a store, a bus or the service cannot be reached
   {EXIT_INTERRUPTED:<6} interrupted by Ctrl-C

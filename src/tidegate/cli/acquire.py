@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
 from tidegate.cli.arguments import seconds
-from tidegate.cli.service_args import add_verb_arguments, open_client, read_cost, read_key
+from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_cost, read_key
 from tidegate.errors import ConfigError, Denied
 
 if TYPE_CHECKING:
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key or the provider, the cost, the time to wait, and the service."""
-    add_verb_arguments(parser, "acquire", required=False)
-    parser.add_argument(
-        "--provider", metavar="NAME", help="a provider instead of POLICY and KEY: its name, its domain or a URL"
-    )
+    add_verb_arguments(parser, "acquire")
     parser.add_argument(
         "--ttl",
         type=seconds,
@@ -42,13 +39,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def acquire(client: Client, args: argparse.Namespace) -> ServiceDecision:
     """Take permits of a policy or of a provider."""
+    check_target(args)
     cost = None if args.cost is None else read_cost(args.cost)
     if args.provider is None:
-        if args.policy is None or not args.key or args.ttl is not None:
-            raise ConfigError("expected POLICY and KEY, or --provider")
+        if args.ttl is not None:
+            raise ConfigError("needs --provider", field="--ttl")
         return client.acquire(args.policy, read_key(args), 1 if cost is None else cost, args.timeout, args.priority)
-    if args.policy is not None:
-        raise ConfigError("cannot be combined with POLICY and KEY", field="--provider")
     if args.ttl is None:
         return client.acquire_provider(args.provider, cost, args.timeout, args.priority)
     return client.reserve_provider(args.provider, cost, args.ttl, args.timeout, args.priority).decision

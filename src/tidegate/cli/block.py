@@ -72,4 +72,4 @@ def read_seconds(text: str) -> float:
     try:
         return parse_period(float(text) if text.replace(".", "", 1).isdecimal() else text) / SECOND
     except ConfigError:
-        raise ConfigError(f"expected a duration such as 10m or 1h, not {text}", field="--for") from None
+        raise ConfigError(f"expected a duration such as 10m or 1h, not {text!r}", field="--for") from None

@@ -25,7 +25,7 @@ DURATION_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add where the budget is, and how to show it."""
-    parser.description = "Show the tiers of the task budget that RATE_LIMIT_* variables or a file configure."
+    parser.description = "Show the tiers of the task budget configured by RATE_LIMIT_* variables or by a file."
     parser.add_argument("--config", metavar="FILE", help="a YAML file, used instead of the variables")
     parser.add_argument(
         "--storage", metavar="PATH", help="the SQLite file or store URL, used instead of the configured one"
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def read_settings(args: argparse.Namespace) -> BudgetSettings:
-    """Read the settings of the budget; a disabled budget is shown, too."""
+    """Read the settings of the budget; a disabled budget is shown too."""
     settings = budget_settings(None if args.config is None else Path(args.config), args.storage)
     if "://" not in str(settings.storage) and not Path(settings.storage).exists():
         message = f"{settings.storage} does not exist: give another path; a budget creates the file at its first check"

@@ -1,4 +1,4 @@
-"""`tidegate demo`: the live demonstration."""
+"""`tidegate demo`: run a short live demonstration in the terminal."""
 
 from __future__ import annotations
 

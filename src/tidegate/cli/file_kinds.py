@@ -1,4 +1,4 @@
-"""The kinds of configuration files: how each is recognised, checked, described, and its JSON schema."""
+"""The kinds of configuration files: how each is recognised, checked and described, and its JSON schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tidegate.service.config.settings import Settings
 
-INBOUND_SECTION: Final = "rate_limiting"  # in a file of the application, beside sections of its own
+INBOUND_SECTION: Final = "rate_limiting"  # in a file that may have other sections, for the application
 
 
 class FileKind(NamedTuple):
@@ -58,7 +58,7 @@ def check_provider(file: str) -> tuple[list[str], dict[str, object]]:
     provider = read_provider(file)
     lines = [f"provider {provider} for {provider.domain}"]
     if provider.api_key is not None and provider.key_location is None:
-        lines.append("its api_key is never sent: say how, such as key: {header: Authorization, prefix: Bearer}")
+        lines.append("its api_key is never sent: set key, such as key: {header: Authorization, prefix: Bearer}")
     return lines, {"provider": provider.name, "domain": provider.domain, "limits": list(map(str, provider.limits))}
 
 

@@ -61,9 +61,9 @@ def document(title: str, described: Schema) -> Schema:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"tidegate {title}", **described}
 
 
-def limits_of(fields: tuple[str, ...]) -> Schema:
+def limits_of(fields: tuple[str, ...], own: dict[str, Schema] | None = None) -> Schema:
     """Describe one limit or several: strings such as 60/1m, or objects."""
-    one: Schema = {"anyOf": [STRING, closed((*fields, "name"))]}
+    one: Schema = {"anyOf": [STRING, closed((*fields, "name"), own)]}
     return {"anyOf": [*one["anyOf"], {"type": "array", "items": one, "minItems": 1}]}
 
 
@@ -113,13 +113,18 @@ def source_schema() -> Schema:
 
 
 def inbound_schema() -> Schema:
-    """Describe the configuration of a middleware: the section `rate_limiting`, beside others of the application."""
+    """Describe the configuration of a middleware: the section `rate_limiting` of the application's file."""
     statuses: Schema = {"anyOf": [{"type": ["string", "integer"]}, {"type": "array"}]}
     endpoint: Schema = {"anyOf": [STRING, closed(ENDPOINT_FIELDS, required=["path"])]}
+    zero: dict[str, Schema] = {"limit": COUNT}  # a limit of 0 is closed
+    limits = limits_of(INBOUND_LIMIT_FIELDS, zero)
+    plan = closed((*INBOUND_LIMIT_FIELDS, "limits"), {**zero, "limits": limits})
     category = closed(
         CATEGORY_FIELDS,
         {
-            "limits": limits_of(INBOUND_LIMIT_FIELDS),
+            **zero,
+            "limits": limits,
+            "plans": {"type": "object", "additionalProperties": {"anyOf": [plan, limits]}},
             "endpoints": {"anyOf": [endpoint, {"type": "array", "items": endpoint}]},
             "count": statuses,
             "refund": statuses,
@@ -134,6 +139,10 @@ def inbound_schema() -> Schema:
         **dict.fromkeys(("exempt", "exempt_methods", "exempt_clients", "blocked_clients"), STRINGS),
         "cleanup_interval_minutes": {"type": "number", "exclusiveMinimum": 0},
         "max_entries": QUOTA,
+        "ipv4_prefix": {"type": "integer", "minimum": 1, "maximum": 32},
+        "ipv6_prefix": {"type": "integer", "minimum": 1, "maximum": 128},
+        "block_after": STRING,
+        "block_for": STRING,
     }
     section = {"anyOf": [closed(SECTION_FIELDS, own), {"type": "null"}]}
     return document("inbound", {"type": "object", "properties": {"rate_limiting": section}})

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8080"
 # By field of a request: see `service.api.verbs`.
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "cost": {"default": "1", "metavar": "COST", "help": "an integer, or units such as tokens=100 (default: 1)"},
+    "cost": {
+        "default": "1",
+        "metavar": "COST",
+        "help": "an integer, or units such as tokens=100 (default: 1; for a provider, the cost in its file)",
+    },
     "timeout": {
         "type": seconds,
         "default": 0.0,
@@ -30,6 +34,10 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "default": 0.0,
         "metavar": "NUMBER",
         "help": "calls with a higher priority are served first (default: 0)",
+    },
+    "provider": {
+        "metavar": "NAME",
+        "help": "a provider instead of POLICY and KEY: its name, its domain or a URL",
     },
 }
 
@@ -47,13 +55,14 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_verb_arguments(parser: argparse.ArgumentParser, name: str, *, required: bool = True) -> None:
-    """Add the policy, the key (perhaps not `required`), options for the parameters of a verb, and the service."""
-    add_key_arguments(parser, required=required)
-    for field in VERBS[name].fields:
+def add_verb_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the policy and the key, or the provider, options for the parameters of a verb, and the service."""
+    fields = VERBS[name].fields
+    add_key_arguments(parser, required="provider" not in fields)
+    for field in fields:
         if field in OPTIONS:
             parser.add_argument(f"--{field}", **OPTIONS[field])
-    if not required:
+    if "provider" in fields and "cost" in fields:
         parser.set_defaults(cost=None)  # a provider has its own
     add_service_options(parser)
 
@@ -98,11 +107,19 @@ def read_key(args: argparse.Namespace) -> str | tuple[str, ...]:
     return tuple(args.key) if len(args.key) > 1 else str(args.key[0])
 
 
+def check_target(args: argparse.Namespace) -> None:
+    """Check that the arguments give either a policy and a key, or a provider."""
+    if args.provider is None and (args.policy is None or not args.key):
+        raise ConfigError("expected POLICY and KEY, or --provider")
+    if args.provider is not None and args.policy is not None:
+        raise ConfigError("cannot be combined with POLICY and KEY", field="--provider")
+
+
 def read_cost(text: str) -> Any:  # noqa: ANN401 - an integer, or an integer for each unit
     """Read a cost such as 3, or tokens=100,requests=1."""
     if text.isdecimal():
         return int(text)
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(unit.strip() and amount.strip().isdecimal() for unit, _, amount in pairs):
-        raise ConfigError(f"expected an integer, or units such as tokens=100,requests=1, not {text}", field="--cost")
+        raise ConfigError(f"expected an integer, or units such as tokens=100,requests=1, not {text!r}", field="--cost")
     return {unit.strip(): int(amount) for unit, _, amount in pairs}

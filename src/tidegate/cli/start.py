@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.cli.output import counted
+from tidegate.errors import ConfigError
 from tidegate.service.config.settings import DATA_FOLDER, OPTIONS, load_settings
 from tidegate.urls import redact
 
@@ -79,6 +80,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         from tidegate.cli.demo_service import run_demo  # noqa: PLC0415 - rarely needed
 
         run_demo(args, output)
+    elif args.no_demo_traffic:
+        raise ConfigError("only applies to the demonstration: add --demo", field="--no-demo-traffic")
     else:
         requested = read_settings(args)
         serve(requested, lambda settings, components: write_started(settings, components, output))

@@ -35,7 +35,9 @@ clean: Final = Output.clean
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the bus, and how often to refresh."""
-    parser.add_argument("bus", nargs="?", help="URL of the bus, nats://… or redis://… (default: TIDEGATE_BUS)")
+    parser.add_argument(
+        "bus", metavar="BUS", nargs="?", help="URL of the bus, nats://… or redis://… (default: TIDEGATE_BUS)"
+    )
     parser.add_argument(
         "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
     )

@@ -55,13 +55,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def check(file: str, name: str, output: Output, *, given: bool) -> None:
-    """Check one file; an error says what the file was taken for, unless its kind was `given`."""
+    """Check one file; after an error, print which kind was detected, unless the kind was `given`."""
     kind = KINDS[name]
     try:
         lines, more = kind.check(file)
     except ConfigError as error:
         if not given:
-            output.write_error(f"{file} was taken for {kind.title}; --kind says that it is something else")
+            output.write_error(f"{file} was read as {kind.title}; use --kind if it is another kind of file")
         raise error from None
     output.write_line(f"{file}: valid, {kind.title}", "green")
     for line in lines:

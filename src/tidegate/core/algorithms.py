@@ -4,12 +4,12 @@
     view(state, limit, cost, now)         -> (remaining, retry, reset)
     adjust(state, limit, delta, now, at)  -> the new state
     expires(state)                        -> the instant from which the state is equivalent to None
-    used(state, limit, now)               -> the permits in use, also above the limit
+    used(state, limit, now)               -> the permits in use; may exceed the limit
 
 A **State** is a tuple that begins with the Limit that wrote it; None is the state of a new key. `charge` takes `cost`
 permits (at least one) if they are available. `view` returns the `remaining` permits; `retry`, which is 0 if the cost
 would be charged, else the microseconds until it would be (if nothing else happens), or NEVER; and `reset`, the
-microseconds until all permits are available again. `adjust` corrects an earlier charge: it gives back (delta < 0) or
+microseconds until all permits are available again. `adjust` corrects an earlier charge: it refunds (delta < 0) or
 takes (delta > 0) permits, those charged at the instant `at`, or the latest ones if `at` is None. `used` is
 `limit.burst - remaining` while permits remain; it exceeds the burst if a correction took more than there was, or the
 limit was lowered.
@@ -20,7 +20,7 @@ their usage, a bucket keeps its available permits, up to the new burst.
 
 Each algorithm has its own module. The Lua and SQL ports have the same function names in the same order.
 
-No module outside the core compares the name of an algorithm: it asks for a trait, such as `limit.rules.holds_slots`. So
+No module outside the core compares the name of an algorithm: it checks a trait, such as `limit.rules.holds_slots`. So
 a new algorithm needs a module here, an entry in ALGORITHMS, and its ports.
 """
 

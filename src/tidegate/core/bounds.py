@@ -1,7 +1,8 @@
 """Bounds of the integers in the core.
 
 The absolute value of every number in the core is below 2**53, so that Python, Lua's doubles and SQL's bigint compute
-the same results. `MAX_INTEGER` is that bound; modules that multiply state beside the product why it stays below.
+the same results. `MAX_INTEGER` is that bound; a comment next to each product explains why it stays below
+that bound.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay within MAX_INTEGER: a
 level lies between floor and capacity, which differ by at most MAX_INTEGER; cost * scale is computed only for costs
-within the burst, and elapsed * rate only if it is at most the missing amount. The functions for the common state, which
-Python's integers allow to be shorter, multiply first and compare then, with the same result.
+within the burst, and elapsed * rate only if it is at most the missing amount. The functions for the common state
+multiply first and then compare, which is shorter and has the same result, because Python's integers do not overflow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Start and end of calendar windows: minutes to years, in a time zone, with daylight saving.
 
 A window is named by its period (`minute` `hour` `day` `week` `month` `year`) and starts at the zone's local reset time:
-by default midnight, Monday (ISO weeks), the 1st, January 1st. A day with a
-daylight-saving change has 23 or 25 hours. Every instant lies in exactly one window.
+by default midnight, Monday (ISO weeks), the 1st, January 1st. A day with a daylight-saving change has 23 or 25 hours.
+Every instant is in exactly one window.
 """
 
 from __future__ import annotations

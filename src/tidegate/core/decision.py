@@ -26,7 +26,7 @@ class LimitDecision(NamedTuple):
 
 
 class OverdrawnViews(list[View]):
-    """The views of limits of which one or more have more permits in use than they allow; `used` has one for each."""
+    """The views of limits, one or more of which are exceeded; `used` has the permits in use of each limit."""
 
     __slots__ = ("used",)
     used: list[int]
@@ -73,7 +73,7 @@ class Decision(
     def of_signed_views(cls, at: int, limits: tuple[Limit, ...], views: Sequence[View], *, within_limits: bool) -> Self:
         """Create a decision from views whose `remaining` is negative if more permits are in use than the limit allows.
 
-        So answer servers that keep the states.
+        Servers that keep the states themselves answer in this form.
         """
         if min([view[0] for view in views], default=0) < 0:
             used = [limit.burst - view[0] for limit, view in zip(limits, views, strict=True)]

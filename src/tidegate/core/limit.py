@@ -118,10 +118,9 @@ class Limit:
         else:
             length = parse_period(self.period)
             if (self.timezone, self.reset_day, self.reset_hour) != ("UTC", 1, 0):
-                raise ConfigError(
-                    "timezone, reset_day and reset_hour require the algorithm calendar_window", field="timezone"
-                )
-            _check_range("margin", self.margin, 0, MAX_DURATION - length, "of a limit, in microseconds,")
+                message = "requires the algorithm calendar_window, like reset_day and reset_hour"
+                raise ConfigError(message, field="timezone")
+            _check_range("margin", self.margin, 0, MAX_DURATION - length, " microseconds")
             self._set(length=length + self.margin, period=period_text(length))
         self._set_numbers()
         if not self.name:
@@ -143,13 +142,13 @@ class Limit:
         period = CALENDAR_PERIODS.get(self.period.strip().lower()) if isinstance(self.period, str) else None
         if period is None:
             known = f"{', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
-            message = f"the period of a calendar_window must be {known}, not {self.period!r}"
+            message = f"must be {known} for a calendar_window, not {self.period!r}"
             raise ConfigError(message, field="period")
         find_zone(self.timezone)
         days = {"week": 7, "month": 31, "year": 31}.get(period, 1)
-        _check_range("reset_day", self.reset_day, 1, days, f"of a limit per {period}")
+        _check_range("reset_day", self.reset_day, 1, days, f" for a limit per {period}")
         hours = 0 if period in ("minute", "hour") else 23
-        _check_range("reset_hour", self.reset_hour, 0, hours, f"of a limit per {period}")
+        _check_range("reset_hour", self.reset_hour, 0, hours, f" for a limit per {period}")
         longest = PERIOD_UNITS.get(period) or PERIOD_UNITS["d"] * (31 if period == "month" else 366)
         kind = Calendar(period, self.timezone, self.reset_day, self.reset_hour)
         self._set(period=period, length=longest, calendar=kind)
@@ -171,11 +170,11 @@ class Limit:
             self._set(burst=burst, rate=rate[0], scale=rate[1], capacity=capacity, floor=floor)
             return
         if self.burst not in (0, self.quota):
-            raise ConfigError(f"burst requires the algorithm token_bucket, not {self.algorithm}", field="burst")
+            raise ConfigError(f"requires the algorithm token_bucket, not {self.algorithm}", field="burst")
         self._set(burst=self.quota)
         if self.rules.weighted:
             if self.length > MAX_DURATION // 2:  # a call counts for up to two periods
-                raise ConfigError("the period of a sliding_window must be at most 71 years", field="period")
+                raise ConfigError("must be at most 71 years for a sliding_window", field="period")
             tick = ceil_div(self.quota * self.length, MAX_INTEGER)
             if tick > 1 and tick > self.length * RATE_TOLERANCE:
                 message = f"{self.quota} permits per {self.period} are too many for a sliding_window: use a larger unit"
@@ -195,7 +194,7 @@ class Limit:
         match = LIMIT.fullmatch(text)
         if match is None:
             raise ConfigError(
-                _with_position(text, _error_position(text), "expected a limit such as '60/1m' or '5 per 30s'")
+                with_position(text, _error_position(text), "expected a limit such as '60/1m' or '5 per 30s'")
             )
         options: dict[str, str | int] = {}
         if match["unit"]:
@@ -204,7 +203,7 @@ class Limit:
         for word in WORD.finditer(match["rest"]):
             name, value = _option(text, match.start("rest") + word.start(), word.group())
             if name in options:
-                raise ConfigError(_with_position(text, match.start("rest") + word.start(), f"duplicate {name}"))
+                raise ConfigError(with_position(text, match.start("rest") + word.start(), f"duplicate {name}"))
             options[name] = value
         if period.lower() in CALENDAR_PERIODS and period.lower() in NO_FIXED_LENGTH:
             options.setdefault("algorithm", "calendar_window")
@@ -212,13 +211,13 @@ class Limit:
             try:
                 _read_period(period)
             except _LimitTextError as error:
-                raise ConfigError(_with_position(text, match.start("period") + error.place, str(error))) from None
+                raise ConfigError(with_position(text, match.start("period") + error.place, str(error))) from None
         try:
             return cls(_number(match["quota"]), period, **options)  # type: ignore[arg-type]  # checked by Limit
         except ConfigError as error:
             option = text.find(f"{error.field}=", match.start("rest"))
             place = match.start("period") if error.field == "period" else max(option, match.start("quota"))
-            raise ConfigError(_with_position(text, place, str(error))) from None
+            raise ConfigError(with_position(text, place, str(error))) from None
 
     def __str__(self) -> str:
         """Return the limit in the format that `parse` reads."""
@@ -251,7 +250,7 @@ def parse_period(period: str | timedelta | float) -> int:
         try:
             length, exact = _read_period(period)
         except _LimitTextError as error:
-            raise ConfigError(_with_position(period, error.place, str(error)), field="period") from None
+            raise ConfigError(with_position(period, error.place, str(error)), field="period") from None
     else:
         message = f"expected a string such as '30s', a timedelta or a number of seconds, not {period!r}"
         raise ConfigError(message, field="period")
@@ -305,10 +304,10 @@ def _check_integer(name: str, value: object) -> None:
         raise ConfigError(f"must be an integer from 1 to 2**53 - 1, not {value!r}", field=name)
 
 
-def _check_range(name: str, value: object, low: int, high: int, what: str) -> None:
+def _check_range(name: str, value: object, low: int, high: int, condition: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         expected = f"from {low} to {high}" if low < high else f"{low} (the default)"
-        raise ConfigError(f"the {name} {what} must be {expected}, not {value!r}", field=name)
+        raise ConfigError(f"must be {expected}{condition}, not {value!r}", field=name)
 
 
 def _unknown_algorithm(name: object) -> str:
@@ -323,24 +322,22 @@ def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
     name, is_option, value = word.partition("=")
     if not is_option:
         if "/" in word:
-            raise ConfigError(_with_position(text, place, "expected one limit: write several limits as a list"))
+            raise ConfigError(with_position(text, place, "expected one limit: write several limits as a list"))
         if word not in algorithms.ALGORITHMS:
-            raise ConfigError(_with_position(text, place, _unknown_algorithm(word)))
+            raise ConfigError(with_position(text, place, _unknown_algorithm(word)))
         return "algorithm", word
     if name in ("burst", "reset_day", "reset_hour"):
         if not value.replace("_", "").isdecimal():
-            raise ConfigError(_with_position(text, place + len(name) + 1, f"{name} must be an integer"))
+            raise ConfigError(with_position(text, place + len(name) + 1, f"{name} must be an integer"))
         return name, _number(value)
     if name == "margin":
         try:
             return name, _read_period(value)[0]
         except _LimitTextError as error:
-            raise ConfigError(_with_position(text, place + len(name) + 1 + error.place, str(error))) from None
+            raise ConfigError(with_position(text, place + len(name) + 1 + error.place, str(error))) from None
     if name in ("unit", "name", "timezone") and value:
         return name, ESCAPED.sub(r"\1", value[1:-1]) if QUOTED.fullmatch(value) else value
-    raise ConfigError(
-        _with_position(text, place, "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour=")
-    )
+    raise ConfigError(with_position(text, place, "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="))
 
 
 def _number(digits: str) -> int:
@@ -362,7 +359,7 @@ def _error_position(text: str) -> int:
     return match.end() if match else 0
 
 
-def _with_position(text: str, place: int, message: str) -> str:
+def with_position(text: str, place: int, message: str) -> str:
     """Return an error message with the position in the text."""
     return (
         f"{message}, at column {place + 1} of {text!r}" if place < len(text) else f"{message}, at the end of {text!r}"

@@ -69,7 +69,8 @@ class LogEntries(NamedTuple):
         times, sums, shift, last = array("q"), array("q"), 0, head
         for i, difference, cost in sorted(changes):
             times += self.times[last : i + (cost > 0)]
-            sums += array("q", [before + shift for before in self.sums[last:i]])
+            # Entries before the first change are copied as they are, which is much faster.
+            sums += array("q", [before + shift for before in self.sums[last:i]]) if shift else self.sums[last:i]
             shift += difference
             if cost:
                 sums.append(self.sums[i] + shift)

@@ -117,7 +117,7 @@ def heaviest(limit: Limit) -> int:
 
 
 def expires_sliding(state: State) -> int:
-    """Return when neither window counts any more."""
+    """Return when neither window counts any longer."""
     return int(state[3] + state[0].length * (2 if state[1] else 1))
 
 

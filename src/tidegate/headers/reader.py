@@ -1,7 +1,8 @@
 """Reads the rate limit fields of another server, in any of the dialects in use.
 
 The dialects (`headers/dialects.py`) are tried in order, newest first. The first one that says how much remains is used:
-a server that sends two dialects describes the same limits twice.
+a server that sends two dialects describes the same limits twice. The fields that only one server sends
+(`headers/servers.py`) describe further limits, so they are read in addition.
 
 The fields come from other servers, so they are not trusted. A malformed field is ignored as a whole, absurd values are
 clamped, and nothing raises. Advice is no guarantee: it may lower the number of permits left, never raise it above the
@@ -23,13 +24,18 @@ from tidegate.headers.dialects import (
     FIELD_PREFIXES,
     RETRY_AFTER,
     RETRY_AFTER_MS,
+    CountListField,
     Dialect,
     DictionaryField,
     GroupedFields,
+    LimitFields,
     ListFields,
+    OwnFields,
     ThreeFields,
+    UsedOfLimitField,
 )
-from tidegate.headers.values import clamp, parse_retry_after, read_count, seconds_until, to_text
+from tidegate.headers.servers import OWN_FIELDS
+from tidegate.headers.values import clamp, parse_retry_after, read_count, read_seconds, seconds_until, to_text
 
 T = TypeVar("T")
 Headers = Mapping[str, object] | Mapping[bytes, object] | Iterable[tuple[str | bytes, object]]
@@ -99,6 +105,8 @@ def read(headers: Headers | None, now: float) -> Advice:
             found = limits
             break
         found = found or limits
+    for read_own in OWN_READERS:
+        found = [*found, *read_own(fields, now)]
     return Advice(tuple(found[:MAX_LIMITS]), _read_retry_after(fields, now))
 
 
@@ -120,10 +128,15 @@ def select_fields(headers: Headers | None) -> Fields:
 
 
 def _read_retry_after(fields: Fields, now: float) -> float | None:
-    """Return the longest requested wait, from the milliseconds field if it agrees with the seconds."""
-    seconds = [parse_retry_after(text, now) for text in fields.get(RETRY_AFTER.lower(), ())]
+    """Return the longest requested wait, from the milliseconds field if it agrees with the seconds.
+
+    Some servers send fractions of seconds, such as Shopify's `2.0`.
+    """
+    texts = fields.get(RETRY_AFTER.lower(), ())
+    seconds = [wait if (wait := parse_retry_after(text, now)) is not None else read_seconds(text) for text in texts]
     longest = max((wait for wait in seconds if wait is not None), default=None)
-    exact = [amount / 1000 for amount in map(read_count, fields.get(RETRY_AFTER_MS.lower(), ())) if amount is not None]
+    milliseconds = [text for name in RETRY_AFTER_MS for text in fields.get(name.lower(), ())]
+    exact = [amount / 1000 for amount in map(read_count, milliseconds) if amount is not None]
     if exact and (longest is None or longest - max(exact) < 1):
         return clamp(max(exact))
     return longest
@@ -225,16 +238,19 @@ def _dictionary_reader(dialect: DictionaryField) -> ReadDialect:
 
 def _three_fields_reader(dialect: ThreeFields) -> ReadDialect:
     """Return a reader of three fields with one number each: drafts 00 to 06, and X-RateLimit."""
-    limit_field, remaining_field, reset_field, reset_after_field, resource_field = (name.lower() for name in dialect)
+    names = ThreeFields(*(name.lower() for name in dialect))
 
     def read_triple(fields: Fields, now: float) -> list[LimitAdvice]:
-        quotas, windows = _read_quotas(fields.get(limit_field, ()))
-        left = _read_numbers(fields.get(remaining_field, ()), read_count)
-        resets = _read_numbers(fields.get(reset_field, ()), lambda text: seconds_until(text, now))
-        resets = resets or _read_numbers(fields.get(reset_after_field, ()), lambda text: seconds_until(text, now))
+        quotas, windows = _read_quotas(fields.get(names.limit, ()))
+        left, _ = _read_quotas(fields.get(names.remaining, ()))
+        # A delay first: unlike an instant, it does not depend on the clocks.
+        resets = _read_numbers(fields.get(names.reset_after, ()), lambda text: seconds_until(text, now))
+        resets = resets or _read_numbers(fields.get(names.reset, ()), lambda text: seconds_until(text, now))
         if not quotas and not left:
             return []
-        resource = fields.get(resource_field, ["default"])[0]
+        resource = (fields.get(names.resource) or fields.get(names.bucket) or ["default"])[0]
+        if fields.get(names.is_global, [""])[0].lower() == "true":
+            resource = "global"
         if len(quotas) == len(left) == len(resets) > 1:  # several limits, in the same order in each list
             rows = zip(quotas, left, resets, strict=True)
             return [LimitAdvice(f"{resource}-{i}", *row, window=windows.get(row[0])) for i, row in enumerate(rows, 1)]
@@ -292,20 +308,21 @@ def _grouped_fields_reader(dialect: GroupedFields) -> ReadDialect:
                 tier = match.groupdict().get("tier", "ratelimit")
                 name = match["name"] if tier == "ratelimit" else f"{tier}-{match['name']}"
                 groups.setdefault(name, {})[match["what"]] = texts[-1]
-        return [limit for name, group in groups.items() if (limit := _read_group(name, group, now))]
+        return [limit for name, group in groups.items() if (limit := _read_group(dialect, name, group, now))]
 
     return read_grouped
 
 
-def _read_group(name: str, group: dict[str, str], now: float) -> LimitAdvice | None:
+def _read_group(dialect: GroupedFields, name: str, group: dict[str, str], now: float) -> LimitAdvice | None:
     quota, remaining = read_count(group.get("limit", "")), read_count(group.get("remaining", ""))
     if quota is None and remaining is None:
         return None
     words = name.replace("_", "-").split("-")
-    window = next((PERIOD_SECONDS[word] for word in words if word in PERIOD_SECONDS), None)
+    window = next((PERIOD_SECONDS[word] for word in words if word in PERIOD_SECONDS), dialect.window)
     if "renewalperiod" in group:
         window = seconds_until(group["renewalperiod"], now) or window
-    return LimitAdvice(name, quota, remaining, seconds_until(group.get("reset", ""), now), _unit_of(words), window)
+    unit = dialect.unit or _unit_of(words)
+    return LimitAdvice(name, quota, remaining, seconds_until(group.get("reset", ""), now), unit, window)
 
 
 def _unit_of(words: list[str]) -> str:
@@ -314,6 +331,51 @@ def _unit_of(words: list[str]) -> str:
         return next((f"{kind}-tokens" for kind in ("input", "output") if kind in words), "tokens")
     words = [word for word in words if word not in PERIOD_SECONDS and word not in ("month", "year")]
     return "-".join(words) if words and not set(words).intersection(REQUEST_WORDS) else "requests"
+
+
+# ---- fields that only one server sends -------------------------------------------------------------------------------
+
+
+def _limit_fields_reader(own: LimitFields) -> ReadDialect:
+    """Return a reader of the fields of one limit."""
+
+    def read_limit(fields: Fields, _now: float) -> list[LimitAdvice]:
+        quota, remaining, window = (
+            read_count(fields.get(name, [""])[-1]) for name in (own.limit, own.remaining, own.window_ms)
+        )
+        if quota is None and remaining is None:
+            return []
+        return [LimitAdvice(own.name, quota, remaining, window=clamp(window / 1000) if window else own.window)]
+
+    return read_limit
+
+
+def _used_of_limit_reader(own: UsedOfLimitField) -> ReadDialect:
+    """Return a reader of `32/40`: the used permits, and the limit."""
+
+    def read_used(fields: Fields, _now: float) -> list[LimitAdvice]:
+        used, _, limit = fields.get(own.field, [""])[-1].partition("/")
+        taken, quota = read_count(used), read_count(limit)
+        return [] if taken is None or quota is None else [LimitAdvice("default", quota, max(0, quota - taken))]
+
+    return read_used
+
+
+def _count_list_reader(own: CountListField) -> ReadDialect:
+    """Return a reader of `Microsoft.Compute/HighCostGet3Min;107, ...`: the remaining permits, by name of the limit."""
+
+    def read_counts(fields: Fields, _now: float) -> list[LimitAdvice]:
+        found = []
+        for part in ",".join(fields.get(own.field, ())).split(","):
+            name, _, count = part.strip().rpartition(";")
+            remaining, minutes = read_count(count), re.search(own.minutes, name)
+            if not name or remaining is None:
+                return []
+            window = 60.0 * int(minutes[1]) if minutes else None
+            found.append(LimitAdvice(name, None, remaining, window=clamp(window) if window else None))
+        return found
+
+    return read_counts
 
 
 def _reader_of(dialect: Dialect) -> ReadDialect:
@@ -325,4 +387,14 @@ def _reader_of(dialect: Dialect) -> ReadDialect:
     return _three_fields_reader(dialect) if isinstance(dialect, ThreeFields) else _grouped_fields_reader(dialect)
 
 
+def _reader_of_own(own: OwnFields) -> ReadDialect:
+    """Return the reader of fields that only one server sends."""
+    if isinstance(own, GroupedFields):
+        return _grouped_fields_reader(own)
+    if isinstance(own, LimitFields):
+        return _limit_fields_reader(own)
+    return _used_of_limit_reader(own) if isinstance(own, UsedOfLimitField) else _count_list_reader(own)
+
+
 DIALECT_READERS: Final = tuple(map(_reader_of, DIALECTS.values()))
+OWN_READERS: Final = tuple(map(_reader_of_own, OWN_FIELDS))

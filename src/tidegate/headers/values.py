@@ -38,7 +38,8 @@ HTTP_DATES: Final = tuple(
         rf"{DAY} {MONTH} (?P<day>[0-9 ][0-9]) {CLOCK} (?P<year>[0-9]{{4}})",  # asctime()
     )
 )
-RFC_3339 = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?"
+# Jira leaves the seconds out: 2023-11-14T22:18Z.
+RFC_3339 = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
                       r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})")  # fmt: skip
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -71,6 +72,12 @@ def seconds_until(text: str, now: float) -> float | None:
         return read_duration(text)
     instant = read_rfc_3339(text) if RFC_3339.fullmatch(text) else read_http_date(text, now)
     return None if instant is None else clamp(instant - now)
+
+
+def read_seconds(text: str) -> float | None:
+    """Read a number of seconds with a fraction, such as `2.0`."""
+    number = NUMBER.fullmatch(text)
+    return None if number is None else clamp(read_integer(number[1]) + float(number[2] or 0))
 
 
 def read_duration(text: str) -> float:

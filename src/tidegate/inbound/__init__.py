@@ -1,14 +1,19 @@
-"""Limits for the requests that an application RECEIVES. Requests over the limit are denied; nothing sleeps.
+"""Limits for the requests that an application receives. Requests over the limit are denied; nothing waits.
 
-asgi, wsgi                          RateLimitMiddleware, for whole applications
-starlette, fastapi, flask, django   limit(…), for single routes
+asgi, wsgi, aiohttp                 RateLimitMiddleware, for whole applications
+starlette, fastapi, flask, django   limit(…), for single routes; also in aiohttp
+drf                                 throttle classes for Django REST Framework
 functions                           limit(…), for plain functions
+testing                             limits_disabled(…) and reset_limits(…), for the tests of an application
 """
 
 from tidegate.inbound.client.address import AddressSet, Header, Headers, TrustedProxies, address_key, client_address
-from tidegate.inbound.client.request import KeyOf, Request, by_address, by_api_key, by_header
+from tidegate.inbound.client.request import FrameworkRequest, KeyOf, Request, by_address, by_api_key, by_header
 from tidegate.inbound.limiting.category_limiter import Counts
+from tidegate.inbound.limiting.common_request import common_request, current_limits
+from tidegate.inbound.limiting.limited_call import LimitedBlock
 from tidegate.inbound.limiting.options import OnMessage, Options, Unknown
+from tidegate.inbound.limiting.plan_limiters import PlanOf
 from tidegate.inbound.limiting.route_limit import Limits, LimitsOf
 from tidegate.inbound.responses.response import Denying, Response
 
@@ -16,13 +21,16 @@ __all__ = [
     "AddressSet",
     "Counts",
     "Denying",
+    "FrameworkRequest",
     "Header",
     "Headers",
     "KeyOf",
+    "LimitedBlock",
     "Limits",
     "LimitsOf",
     "OnMessage",
     "Options",
+    "PlanOf",
     "Request",
     "Response",
     "TrustedProxies",
@@ -32,4 +40,6 @@ __all__ = [
     "by_api_key",
     "by_header",
     "client_address",
+    "common_request",
+    "current_limits",
 ]

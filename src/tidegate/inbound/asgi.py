@@ -13,38 +13,42 @@ from functools import partial
 from operator import call
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.decision import Decision
 from tidegate.errors import RateLimitError
 from tidegate.flow import run_async
-from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, asgi_header, asgi_path
+from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
+from tidegate.inbound.limiting.asgi_responses import (
+    POLICY_VIOLATION,
+    add_headers,
+    charge_pending,
+    decide_pending,
+    defer_start,
+    make_request,
+    respond,
+)
+from tidegate.inbound.limiting.charges import RequestCharge
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound.limiting.route_gates import AsgiGates, wrapped_apps
 from tidegate.inbound.responses import admin
-from tidegate.inbound.responses.response import (
-    PLAIN_DENIAL,
-    RAW_PLAIN_HEADERS,
-    Response,
-    fit_to_status,
-    mentions_json,
-    plain_denial,
-    raw,
-)
+from tidegate.inbound.responses.response import Response, fit_to_status, plain_denial
 from tidegate.inbound.rules.path_readings import Route, asgi_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import Unpack
 
     from tidegate.clock import Clock
-    from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
     RawFields = list[tuple[bytes, bytes]]
@@ -53,14 +57,11 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[Any]]
     Send = Callable[[Any], Awaitable[None]]
     App = Callable[..., Awaitable[None]]
-    Writer = Callable[[Decision], RawFields]
 
 __all__ = ["RateLimitMiddleware"]
 
-POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its limit
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
-MAX_WRAPPED_APPS: Final = 32  # wrapped applications that are inspected
-START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
+make_charge = partial(tuple.__new__, RequestCharge)  # faster than the constructor of a NamedTuple
 
 
 class RateLimitMiddleware:
@@ -72,7 +73,7 @@ class RateLimitMiddleware:
         config: str | Path | Mapping[str, object] | None = None,
         store: str | Store = "memory://",
         trusted_proxies: TrustedProxies | Iterable[str] = (),
-        headers: Style = "x",
+        headers: Style | Mapping[str, str] = "x",
         clock: Clock | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -83,9 +84,10 @@ class RateLimitMiddleware:
             config, store, trusted_proxies, headers, clock, tasks=True, **options
         )
         self._own_root = self.guard.root_path or find_root_path(app)
+        self._gates = AsgiGates(app, decide_pending)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
@@ -118,6 +120,16 @@ class RateLimitMiddleware:
         if special or client[2] or request_limiter.special or category_limiter is None or key is None:
             await self._handle_special(scope, receive, send, target, client)
             return
+        if self._gates.has_limits() or (STATE_KEY in scope and scope[STATE_KEY].pending):
+            last = category_limiter.last_decisions.get(key)
+            if last is None or last[0] or await self._may_pass(category_limiter, key, cost, method, path):
+                charge = make_charge(
+                    (request_limiter, category_limiter.limiter, key, cost, category_limiter, None, False, None)
+                )
+                await self._defer(scope, receive, send, client, (charge,))
+            else:
+                await self._deny(scope, receive, send, category_limiter, client, category_limiter.last_decisions[key])
+            return
         try:
             decision = category_limiter.decide(key, cost)
             if category_limiter.is_async:
@@ -135,7 +147,7 @@ class RateLimitMiddleware:
         elif not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
             await self._deny(scope, receive, send, category_limiter, client, decision)
             return
-        request_state = scope[STATE_KEY] = RequestState(request_limiter, client, decision, scope.get(STATE_KEY))
+        request_state = scope[STATE_KEY] = RequestState(request_limiter, client, decision, scope.get(STATE_KEY), target)
         if kind == "http":
             await self.app(scope, receive, add_headers(request_state, send, category_limiter.fields))
         else:
@@ -168,8 +180,47 @@ class RateLimitMiddleware:
         outcome = LimitOutcome(allowed=True)
         if target.category_limiter is not None and client.key is not None:
             request = make_request(scope, client)
-            outcome = await run_async(self.guard.check_flow(request, target, client), call)
+            if not target.admin and self._gates.has_limits():
+                prepared = await run_async(self.guard.prepare_flow(request, target, client), call)
+                if not isinstance(prepared, LimitOutcome):
+                    await self._defer(scope, receive, send, client, prepared)
+                    return
+                outcome = prepared
+            else:
+                outcome = await run_async(self.guard.check_flow(request, target, client), call)
         await self._apply_outcome(outcome, scope, receive, send, target, client)
+
+    async def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
+        """Look whether a client that was denied last is still over the limit, before it reaches the application."""
+        try:
+            decision = category_limiter.limiter.peek(key, cost)
+            if not isinstance(decision, Decision):
+                decision = await decision
+        except RateLimitError:
+            return True  # the decision itself handles store errors
+        return bool(decision) or self.guard.record_decision(category_limiter, key, cost, decision, method, path)
+
+    async def _defer(
+        self, scope: Scope, receive: Receive, send: Send, client: RequestClient, charges: Sequence[RequestCharge]
+    ) -> None:
+        """Pass a request to the application; its charges are decided together with the limits of its route."""
+        request_state = RequestState(self.guard, client, None, scope.get(STATE_KEY), None, charges)
+        scope[STATE_KEY] = request_state
+        deferring = defer_start(request_state, scope, receive, send)
+        if not self._gates.has_limits() and not await decide_pending(scope, receive, deferring):
+            return  # nothing inside would decide
+        try:
+            if scope["type"] == "http":
+                await self.app(scope, receive, deferring)
+            else:
+                await self._websocket(scope, receive, deferring, client)
+        except Exception:
+            await charge_pending(request_state, scope)
+            raise
+        finally:
+            if request_state.response_charge is not None:
+                await run_async(request_state.response_charge.settle_flow(), call)
+        await charge_pending(request_state, scope)
 
     async def _apply_outcome(
         self,
@@ -185,9 +236,10 @@ class RateLimitMiddleware:
         if not outcome.allowed and outcome.category_limiter is not None and decision is not None:
             await self._deny(scope, receive, send, outcome.category_limiter, client, decision, outcome.kind)
             return
-        request_state = scope[STATE_KEY] = RequestState(self.guard, client, decision, scope.get(STATE_KEY))
-        plain = add_headers(request_state, send)
-        settling = plain if response_charge is None else _SettlingSend(plain, request_state, response_charge)
+        outer = scope.get(STATE_KEY)
+        request_state = scope[STATE_KEY] = RequestState(self.guard, client, None if outcome.made else decision, outer)
+        request_state.made, request_state.response_charge = outcome.made, response_charge
+        settling = defer_start(request_state, scope, receive, send)
         try:
             if target.admin:
                 await self._admin(scope, receive, settling)
@@ -212,15 +264,27 @@ class RateLimitMiddleware:
         """Send the response to a denied request. Not a coroutine itself, so that floods of denials stay cheap."""
         writer, policy = self.guard.response_writer, category_limiter.category.policy
         decision = decision.with_views()  # a denial reads them several times
-        if writer.custom_denial is None and not mentions_json(scope["headers"]):
+        if writer.is_plain(scope["headers"]):
             response = plain_denial(decision, policy, kind)
         else:
             response = writer.write_denial(make_request(scope, client), decision, policy, kind)
         outer: RequestState | None = scope.get(STATE_KEY)
         if outer is not None:
-            outer.add(decision)
-        fields = [] if outer is not None else fit_to_status(writer.raw_fields(decision), response.status)
-        return respond(scope, receive, send, response, fields)
+            return self._deny_nested(scope, receive, send, response, outer, decision)
+        return respond(scope, receive, send, response, fit_to_status(writer.raw_fields(decision), response.status))
+
+    async def _deny_nested(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        response: Response,
+        outer: RequestState,
+        decision: Decision,
+    ) -> None:
+        """Deny a request inside another middleware, which adds the headers: give back what it has charged."""
+        await run_async(outer.deny_flow(decision, tasks=True), call)
+        await respond(scope, receive, send, response, [])
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the admin endpoint."""
@@ -249,7 +313,9 @@ class RateLimitMiddleware:
         if target is None or client.key is None:
             await self.app(scope, receive, send)
             return
-        key = self.guard.client_identifier.choose_key(make_request(scope, client), client.key)
+        request = make_request(scope, client)
+        target = self.guard.plan_limiters.choose(request, target)
+        key = self.guard.client_identifier.choose_key(request, client.key)
         check_flow = partial(self.guard.check_message_flow, target, client, key, scope["path"])
         messages = _LimitedMessages(check_flow, receive, send, drops=self.guard.drops_messages)
         await self.app(scope, messages.receive, messages.send)
@@ -258,50 +324,6 @@ class RateLimitMiddleware:
         """Close the store, if this middleware opened it."""
         self.guard.flush()
         await self.guard.opened_store.close_async()
-
-
-def add_headers(request_state: RequestState, send: Send, write: Writer | None = None) -> Send:
-    """Return a `send` for the application that adds the header fields to the first message of a response.
-
-    The scope must not refer to it: the server's `send` refers to the scope, and a reference cycle per request would
-    make the garbage collector cost more than the decision.
-    """
-    if request_state.nested:  # the outer middleware adds the fields
-        return send
-
-    def send_with_headers(message: Message) -> Awaitable[None]:
-        # A plain function: cheaper than a coroutine or an object with __call__.
-        if message["type"] in START_MESSAGES:
-            decision = request_state.decision if request_state.inner is None else request_state.combined_decision
-            if decision is not None:
-                fields = (write or request_state.request_limiter.response_writer.raw_fields)(decision)
-                if not decision:
-                    fields = fit_to_status(fields, message.get("status", 0))
-                message = {**message, "headers": [*message.get("headers", ()), *fields]}
-        return send(message)
-
-    return send_with_headers
-
-
-class _SettlingSend:
-    """Corrects the charge of a request before its response starts, so the client sees the corrected limits."""
-
-    __slots__ = ("_request_state", "_response_charge", "_send")
-
-    def __init__(self, send: Send, request_state: RequestState, response_charge: ResponseCharge) -> None:
-        self._send = send
-        self._request_state = request_state
-        self._response_charge = response_charge
-
-    async def __call__(self, message: Message) -> None:
-        """Forward a message."""
-        if message["type"] in START_MESSAGES:
-            self._response_charge.status = message.get("status", 101)
-            if self._response_charge.settles_at_start:
-                self._request_state.replace_decision(
-                    await run_async(self._response_charge.settle_at_start_flow(), call)
-                )
-        await self._send(message)
 
 
 class _LimitedMessages:
@@ -348,28 +370,6 @@ class _ClosingLifespan:
         await self._send(message)
 
 
-async def respond(scope: Scope, receive: Receive, send: Send, response: Response, fields: RawFields) -> None:
-    """Send a complete response, to an HTTP request or to a websocket handshake."""
-    headers = [*(RAW_PLAIN_HEADERS if response is PLAIN_DENIAL else raw(response.headers)), *fields]
-    if scope["type"] == "http":
-        body = b"" if scope["method"] == "HEAD" else response.body
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-        return
-    await receive()  # websocket.connect
-    if "websocket.http.response" in scope.get("extensions", ()):
-        await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": response.body})
-    else:
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
-
-
-def make_request(scope: Scope, client: RequestClient) -> Request:
-    """Build the Request that key, count and denial functions receive."""
-    method = scope.get("method", "GET")
-    return Request(method, asgi_path(scope), client.address, scope, lambda name: asgi_header(scope, name))
-
-
 def find_template(scope: Scope) -> str | None:
     """Return the template of the route that the framework has already matched, or None."""
     route = scope.get("route")
@@ -387,13 +387,6 @@ def has_fixed_mount(scope: Scope) -> bool:
     """Return whether the mount point is constant, unlike Starlette's Mount("/{tenant}"), which the client chooses."""
     root, parts = scope.get("root_path"), scope.get("path_params")
     return not root or not parts or not any(str(part) in root for part in parts.values())
-
-
-def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
-    """Yield an application and the applications that it wraps, as far as attributes show them."""
-    for _ in range(MAX_WRAPPED_APPS):
-        yield getattr(app, "__self__", app)  # the instance of a bound method
-        app = getattr(app, "app", None)
 
 
 def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application

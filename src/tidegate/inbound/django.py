@@ -2,28 +2,118 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from operator import call
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.flow import run, run_async
-from tidegate.inbound.client.request import Request, wsgi_header
+from tidegate.flow import run_async
+from tidegate.inbound.client.request import FrameworkRequest, Request, wsgi_header
+from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import F, RouteLimit, find_client, route_name
-from tidegate.inbound.wsgi import forwarding_headers
+from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.limiting.route_limit import F, RouteLimit
+from tidegate.inbound.wsgi import decide_pending, forwarding_headers
 
 try:
-    from django.http import HttpResponse  # type: ignore[import-untyped]  # Django has no types
+    from django.core.exceptions import (  # type: ignore[import-untyped]  # Django has no types
+        BadRequest,
+        PermissionDenied,
+        SuspiciousOperation,
+    )
+    from django.http import Http404, HttpResponse  # type: ignore[import-untyped]  # Django has no types
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
-    from tidegate.flow import CallFlow
+    from tidegate.inbound import responses
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["limit"]
+__all__ = ["ViewLimitExceeded", "exempt", "limit"]
+
+# As django.core.handlers.exception has it.
+ERROR_STATUSES: Final = ((Http404, 404), (PermissionDenied, 403), ((BadRequest, SuspiciousOperation), 400))
+
+
+class ViewLimitExceeded(PermissionDenied):  # type: ignore[misc]  # Django has no types
+    """Raised by a limited block; `response` is the response to the denied request. Unhandled, Django sends a 403."""
+
+    def __init__(self, response: HttpResponse, decision: Decision) -> None:
+        """Keep the response and the decision."""
+        super().__init__("rate limit exceeded")
+        self.response = response
+        self.decision = decision
+
+
+class DjangoFramework:
+    """Requests and responses of Django."""
+
+    def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
+        """Return the request: the first argument of a view, the second of a method."""
+        for value in (*args[:2], kwargs.get("request")):
+            if hasattr(value, "META"):
+                return value
+        message = f"{route_name(function)} has no request argument: the first argument of a view is the request"
+        raise ConfigError(message)
+
+    def mapping(self, native: Any) -> Any:  # noqa: ANN401 - Django has no types
+        """Return the mapping that holds the state: the scope behind an ASGI middleware, otherwise META."""
+        scope = getattr(native, "scope", None)
+        return scope if scope is not None and STATE_KEY in scope else native.META
+
+    def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
+        """Return the address of the peer, and the headers that name clients."""
+        del native
+        if "headers" in mapping:  # a scope
+            peer = mapping.get("client")
+            return peer[0] if peer else None, mapping["headers"]
+        return mapping.get("REMOTE_ADDR"), forwarding_headers(mapping)
+
+    def common(self, native: Any, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
+        """Return the Request that is the same for all frameworks."""
+        del mapping
+        meta = native.META
+        # Django has decoded PATH_INFO, in the environ too.
+        return Request(native.method, native.path_info, client.address, meta, lambda name: wsgi_header(meta, name))
+
+    def make_response(self, response: responses.response.Response) -> HttpResponse:
+        """Return the response to a denied request."""
+        return HttpResponse(response.body, status=response.status, headers=dict(response.headers))
+
+    def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - any response
+        """Add header fields to the response of a view."""
+        for name, value in fields:
+            response[name] = value
+        return response
+
+    def error_response(self, error: Exception) -> HttpResponse | None:
+        """Return a response with the status that Django sends for an exception; Django builds its own."""
+        for kind, status in ERROR_STATUSES:
+            if isinstance(error, kind):
+                return HttpResponse(status=status)
+        return None
+
+    def status(self, response: Any) -> int:  # noqa: ANN401 - as above
+        """Return the status of a response."""
+        return response.status_code  # type: ignore[no-any-return]  # Django has no types
+
+    def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
+        """Return the exception for a denied request."""
+        del native
+        return ViewLimitExceeded(self.make_response(response), decision)
+
+    def report(self, native: Any, decided: list[DecidedCharge]) -> None:  # noqa: ANN401 - Django has no types
+        """Set `request.limited` if a limit with `block=False` is exceeded."""
+        if decided:
+            exceeded = any(not each.decision.within_limits for each in decided)
+            native.limited = exceeded or getattr(native, "limited", False)
+
+
+FRAMEWORK: Final = DjangoFramework()
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator
@@ -31,44 +121,58 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
 
     def __call__(self, view: F) -> F:
         """Decorate a view, sync or async."""
-        route = route_name(view)
-        if inspect.iscoroutinefunction(view):
+        return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
-            @functools.wraps(view)
-            async def limited(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-                seen, request_state, decision = await run_async(self._check_flow(request, route, tasks=True), call)
-                if decision is not None and not decision:
-                    return self._make_denial(seen, request_state, decision)
-                return self._with_fields(request_state, decision, await view(request, *args, **kwargs))
+    def check(self, request: FrameworkRequest) -> LimitedBlock:
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises ViewLimitExceeded."""
+        return LimitedBlock(self, request, FRAMEWORK)
 
-        else:
 
-            @functools.wraps(view)
-            def limited(request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-                seen, request_state, decision = run(self._check_flow(request, route, tasks=False), call)
-                if decision is not None and not decision:
-                    return self._make_denial(seen, request_state, decision)
-                return self._with_fields(request_state, decision, view(request, *args, **kwargs))
+class DjangoGate:
+    """Decides what the middleware left pending, before a view without limits runs."""
 
-        return limited  # type: ignore[return-value]  # wraps keeps what callers see
+    def __init__(self, handler: Any) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
+        """Decide in this handler, before its own view middlewares."""
+        is_async = hasattr(handler, "read_body")  # ASGIHandler
+        handler._view_middleware.insert(0, decide_before_view_async if is_async else decide_before_view)  # noqa: SLF001 - Django offers no other way
 
-    def _check_flow(self, request: Any, route: str, *, tasks: bool) -> CallFlow[tuple[Request, Any, Decision | None]]:  # noqa: ANN401 - Django has no types
-        request_state = getattr(request, "scope", {}).get(STATE_KEY) or request.META.get(STATE_KEY)
-        meta = request.META
-        client = find_client(
-            request_state, self.request_limiter_for(request_state), meta.get("REMOTE_ADDR"), forwarding_headers(meta)
-        )
-        # Django has decoded PATH_INFO, in the environ too.
-        seen = Request(request.method, request.path_info, client.address, meta, lambda name: wsgi_header(meta, name))
-        decision = yield from self.decide_flow(seen, request_state, client, route, tasks=tasks)
-        return seen, request_state, decision
+    def has_limits(self) -> bool:
+        """Return whether some view may have limits: this module was imported to make them."""
+        return True
 
-    def _make_denial(self, request: Request, request_state: Any, decision: Decision) -> HttpResponse:  # noqa: ANN401 - a RequestState or None
-        denial = self.write_denial(request, request_state, decision)
-        return HttpResponse(denial.body, status=denial.status, headers=dict(denial.headers))
 
-    def _with_fields(self, request_state: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response
-        if decision is not None:
-            for name, value in self.fields(request_state, decision):
-                response[name] = value
-        return response
+def decide_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:  # noqa: ANN401 - Django has no types
+    """Decide what is pending, unless limits of the view do: as `process_view` of a middleware."""
+    del args, kwargs
+    request_state = FRAMEWORK.mapping(request).get(STATE_KEY)
+    if not is_pending(request_state, request, view):
+        return None
+    denial = decide_pending(request.META)
+    return None if denial is None else FRAMEWORK.make_response(denial)
+
+
+async def decide_before_view_async(request: Any, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:  # noqa: ANN401 - as above
+    """Decide in the same way behind an ASGI middleware."""
+    del args, kwargs
+    mapping = FRAMEWORK.mapping(request)
+    request_state = mapping.get(STATE_KEY)
+    if not is_pending(request_state, request, view):
+        return None
+    seen = FRAMEWORK.common(request, mapping, request_state.client)
+    result = await run_async(request_state.charge_flow((), seen, tasks=True), call)
+    return None if result.allowed else FRAMEWORK.make_response(write_result(result, seen, seen))
+
+
+def is_pending(request_state: RequestState | None, request: Any, view: Any) -> bool:  # noqa: ANN401 - as above
+    """Return whether charges are pending that no limit of the view decides."""
+    if request_state is None or not request_state.pending:
+        return False
+    view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    if is_exempt(view) or is_exempt(view_class):
+        request_state.pending = ()
+        return False
+    if is_limited(view):
+        return False
+    if view_class is None:
+        return True
+    return not is_limited(view_class.dispatch) and not is_limited(class_handler(view_class, request.method))

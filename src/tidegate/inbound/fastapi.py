@@ -1,59 +1,232 @@
-"""Limits on single routes in FastAPI: `dependencies=[Depends(limit("5/1m"))]` of a route, a router or the application.
+"""Limits on single routes in FastAPI: `@limit("5/1m")` below `@app.get("/…")`, or `Depends(limit("5/1m"))`.
 
-A denied request raises RateLimitExceeded, an HTTPException, so an exception handler can replace the response. Requests
-are counted per route (`GET /items/{id}`, with its router's prefix), not per URL. Routes with the same `scope` share a
-count.
+As a dependency, a limit applies to a route, a router or the whole application. As a decorator, it becomes a dependency
+of the endpoint, which needs no further parameter. A denied request raises RateLimitExceeded, an HTTPException, so an
+exception handler can replace the response. Requests are counted per route (`GET /items/{id}`, with its router's
+prefix), not per URL. Routes with the same `scope` share a count.
 """
 
 # No `from __future__ import annotations` here: FastAPI reads the types of a dependency's arguments.
 
+import asyncio
+import functools
+import inspect
+import json
+from collections.abc import Callable, Coroutine, Iterator
 from operator import call
-from typing import Any
+from typing import Annotated, Any, Final, overload
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.asgi import find_template, has_fixed_mount
+from tidegate.inbound.limiting.fast_decision import decide_fast
+from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow
+from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.starlette import AsgiLimit
+from tidegate.inbound.limiting.route_gates import is_limit
+from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
+from tidegate.inbound.responses.response import PlainDenial
+from tidegate.inbound.responses.response import Response as Denial
+from tidegate.inbound.starlette import BODY_HEADERS, AsgiFramework
 
 try:
-    from fastapi import HTTPException, Response, WebSocketException
-    from fastapi.requests import HTTPConnection
+    from fastapi import Depends, HTTPException, Response, WebSocketException
+    from fastapi.exception_handlers import http_exception_handler
+    from fastapi.requests import HTTPConnection, Request
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.fastapi requires FastAPI: pip install fastapi") from error
 
-__all__ = ["RateLimitExceeded", "limit"]
+__all__ = ["RateLimitExceeded", "exempt", "limit"]
 
 POLICY_VIOLATION = 1008
+PARAMETER: Final = "tidegate_limit_"  # the parameters that a decorator adds start with it
+USES_KEY: Final = "tidegate_route_limits"  # in the scope: the limits of the route, once they are known
 
 
 class RateLimitExceeded(HTTPException):
-    """Raised for a denied request; `decision` has the reason."""
+    """Raised for a denied request; `decision` has the reason, `denial` the complete response.
 
-    def __init__(self, status: int, detail: str, headers: dict[str, str], decision: Decision) -> None:
-        """Keep the decision that denied the request."""
-        super().__init__(status, detail, headers)
+    `detail` is the body: an object if it is JSON, otherwise a string. An exception handler of the application for this
+    class, for HTTPException or for the status replaces the response; without one, the response is `denial`.
+    """
+
+    def __init__(self, denial: Denial, decision: Decision) -> None:
+        """Keep the response and the decision that denied the request."""
+        headers = {name: value for name, value in denial.headers if name.lower() not in BODY_HEADERS}
+        super().__init__(denial.status, read_body(denial), headers)
+        self.denial = denial
         self.decision = decision
 
 
-class limit(AsgiLimit):  # noqa: N801 - used like a function
-    """A dependency that denies requests over the limit."""
+def read_body(denial: Denial) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the body of a denial as a JSON value, or as a string."""
+    kind = next((value for name, value in denial.headers if name.lower() == "content-type"), "")
+    text = denial.body.decode("utf-8", "replace")
+    if "json" in kind:
+        try:
+            return json.loads(text)
+        except ValueError:  # a custom Response with a wrong content type
+            return text
+    return text
 
-    async def __call__(self, connection: HTTPConnection, response: Response) -> None:
-        """Decide about the current request."""
+
+async def send_denial(request: Any, error: RateLimitExceeded) -> Response:  # noqa: ANN401 - FastAPI passes a Request
+    """Answer a denied request: a custom body, problem details or HTML as they are; else as FastAPI's other errors."""
+    denial = error.denial
+    if isinstance(denial, PlainDenial):
+        return await http_exception_handler(request, error)
+    return Response(denial.body, denial.status, dict(denial.headers))
+
+
+def use_denial_handler(scope: Any) -> None:  # noqa: ANN401 - a scope is any mapping
+    """Use `send_denial` for RateLimitExceeded, if the application has no handler for it but FastAPI's default."""
+    handlers: dict[Any, Any] = (scope.get("starlette.exception_handlers") or ({},))[0]
+    found = next((handlers[kind] for kind in RateLimitExceeded.__mro__ if kind in handlers), None)
+    if found is http_exception_handler:
+        handlers[RateLimitExceeded] = send_denial
+
+
+class FastApiFramework(AsgiFramework):
+    """Requests and responses of FastAPI."""
+
+    def make_error(self, response: Denial, decision: Decision, native: HTTPConnection) -> Exception:
+        """Return the exception for a denied request."""
+        use_denial_handler(native.scope)
+        return RateLimitExceeded(response, decision)
+
+
+FRAMEWORK: Final = FastApiFramework()
+
+
+class limit(RouteLimit):  # noqa: N801 - used like a function
+    """A dependency that denies requests over the limit; also a decorator of endpoints."""
+
+    @overload
+    def __call__(self, connection: HTTPConnection, response: Response) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def __call__(self, connection: F) -> F: ...
+
+    def __call__(self, connection: HTTPConnection, response: Response = None) -> object:  # type: ignore[assignment,misc]  # FastAPI reads these types
+        """Decide about the current request; or decorate an endpoint, if one is given in place of the connection."""
+        if isinstance(connection, HTTPConnection):
+            return self._check(connection, response)
+        return self._decorate(connection)
+
+    async def _check(self, connection: HTTPConnection, response: Response) -> None:
         scope = connection.scope
-        request, decision = await run_async(self.check_flow(scope, route_name(scope)), call)
-        if decision is None:
+        request_state = scope.get(STATE_KEY)
+        if request_state is not None and request_state.covered is not None and self in request_state.covered:
+            request_state.covered.discard(self)  # decided with another limit of this route
             return
-        if decision:
-            response.headers.update(dict(self.fields(scope.get(STATE_KEY), decision)))
+        stack, more = self._stack(scope)
+        uses = stack.uses
+        if request_state is not None and decide_fast(stack, request_state, connection):
+            request_state.covered = {
+                *(request_state.covered or ()),
+                *(use.limit for use in uses if use.limit is not self),
+            }
             return
-        denial = self.write_denial(request, scope.get(STATE_KEY), decision)
+        native = connection if scope["type"] == "websocket" else Request(scope)
+        check = await run_async(check_flow(uses, native, scope, FRAMEWORK, tasks=True, more=more), call)
+        state = check.request_state
+        if check.result.allowed:
+            FRAMEWORK.report(native, [each for each in check.result.decided if not each.charge.blocks])
+            state.covered = {*(state.covered or ()), *(use.limit for use in uses if use.limit is not self)}
+            response.headers.update(dict(standalone_fields(state)))
+            return
         if scope["type"] == "websocket":
             raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
-        kept = {name: value for name, value in denial.headers if name.lower() not in ("content-type", "content-length")}
-        raise RateLimitExceeded(denial.status, denial.body.decode("utf-8", "replace"), kept, decision)
+        decision = check.result.decision
+        assert decision is not None  # noqa: S101 - a denial has a decision
+        raise FRAMEWORK.make_error(deny(check.result, check.request, native, state), decision, native)
+
+    def check(self, request: HTTPConnection) -> LimitedBlock:
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
+        return LimitedBlock(self, request, FRAMEWORK)
+
+    def _stack(self, scope: Any) -> tuple[LimitStack, bool]:  # noqa: ANN401 - a scope is any mapping
+        """Return what to decide now: this limit and, for the first limit of a request, those that have no functions.
+
+        Functions may need what other dependencies add to the request. Also returns whether limits are decided later.
+        """
+        dependant, root = route_dependant(scope), scope.get("root_path") or ""
+        is_first = USES_KEY not in scope
+        scope[USES_KEY] = True
+        cache_key = (id(dependant), is_first)
+        found = self._stacks.get(cache_key) if not root else None
+        if found is None:
+            found = dependant, *self._make_stack(route_name(scope), route_limits(dependant), is_first=is_first)
+            if not root:
+                self._stacks[cache_key] = found
+        return found[1], found[2]
+
+    def _make_stack(self, route: str, limits: list["limit"], *, is_first: bool) -> tuple[LimitStack, bool]:
+        check_names([RouteUse(each, route) for each in limits])
+        others = [each for each in limits if each is not self]
+        for other in others:
+            self.share_store(other)
+        now = [each for each in others if not each.has_functions] if is_first else []
+        stack = LimitStack(None, [RouteUse(each, route) for each in (self, *now)], frozenset())
+        return stack, len(now) < len(others)
+
+    @functools.cached_property
+    def _stacks(self) -> dict[Any, Any]:
+        return {}
+
+    def _decorate(self, endpoint: Any) -> Any:  # noqa: ANN401 - any function
+        """Return the endpoint with one more dependency, which FastAPI resolves before it calls the endpoint."""
+        signature = inspect.signature(endpoint)
+        name = f"{PARAMETER}{sum(each.startswith(PARAMETER) for each in signature.parameters)}"
+        added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[None, Depends(self)])
+        parameters = list(signature.parameters.values())
+        if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
+            parameters.insert(-1, added)
+        else:
+            parameters.append(added)
+        limited = drop_parameter(endpoint, name)
+        limited.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # as inspect has it
+        return limited
+
+
+def drop_parameter(endpoint: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - any function
+    """Wrap an endpoint so that it does not receive a parameter; sync or async, as the endpoint is."""
+    if inspect.iscoroutinefunction(endpoint):
+
+        @functools.wraps(endpoint)
+        async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
+            kwargs.pop(name, None)
+            return await endpoint(*args, **kwargs)
+
+    else:
+
+        @functools.wraps(endpoint)
+        def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
+            kwargs.pop(name, None)
+            return endpoint(*args, **kwargs)
+
+    return limited
+
+
+def route_dependant(scope: Any) -> Any:  # noqa: ANN401 - FastAPI's
+    """Return the dependencies of the matched route; None if it has none."""
+    route = scope.get("route")
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    return getattr(included if getattr(included, "original_route", None) is route else route, "dependant", None)
+
+
+def route_limits(dependant: Any) -> list[limit]:  # noqa: ANN401 - FastAPI's
+    """Return all limits among the dependencies of a route."""
+    return [] if dependant is None else list(dict.fromkeys(limit_dependencies(dependant)))
+
+
+def limit_dependencies(dependant: Any) -> Iterator[limit]:  # noqa: ANN401 - FastAPI's
+    """Yield the limits among dependencies, in order."""
+    for each in dependant.dependencies:
+        if is_limit(each.call):
+            yield each.call
+        yield from limit_dependencies(each)
 
 
 def route_name(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
@@ -62,3 +235,10 @@ def route_name(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
     root = scope.get("root_path") or ""
     mount = root.removeprefix(scope.get("app_root_path", root)) if has_fixed_mount(scope) else ""
     return f"{methods} {mount}{find_template(scope) or ''}"
+
+
+# A limit returns a coroutine to FastAPI and a function to a decorated endpoint. FastAPI awaits only what is marked.
+if hasattr(inspect, "markcoroutinefunction"):
+    inspect.markcoroutinefunction(limit.__call__)
+else:  # Python 3.11
+    limit.__call__._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio does

@@ -1,61 +1,235 @@
-"""Limits on single routes in Flask: `@limit("5/1m")` below `@app.get("/…")`."""
+"""Limits on single routes in Flask: `@limit("5/1m")` below `@app.get("/…")`, or `limit("5/1m")(blueprint)`."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from operator import call
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
+from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, decorate
+from tidegate.inbound.limiting.limited_functions import (
+    STACK_ATTRIBUTE,
+    LimitStack,
+    RouteUse,
+    exempt,
+    is_exempt,
+    is_limited,
+    route_name,
+)
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import F, RouteLimit, find_client, route_name
-from tidegate.inbound.wsgi import forwarding_headers, make_request
+from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.limiting.route_limit import RouteLimit, deny, standalone_fields
+from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 
 try:
     import flask
+    from werkzeug.exceptions import HTTPException
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
-__all__ = ["limit"]
+if TYPE_CHECKING:
+    from tidegate.core.decision import Decision
+    from tidegate.inbound import responses
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.client.request import Request
+    from tidegate.inbound.limiting.charges import DecidedCharge
+
+__all__ = ["exempt", "limit"]
+
+METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))  # that are cached
+V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
+BLUEPRINT_LIMITS: Final = "__tidegate_blueprint_limits__"
+
+
+class FlaskFramework:
+    """Requests and responses of Flask."""
+
+    def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
+        """Return the current request."""
+        del function, args, kwargs
+        return flask.request
+
+    def mapping(self, native: flask.Request) -> Any:  # noqa: ANN401 - an environ is any mapping
+        """Return the environ."""
+        return native.environ
+
+    def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
+        """Return the address of the peer, and the headers that name clients."""
+        del native
+        return mapping.get("REMOTE_ADDR"), forwarding_headers(mapping)
+
+    def common(self, native: flask.Request, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
+        """Return the Request that is the same for all frameworks."""
+        del native
+        return make_request(mapping, client)
+
+    def make_response(self, response: responses.response.Response) -> flask.Response:
+        """Return the response to a denied request."""
+        return flask.Response(response.body, response.status, list(response.headers))
+
+    def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - any response
+        """Add header fields to the response of a view."""
+        if fields:
+            response = flask.make_response(response)
+            response.headers.update(dict(fields))
+        return response
+
+    def error_response(self, error: Exception) -> Any:  # noqa: ANN401 - as above
+        """Return the response of an exception such as `abort(404)` raises."""
+        if not isinstance(error, HTTPException):
+            return None
+        error.response = flask.make_response(error.get_response(flask.request.environ))
+        return error.response
+
+    def status(self, response: Any) -> int:  # noqa: ANN401 - as above
+        """Return the status of the response of a view."""
+        return flask.make_response(response).status_code
+
+    def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
+        """Return the exception for a denied request."""
+        del decision, native
+        return HTTPException(response=self.make_response(response))
+
+    def report(self, native: flask.Request, decided: list[DecidedCharge]) -> None:
+        """Set `flask.g.limited` if a limit with `block=False` is exceeded."""
+        del native
+        if decided:
+            flask.g.limited = any(not each.decision.within_limits for each in decided)
+
+
+FRAMEWORK: Final = FlaskFramework()
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator
-    """Limits the views that it decorates."""
+    """Limits the views that it decorates, or each route of a blueprint."""
 
-    def __call__(self, view: F) -> F:
-        """Decorate a view."""
-        route = route_name(view)
+    def __call__(self, view: V) -> V:
+        """Decorate a view, or add the limit to every route of a blueprint."""
+        if isinstance(view, flask.Blueprint):
+            self._limit_blueprint(view)
+            return view
+        if not inspect.iscoroutinefunction(view):
+            return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
         @functools.wraps(view)
-        def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
-            denial, fields = self._check(route)
-            if denial is not None:
-                return denial
-            called = flask.current_app.ensure_sync(view) if inspect.iscoroutinefunction(view) else view
-            response = called(*args, **kwargs)
-            if fields:
-                response = flask.make_response(response)
-                response.headers.update(dict(fields))
-            return response
+        def run_in_loop(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the view's
+            return flask.current_app.ensure_sync(view)(*args, **kwargs)
 
-        return limited  # type: ignore[return-value]  # wraps keeps what callers see
+        return decorate(self, run_in_loop, FRAMEWORK)  # type: ignore[no-any-return]  # as above
 
-    def _check(self, route: str) -> tuple[flask.Response | None, list[tuple[str, str]]]:
-        environ = flask.request.environ
+    def check(self, request: flask.Request) -> LimitedBlock:
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises Werkzeug's HTTPException."""
+        return LimitedBlock(self, request, FRAMEWORK)
+
+    def _limit_blueprint(self, blueprint: flask.Blueprint) -> None:
+        known = vars(blueprint).setdefault(BLUEPRINT_LIMITS, [])
+        if not known:
+            blueprint.before_request(check_blueprints)
+        for other in known:
+            self.share_store(other)
+        known.append(self)
+
+
+def check_blueprints() -> flask.Response | None:
+    """Decide the limits of all blueprints of the current route, together with those of its view."""
+    request = flask.request
+    environ = request.environ
+    request_state = environ.get(STATE_KEY)
+    route = route_name(current_view())
+    covered = ("blueprints", route)
+    if request_state is not None and request_state.covered is not None and covered in request_state.covered:
+        return None
+    stack = view_stack()
+    uses = [RouteUse(each, route) for each in blueprint_limits()]
+    if stack is not None:
+        for use in stack.uses:
+            uses[0].limit.share_store(use.limit)
+        uses += stack.uses
+    check = run(check_flow(uses, request, environ, FRAMEWORK, tasks=False), call)
+    if not check.result.allowed:
+        return FRAMEWORK.make_response(deny(check.result, check.request, request, check.request_state))
+    FRAMEWORK.report(request, [each for each in check.result.decided if not each.charge.blocks])
+    decided: set[object] = {covered, *(() if stack is None else (stack, *stack.covers))}
+    check.request_state.covered = decided
+    if check.request_state.standalone:
+        flask.after_this_request(add_standalone_fields)
+    return None
+
+
+def add_standalone_fields(response: flask.Response) -> flask.Response:
+    """Add the header fields if no middleware does."""
+    response.headers.update(dict(standalone_fields(flask.request.environ[STATE_KEY])))
+    return response
+
+
+def blueprint_limits() -> list[RouteLimit]:
+    """Return the limits of the blueprints of the current route."""
+    blueprints = (flask.current_app.blueprints.get(name) for name in flask.request.blueprints)
+    return [limit for blueprint in blueprints for limit in vars(blueprint).get(BLUEPRINT_LIMITS, ())]
+
+
+def view_stack() -> LimitStack | None:
+    """Return the limits of the view of the current route."""
+    view = current_view()
+    found: LimitStack | None = getattr(view, STACK_ATTRIBUTE, None)
+    if found is None and hasattr(view, "view_class"):
+        found = getattr(class_handler(view.view_class, flask.request.method), STACK_ATTRIBUTE, None)
+    return found
+
+
+def current_view() -> Any:  # noqa: ANN401 - any function
+    """Return the view of the current route; None if no route matches."""
+    return flask.current_app.view_functions.get(flask.request.endpoint or "")
+
+
+class FlaskGate:
+    """Decides what the middleware left pending, before the view of a route without limits runs."""
+
+    def __init__(self, app: flask.Flask) -> None:
+        """Look for limits in this application."""
+        self._app = app
+        self._count = -1
+        self._limited = False
+        self._pending: dict[tuple[str | None, str], bool | None] = {}  # by endpoint and method; None: exempt
+
+    def has_limits(self) -> bool:
+        """Return whether some view or blueprint has limits; views that were added meanwhile are checked, too."""
+        count = len(self._app.view_functions)
+        if count != self._count:
+            self._count = count
+            self._pending.clear()
+            limited = any(map(is_limited_view, self._app.view_functions.values())) or any(
+                BLUEPRINT_LIMITS in vars(blueprint) for blueprint in self._app.blueprints.values()
+            )
+            if limited and not self._limited:
+                self._app.before_request_funcs.setdefault(None, []).insert(0, self._decide_before_view)
+            self._limited = self._limited or limited
+        return self._limited
+
+    def _decide_before_view(self) -> flask.Response | None:
+        """Decide what is pending, unless limits of the route do."""
+        request = flask.request
+        environ = request.environ
         request_state = environ.get(STATE_KEY)
-        client = find_client(
-            request_state,
-            self.request_limiter_for(request_state),
-            environ.get("REMOTE_ADDR"),
-            forwarding_headers(environ),
-        )
-        request = make_request(environ, client)
-        decision = run(self.decide_flow(request, request_state, client, route), call)
-        if decision is None:
-            return None, []
-        if decision:
-            return None, self.fields(request_state, decision)
-        denial = self.write_denial(request, request_state, decision)
-        return flask.Response(denial.body, denial.status, list(denial.headers)), []
+        if request_state is None or not request_state.pending:
+            return None
+        route = (request.endpoint, request.method)
+        decides = self._pending.get(route, False)
+        if route not in self._pending:
+            decides = None if is_exempt(current_view()) else view_stack() is None and not blueprint_limits()
+            if request.endpoint is not None and request.method in METHODS:
+                self._pending[route] = decides
+        if decides is None:
+            request_state.pending = ()
+        denial = decide_pending(environ) if decides else None
+        return None if denial is None else FRAMEWORK.make_response(denial)
+
+
+def is_limited_view(view: Any) -> bool:  # noqa: ANN401 - any function
+    """Return whether a view has limits, or is exempt."""
+    methods = vars(view.view_class).values() if hasattr(view, "view_class") else ()
+    return is_limited(view) or is_exempt(view) or any(map(is_limited, methods))

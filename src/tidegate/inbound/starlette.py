@@ -2,90 +2,110 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from operator import call
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.flow import run, run_async
-from tidegate.inbound.client.request import Request, asgi_header, asgi_path
-from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import F, RouteLimit, find_client, route_name
+from tidegate.inbound.limiting.asgi_responses import make_request
+from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_functions import exempt, route_name
+from tidegate.inbound.limiting.route_limit import F, RouteLimit
 
 try:
+    from starlette.exceptions import HTTPException
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.starlette requires Starlette: pip install starlette") from error
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
-
     from tidegate.core.decision import Decision
-    from tidegate.flow import CallFlow
+    from tidegate.inbound import responses
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.client.request import Request
+    from tidegate.inbound.limiting.charges import DecidedCharge
 
-__all__ = ["limit"]
+__all__ = ["exempt", "limit"]
 
-
-class AsgiLimit(RouteLimit):
-    """A limit on routes whose requests have an ASGI scope."""
-
-    def check_flow(self, scope: Scope, route: str, *, tasks: bool = True) -> CallFlow[tuple[Request, Decision | None]]:
-        """Decide about the request of a scope; yields the calls to make."""
-        request_state = scope.get(STATE_KEY)
-        peer = scope.get("client")
-        client = find_client(
-            request_state, self.request_limiter_for(request_state), peer[0] if peer else None, scope["headers"]
-        )
-        method = scope.get("method", "GET")
-        request = Request(method, asgi_path(scope), client.address, scope, lambda name: asgi_header(scope, name))
-        decision = yield from self.decide_flow(request, request_state, client, route, tasks=tasks)
-        return request, decision
+BODY_HEADERS: Final = ("content-type", "content-length")
 
 
-class limit(AsgiLimit):  # noqa: N801 - used as a decorator
+class AsgiFramework:
+    """Requests and responses of Starlette, and of FastAPI."""
+
+    def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HTTPConnection:  # noqa: ANN401 - any function
+        """Find the request among the arguments of a call."""
+        for value in args:
+            if isinstance(value, HTTPConnection):
+                return value
+        for value in kwargs.values():
+            if isinstance(value, HTTPConnection):
+                return value
+        message = f"{route_name(function)} has no request argument: add one, as in `async def endpoint(request)`"
+        raise ConfigError(message)
+
+    def mapping(self, native: HTTPConnection) -> Any:  # noqa: ANN401 - a scope is any mapping
+        """Return the scope."""
+        return native.scope
+
+    def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
+        """Return the address of the peer, and the headers."""
+        del native
+        peer = mapping.get("client")
+        return peer[0] if peer else None, mapping["headers"]
+
+    def common(self, native: HTTPConnection, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
+        """Return the Request that is the same for all frameworks."""
+        del native
+        return make_request(mapping, client)
+
+    def make_response(self, response: responses.response.Response) -> Response:
+        """Return the response to a denied request."""
+        return Response(response.body, response.status, dict(response.headers))
+
+    def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - any response
+        """Add header fields to the response of an endpoint."""
+        if fields and isinstance(response, HTTPException):
+            response.headers = {**(response.headers or {}), **dict(fields)}
+        elif fields and hasattr(response, "headers"):
+            response.headers.update(dict(fields))
+        return response
+
+    def error_response(self, error: Exception) -> HTTPException | None:
+        """Return the exception if it is one that Starlette sends as a response."""
+        return error if isinstance(error, HTTPException) else None
+
+    def status(self, response: Any) -> int:  # noqa: ANN401 - as above
+        """Return the status of a response."""
+        return getattr(response, "status_code", 200)
+
+    def make_error(
+        self, response: responses.response.Response, decision: Decision, native: HTTPConnection
+    ) -> Exception:
+        """Return the exception for a denied request."""
+        del decision, native
+        return HTTPException(response.status, response.body.decode("utf-8", "replace"), body_free(response))
+
+    def report(self, native: HTTPConnection, decided: list[DecidedCharge]) -> None:
+        """Set `request.state.limited` if a limit with `block=False` is exceeded."""
+        if decided:
+            native.state.limited = any(not each.decision.within_limits for each in decided)
+
+
+def body_free(response: responses.response.Response) -> dict[str, str]:
+    """Return the header fields of a response that do not describe its body."""
+    return {name: value for name, value in response.headers if name.lower() not in BODY_HEADERS}
+
+
+FRAMEWORK: Final = AsgiFramework()
+
+
+class limit(RouteLimit):  # noqa: N801 - used as a decorator
     """Limits the endpoints that it decorates."""
 
     def __call__(self, endpoint: F) -> F:
         """Decorate an endpoint."""
-        route = route_name(endpoint)
-        if inspect.iscoroutinefunction(endpoint):
+        return decorate(self, endpoint, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
-            @functools.wraps(endpoint)
-            async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
-                scope = scope_of(endpoint, args, kwargs)
-                request, decision = await run_async(self.check_flow(scope, route), call)
-                if decision is not None and not decision:
-                    return self._make_denial(request, decision)
-                return self._with_fields(scope, decision, await endpoint(*args, **kwargs))
-
-        else:  # it runs in a thread, which cannot await
-
-            @functools.wraps(endpoint)
-            def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
-                scope = scope_of(endpoint, args, kwargs)
-                request, decision = run(self.check_flow(scope, route, tasks=False), call)
-                if decision is not None and not decision:
-                    return self._make_denial(request, decision)
-                return self._with_fields(scope, decision, endpoint(*args, **kwargs))
-
-        return limited  # type: ignore[return-value]  # wraps keeps what callers see
-
-    def _make_denial(self, request: Request, decision: Decision) -> Response:
-        denial = self.write_denial(request, cast("dict[str, Any]", request.raw).get(STATE_KEY), decision)
-        return Response(denial.body, denial.status, dict(denial.headers))
-
-    def _with_fields(self, scope: Any, decision: Decision | None, response: Any) -> Any:  # noqa: ANN401 - any response
-        if decision is not None and hasattr(response, "headers"):
-            response.headers.update(dict(self.fields(scope.get(STATE_KEY), decision)))
-        return response
-
-
-def scope_of(endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
-    """Find the request among the arguments of a call."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, HTTPConnection):
-            return value.scope
-    message = f"{route_name(endpoint)} has no request argument: add one, as in `async def endpoint(request)`"
-    raise ConfigError(message)
+    def check(self, request: HTTPConnection) -> LimitedBlock:
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises Starlette's HTTPException."""
+        return LimitedBlock(self, request, FRAMEWORK)

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import RateLimitError
 from tidegate.flow import run
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
+from tidegate.inbound.limiting.charges import RequestCharge
+from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound.limiting.route_gates import wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import wsgi_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Unpack
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_limiter import RequestTarget
     from tidegate.inbound.responses.response import Response
@@ -57,7 +60,7 @@ class RateLimitMiddleware:
         config: str | Path | Mapping[str, object] | None = None,
         store: str | Store = "memory://",
         trusted_proxies: TrustedProxies | Iterable[str] = (),
-        headers: Style = "x",
+        headers: Style | Mapping[str, str] = "x",
         clock: Clock | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -65,8 +68,9 @@ class RateLimitMiddleware:
         self.app = app
         # Public name: docs/inbound.md uses `middleware.guard.store`.
         self.guard: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
+        self._gates: list[Any] | None = None
 
-    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:
+    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         request_limiter = self.guard
         method, path = environ.get("REQUEST_METHOD", "GET"), read_path(environ)
@@ -87,6 +91,12 @@ class RateLimitMiddleware:
         category_limiter, key = target.category_limiter, client.key
         if target.special or client.special or request_limiter.special or category_limiter is None or key is None:
             return self._handle_special(environ, start_response, target, client)
+        if self._has_limits() or (STATE_KEY in environ and environ[STATE_KEY].pending):
+            charge = RequestCharge(request_limiter, category_limiter.limiter, key, target.cost, category_limiter)
+            if self._may_pass(category_limiter, charge, method, path):
+                return self._defer(environ, start_response, client, (charge,))
+            decision = category_limiter.last_decisions[key]
+            return self._deny(environ, start_response, category_limiter, client, decision)
         try:
             decision = category_limiter.decide(key, target.cost)
         except RateLimitError as error:
@@ -99,7 +109,8 @@ class RateLimitMiddleware:
             category_limiter.allowed += 1
         elif not request_limiter.record_decision(category_limiter, key, target.cost, decision, method, path):
             return self._deny(environ, start_response, category_limiter, client, decision)
-        request_state = environ[STATE_KEY] = RequestState(request_limiter, client, decision, environ.get(STATE_KEY))
+        outer = environ.get(STATE_KEY)
+        request_state = environ[STATE_KEY] = RequestState(request_limiter, client, decision, outer, target)
         return self.app(environ, _HeaderStart(request_state, start_response))
 
     # ---- slow paths --------------------------------------------------------------------------------------------------
@@ -124,8 +135,62 @@ class RateLimitMiddleware:
         outcome = LimitOutcome(allowed=True)
         if target.category_limiter is not None and client.key is not None:
             request = make_request(environ, client)
-            outcome = run(self.guard.check_flow(request, target, client), call)
+            if not target.admin and self._has_limits():
+                prepared = run(self.guard.prepare_flow(request, target, client), call)
+                if not isinstance(prepared, LimitOutcome):
+                    return self._defer(environ, start, client, prepared)
+                outcome = prepared
+            else:
+                outcome = run(self.guard.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
+
+    def _has_limits(self) -> bool:
+        """Return whether the application has limits on routes; then they are decided together with the categories."""
+        if self._gates is None:
+            self._gates = find_gates(self.app)
+        return any([gate.has_limits() for gate in self._gates])  # noqa: C419 - a generator costs more
+
+    def _may_pass(self, category_limiter: CategoryLimiter, charge: RequestCharge, method: str, path: str) -> bool:
+        """Look whether a client that was denied last is still over the limit, before it reaches the application."""
+        key, cost = charge.key, charge.cost
+        last = category_limiter.last_decisions.get(key)
+        if last is None or last.within_limits:
+            return True
+        try:
+            decision: Any = charge.limiter.peek(key, cost)
+        except RateLimitError:
+            return True  # the decision itself handles store errors
+        return bool(decision) or self.guard.record_decision(category_limiter, key, cost, decision, method, path)
+
+    def _defer(
+        self, environ: Environ, start: Start, client: RequestClient, charges: Sequence[RequestCharge]
+    ) -> Iterable[bytes]:
+        """Pass a request to the application; its charges are decided together with the limits of its route."""
+        request_state = RequestState(self.guard, client, None, environ.get(STATE_KEY), None, charges)
+        environ[STATE_KEY] = request_state
+        starting = _HeaderStart(request_state, start)
+        if not self._has_limits():  # nothing inside would decide
+            denial = decide_pending(environ)
+            if denial is not None:
+                return respond(environ, starting, denial, [])
+        return self._call_deferred(self.app, environ, starting, request_state)
+
+    def _call_deferred(
+        self, app: App, environ: Environ, starting: _HeaderStart, request_state: RequestState
+    ) -> Iterable[bytes]:
+        """Call the application; what is pending is decided at the latest when its response starts."""
+        deferring = _DeferredStart(starting, request_state, environ)
+        try:
+            body = app(environ, deferring)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                charge_pending(environ, request_state)
+            if request_state.response_charge is not None:
+                run(request_state.response_charge.settle_flow(), call)
+            raise
+        if not deferring.started or request_state.response_charge is not None:
+            return _DeferredBody(body, request_state, environ, deferring)
+        return deferring.replace_body(body)
 
     def _apply_outcome(
         self, outcome: LimitOutcome, environ: Environ, start: Start, target: RequestTarget, client: RequestClient
@@ -134,18 +199,14 @@ class RateLimitMiddleware:
         decision, response_charge = outcome.decision, outcome.response_charge
         if not outcome.allowed and outcome.category_limiter is not None and decision is not None:
             return self._deny(environ, start, outcome.category_limiter, client, decision, outcome.kind)
-        request_state = environ[STATE_KEY] = RequestState(self.guard, client, decision, environ.get(STATE_KEY))
+        outer = environ.get(STATE_KEY)
+        request_state = environ[STATE_KEY] = RequestState(self.guard, client, None if outcome.made else decision, outer)
+        request_state.made, request_state.response_charge = outcome.made, response_charge
         starting = _HeaderStart(request_state, start)
         app = self._admin if target.admin else self.app
         if response_charge is None:
             return app(environ, starting)
-        try:
-            return _SettlingBody(
-                app(environ, _SettlingStart(starting, request_state, response_charge)), response_charge
-            )
-        except BaseException:
-            run(response_charge.settle_flow(), call)
-            raise
+        return self._call_deferred(app, environ, starting, request_state)
 
     def _deny(
         self,
@@ -161,7 +222,7 @@ class RateLimitMiddleware:
         response = writer.write_denial(make_request(environ, client), decision, category_limiter.category.policy, kind)
         outer: RequestState | None = environ.get(STATE_KEY)
         if outer is not None:
-            outer.add(decision)
+            run(outer.deny_flow(decision, tasks=False), call)
         fields = [] if outer is not None else fit_to_status(writer.fields(decision), response.status)
         return respond(environ, start, response, fields)
 
@@ -198,7 +259,7 @@ class _HeaderStart:
     def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
         """Start the response."""
         decision = (
-            None if self._request_state.nested else self._request_state.combined_decision
+            None if self._request_state.nested else self._request_state.shown_decision
         )  # nested: the outer middleware adds them
         if decision is not None:
             fields = self._request_state.request_limiter.response_writer.fields(decision)
@@ -206,34 +267,67 @@ class _HeaderStart:
         return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
 
 
-class _SettlingStart:
-    """Corrects the charge of a request before its response starts, so the client sees the corrected limits."""
+class _DeferredStart:
+    """The `start_response` that decides what is pending, and settles what depends on the response, so far as known.
 
-    __slots__ = ("_request_state", "_response_charge", "_start")
+    The client sees the corrected limits. A response to a request that is denied only now is replaced by the denial.
+    """
 
-    def __init__(self, start: _HeaderStart, request_state: RequestState, response_charge: ResponseCharge) -> None:
+    __slots__ = ("_environ", "_request_state", "_start", "denial", "started")
+
+    def __init__(self, start: _HeaderStart, request_state: RequestState, environ: Environ) -> None:
         self._start = start
         self._request_state = request_state
-        self._response_charge = response_charge
+        self._environ = environ
+        self.started = False
+        self.denial: Response | None = None
 
     def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
         """Start the response."""
-        self._response_charge.status = int(status[:3])
-        if self._response_charge.settles_at_start:
-            self._request_state.replace_decision(run(self._response_charge.settle_at_start_flow(), call))
+        self.started = True
+        request_state = self._request_state
+        if request_state.pending:
+            self.denial = decide_pending(self._environ)
+        if self.denial is not None:
+            self._start(self.denial.line, list(self.denial.headers))
+            return lambda _: None  # a body that the application writes itself
+        response_charge = request_state.response_charge
+        if response_charge is not None:
+            response_charge.status = int(status[:3])
+            if response_charge.settles_at_start:
+                request_state.replace_decisions(run(response_charge.settle_at_start_flow(), call))
         return self._start(status, headers, exc_info)
 
+    def replace_body(self, body: Iterable[bytes]) -> Iterable[bytes]:
+        """Return the body of the application, or of the denial."""
+        if self.denial is None:
+            return body
+        if hasattr(body, "close"):
+            body.close()
+        return [] if self._environ.get("REQUEST_METHOD") == "HEAD" else [self.denial.body]
 
-class _SettlingBody:
-    """A response body that corrects the charge of its request when it is closed."""
 
-    def __init__(self, body: Iterable[bytes], response_charge: ResponseCharge) -> None:
+class _DeferredBody:
+    """The body of a response that is not started yet, or whose request is settled when it is closed."""
+
+    def __init__(
+        self, body: Iterable[bytes], request_state: RequestState, environ: Environ, start: _DeferredStart
+    ) -> None:
         self._body = body
-        self._response_charge = response_charge
+        self._request_state = request_state
+        self._environ = environ
+        self._start = start
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterate over the body of the application."""
-        return iter(self._body)
+        """Iterate over the body of the application; of a denial, if the application starts its response only now."""
+        if self._start.started:
+            yield from self._start.replace_body(self._body)
+            return
+        for chunk in self._body:
+            if self._start.denial is not None:
+                yield self._start.denial.body
+                return
+            yield chunk
 
     def close(self) -> None:
         """Close the body and correct the charge; called by the server."""
@@ -241,7 +335,40 @@ class _SettlingBody:
             if hasattr(self._body, "close"):
                 self._body.close()
         finally:
-            run(self._response_charge.settle_flow(), call)
+            charge_pending(self._environ, self._request_state)
+            if self._request_state.response_charge is not None:
+                run(self._request_state.response_charge.settle_flow(), call)
+
+
+def decide_pending(environ: Environ) -> Response | None:
+    """Decide the pending charges of a request; returns the response to a denied one."""
+    request_state: RequestState = environ[STATE_KEY]
+    if not request_state.pending:
+        return None
+    request = make_request(environ, request_state.client)
+    result = run(request_state.charge_flow((), request, tasks=False), call)
+    return None if result.allowed else write_result(result, request, request)
+
+
+def charge_pending(environ: Environ, request_state: RequestState) -> None:
+    """Charge what is still pending: the application has failed, or sent no response."""
+    if request_state.pending:
+        request = make_request(environ, request_state.client)
+        run(request_state.charge_flow((), request, tasks=False), call)
+
+
+def find_gates(app: App) -> list[Any]:
+    """Return what decides at the routes of a Flask or Django application."""
+    for wrapped in wrapped_apps(app):
+        if hasattr(wrapped, "view_functions") and hasattr(wrapped, "before_request_funcs"):
+            from tidegate.inbound import flask  # noqa: PLC0415 - only a Flask application needs it
+
+            return [flask.FlaskGate(wrapped)]
+        if hasattr(wrapped, "_view_middleware"):
+            from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
+
+            return [django.DjangoGate(wrapped)]
+    return []
 
 
 def respond(environ: Environ, start: Start, response: Response, fields: Fields) -> Iterable[bytes]:
@@ -250,10 +377,11 @@ def respond(environ: Environ, start: Start, response: Response, fields: Fields) 
     return [] if environ.get("REQUEST_METHOD") == "HEAD" else [response.body]
 
 
-def make_request(environ: Environ, client: RequestClient) -> Request:
+def make_request(environ: Environ, client: RequestClient | None) -> Request:
     """Build the Request that key, count and denial functions receive."""
     method = environ.get("REQUEST_METHOD", "GET")
-    return Request(method, read_path(environ), client.address, environ, lambda name: wsgi_header(environ, name))
+    address = None if client is None else client.address
+    return Request(method, read_path(environ), address, environ, lambda name: wsgi_header(environ, name))
 
 
 def read_path(environ: Environ) -> str:

@@ -1,16 +1,29 @@
 """Outgoing requests: providers with quotas, client adapters that enforce them, and sources fetched on a schedule.
 
-providers/     providers: YAML files, lookup by URL, secrets
+providers/     providers: YAML files, lookup by URL, secrets, profiles of language models
+profiles/      the profiles that are part of the package, as YAML
 quota/         how a request is charged to its provider's quota: Gate, accounts, charges, token usage
-capacity/      what responses teach about a provider's capacity, and how processes share it
+capacity/      learns a provider's capacity from its responses, and shares it between processes
+adapters/      logic shared by the adapters of several client libraries
 httpx.py       adapter for httpx
+httpx2.py      adapter for httpx2, the library of the current SDKs of OpenAI, Anthropic, Google and Mistral
 requests.py    adapter for requests
 aiohttp.py     adapter for aiohttp
 sources/       URLs fetched on a schedule: scheduler, workers, service
 """
 
+from tidegate.outbound.adapters.denials import find_denied
 from tidegate.outbound.providers.hosts import host_of
-from tidegate.outbound.providers.provider import EndpointCost, KeyLocation, Learn, Provider, QuotaScope, Retries
+from tidegate.outbound.providers.provider import (
+    AnswerReserve,
+    EndpointCost,
+    KeyLocation,
+    Learn,
+    ModelLimits,
+    Provider,
+    QuotaScope,
+    Retries,
+)
 from tidegate.outbound.providers.registry import Permissions, Providers
 from tidegate.outbound.providers.secret import Secret
 from tidegate.outbound.quota.exchange import OutboundRequest, RequestKeywords, RequestOutcome, request_options
@@ -19,6 +32,7 @@ from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
 
 __all__ = [
+    "AnswerReserve",
     "AsyncGate",
     "AsyncPendingCharge",
     "CommonGateOptions",
@@ -27,6 +41,7 @@ __all__ = [
     "GateOptions",
     "KeyLocation",
     "Learn",
+    "ModelLimits",
     "OutboundRequest",
     "PendingCharge",
     "Permissions",
@@ -37,6 +52,7 @@ __all__ = [
     "RequestOutcome",
     "Retries",
     "Secret",
+    "find_denied",
     "host_of",
     "request_options",
 ]

@@ -10,17 +10,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, Denied
 from tidegate.outbound.quota.exchange import (
     AddedKey,
     OutboundRequest,
-    PendingSettlement,
     ProviderResponse,
     RequestOutcome,
     SendResult,
 )
 from tidegate.outbound.quota.gate import AsyncGate
-from tidegate.outbound.quota.tokens import UsageReader
 
 try:
     import aiohttp
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.gate_options import GateOptions
+    from tidegate.outbound.quota.settlement import PendingSettlement
     from tidegate.stores import Store
 
 __all__ = ["RateLimitMiddleware"]
@@ -59,9 +58,12 @@ class RateLimitMiddleware:
         """Wait for a permit, send the request, and learn from the response."""
         call = to_outbound_request(request)
 
-        async def send(provider: Provider | None) -> ProviderResponse:
+        async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
+            if body is not None:
+                await request.update_body(body)
             response = await send_with_key(request, handler, self.gate.key_for(provider, call))
-            return ProviderResponse(response.status, tuple(response.headers.items()), release_of(response), response)
+            headers = tuple(response.headers.items())
+            return ProviderResponse(response.status, headers, release_of(response), response, response.read)
 
         result: SendResult[aiohttp.ClientResponse] = await self.gate.run(self.gate.send_flow(call, send))
         self._outcomes[result.response] = result.outcome
@@ -76,7 +78,7 @@ class RateLimitMiddleware:
     def _settle_at_end(self, response: aiohttp.ClientResponse, settlement: PendingSettlement) -> None:
         """Settle when the body has been read or, if its content does not matter, has arrived."""
         if settlement.counts_tokens:
-            content = _SettlingContent(response.content, lambda used: self._settle(settlement, used))
+            content = _SettlingContent(response, settlement, self.gate, self._settle)
             response.content = content  # type: ignore[assignment]  # a wrapper with the same methods
             if response.connection is not None:
                 response.connection.add_callback(content.lost)
@@ -107,23 +109,43 @@ class RateLimitMiddleware:
 class _SettlingContent:
     """The body of a response; reads token usage from it and settles the charge at its end."""
 
-    def __init__(self, content: Any, done: Callable[[dict[str, int] | None], None]) -> None:  # noqa: ANN401 - of aiohttp
-        self._content = content
-        self._done = done
-        self._reader: UsageReader | None = UsageReader()
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        settlement: PendingSettlement,
+        gate: AsyncGate,
+        settle: Callable[[PendingSettlement, dict[str, int] | None], None],
+    ) -> None:
+        self._response = response
+        self._content: Any = response.content
+        self._settlement = settlement
+        self._gate = gate
+        self._settle = settle
+        self._reader = settlement.reader()
 
-    def _read(self, piece: bytes) -> bytes:
+    async def _read(self, piece: bytes) -> bytes:
         if self._reader is not None:
             self._reader.feed(piece)
+            if self._settlement.needs_top_up():
+                await self._top_up()
             if self._content.at_eof():
+                self._reader.end()
                 self._end()
         return piece
+
+    async def _top_up(self) -> None:
+        try:
+            await self._gate.run(self._settlement.top_up_flow())
+        except Denied:
+            self._end()
+            self._response.close()
+            raise
 
     def _end(self) -> None:
         """Report the usage found, once."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            self._done(reader.result())
+            self._settle(self._settlement, reader.result())
 
     def set_exception(self, *error: Any) -> None:  # noqa: ANN401 - as aiohttp has it
         """Settle: the response was released before its body was read completely."""
@@ -136,23 +158,23 @@ class _SettlingContent:
             self._end()
 
     async def read(self, n: int = -1) -> bytes:
-        return self._read(await self._content.read(n))
+        return await self._read(await self._content.read(n))
 
     async def readany(self) -> bytes:
-        return self._read(await self._content.readany())
+        return await self._read(await self._content.readany())
 
     async def readexactly(self, n: int) -> bytes:
-        return self._read(await self._content.readexactly(n))
+        return await self._read(await self._content.readexactly(n))
 
     async def readline(self, **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
-        return self._read(await self._content.readline(**limits))
+        return await self._read(await self._content.readline(**limits))
 
     async def readuntil(self, separator: bytes = b"\n", **limits: Any) -> bytes:  # noqa: ANN401 - as aiohttp has them
-        return self._read(await self._content.readuntil(separator, **limits))
+        return await self._read(await self._content.readuntil(separator, **limits))
 
     async def readchunk(self) -> tuple[bytes, bool]:
         piece, ends = await self._content.readchunk()
-        return self._read(piece), ends
+        return await self._read(piece), ends
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while line := await self.readline():
@@ -207,7 +229,9 @@ def to_outbound_request(request: aiohttp.ClientRequest) -> OutboundRequest:
         return bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
     replayable = not request.body or body() is not None
-    return OutboundRequest(request.method, str(request.url), request.headers.get, body, replayable, unreached)
+    return OutboundRequest(
+        request.method, str(request.url), request.headers.get, body, replayable, unreached, replayable
+    )
 
 
 def unreached(error: BaseException) -> bool:

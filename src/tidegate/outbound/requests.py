@@ -11,16 +11,14 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, Denied
 from tidegate.outbound.quota.exchange import (
     AddedKey,
     OutboundRequest,
-    PendingSettlement,
     ProviderResponse,
     SendResult,
 )
 from tidegate.outbound.quota.gate import Gate
-from tidegate.outbound.quota.tokens import UsageReader
 
 try:
     import requests
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.gate_options import GateOptions
+    from tidegate.outbound.quota.settlement import PendingSettlement
     from tidegate.stores import Store
 
 __all__ = ["RateLimitAdapter"]
@@ -86,12 +85,12 @@ class RateLimitAdapter(HTTPAdapter):
         call = to_outbound_request(request)
         keys: list[str] = []
 
-        def send(provider: Provider | None) -> ProviderResponse:
-            response = super(RateLimitAdapter, self).send(
-                self._with_key(request, self.gate.key_for(provider, call), keys), stream, timeout, verify, cert, proxies
-            )
+        def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
+            sent = self._with_key(with_body(request, body), self.gate.key_for(provider, call), keys)
+            response = super(RateLimitAdapter, self).send(sent, stream, timeout, verify, cert, proxies)
             response.request, response.url = request, request.url or ""
-            return ProviderResponse(response.status_code, response.raw.headers.items(), response.close, response)
+            headers, read = response.raw.headers.items(), lambda: response.content
+            return ProviderResponse(response.status_code, headers, response.close, response, read)
 
         try:
             result: SendResult[requests.Response] = self.gate.run(self.gate.send_flow(call, send))
@@ -159,14 +158,25 @@ class _SettlingRaw:
         self._raw = raw
         self._settlement = settlement
         self._gate = gate
-        self._reader = UsageReader()
+        self._reader = settlement.reader()
 
     def stream(self, amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - as urllib3 has it
         for piece in self._raw.stream(amount, decode_content=decode_content):
-            if self._settlement.counts_tokens:
+            if self._reader is not None:
                 self._reader.feed(piece)
+                if self._settlement.needs_top_up():
+                    self._top_up()
             yield piece
+        if self._reader is not None:
+            self._reader.end()
         self._settle()
+
+    def _top_up(self) -> None:
+        try:
+            self._gate.run(self._settlement.top_up_flow())
+        except Denied:
+            self.close()
+            raise
 
     def close(self) -> None:
         try:
@@ -181,7 +191,7 @@ class _SettlingRaw:
             self._settle()
 
     def _settle(self) -> None:
-        self._gate.run(self._settlement.settle_flow(self._reader.result() if self._settlement.counts_tokens else None))
+        self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response
         return getattr(self._raw, name)
@@ -201,7 +211,18 @@ def to_outbound_request(request: requests.PreparedRequest) -> OutboundRequest:
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
     replayable = body is None or isinstance(body, (bytes, str))
-    return OutboundRequest(request.method or "GET", request.url or "", header, content, replayable, unreached)
+    method, url = request.method or "GET", request.url or ""
+    return OutboundRequest(method, url, header, content, replayable, unreached, replayable)
+
+
+def with_body(request: requests.PreparedRequest, body: bytes | None) -> requests.PreparedRequest:
+    """Return a copy of the request with another body, if one is given."""
+    if body is None:
+        return request
+    request = request.copy()
+    request.body = body
+    request.headers["Content-Length"] = str(len(body))
+    return request
 
 
 def unreached(error: BaseException) -> bool:

@@ -194,7 +194,10 @@ class ConfigValue:
             return "a mapping"
         if self.is_list:
             return "a list"
-        return redact_text(self._plain)[:MAX_SHOWN_LENGTH] if self._plain else _shown(self._scalar)
+        plain = self._plain
+        if plain and (NUMBER.fullmatch(plain) or plain.lower() in BOOLEANS):
+            return plain[:MAX_SHOWN_LENGTH]
+        return _shown(self._scalar)
 
     @property
     def _scalar(self) -> Any:  # noqa: ANN401 - any Python value

@@ -1,12 +1,14 @@
-"""The rate limiter as a network service: HTTP, Envoy's rate limit service, checks for proxies.
+"""The rate limiter as a network service, over HTTP, RESP and Envoy's gRPC protocol.
 
 settings = load_settings("service.yaml")
 run(settings)                                # until SIGTERM or Ctrl-C; `tidegate start` does the same
 
 config                    settings, policy files, reload; converts files of Envoy's rate limit service
 decisions                 every verb over one store: policies, limiters, reservation ids, leases, blocks, counts
-http, envoy, dashboard    the protocols, and the page that shows the state of the service
-runtime                   processes, and what runs beside the decisions: sources, a budget, a swarm, telemetry, a demo
+api                       the table of verbs, and the types of their requests and responses
+http, resp, envoy         the protocols
+dashboard                 the page that shows the state of the service
+runtime                   processes, and optional components: sources, a budget, a swarm, telemetry, a demo
 client                    calls a running service, with leases on the client side
 doctor                    checks a deployment
 """

@@ -108,7 +108,7 @@ def check_packages(settings: Settings) -> Iterator[Finding]:
 
 
 def needed_extras(settings: Settings) -> Iterator[str]:
-    """Yield the extras that the settings need beside `service`."""
+    """Yield the extras that the settings need in addition to `service`."""
     for url in (settings.store, settings.bus, settings.swarm):
         scheme = (url or "").partition(":")[0].partition("+")[0]
         if scheme in SCHEME_EXTRAS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from tidegate.clock import Clock, SystemClock
@@ -14,7 +14,7 @@ from tidegate.errors import ConfigError
 from tidegate.policy import Cost, Key, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tidegate.core.limit import Limit
     from tidegate.stores.memory.group_shares import GroupOf
@@ -23,6 +23,70 @@ Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost a
 T = TypeVar("T")
 TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what the slow path may return in place of a Decision
 Disable = Callable[[], None]  # makes a fast path call its slow path from now on
+
+
+class Alternatives(tuple[Ask, ...]):  # noqa: SLOT001 - a tuple with an attribute cannot have slots
+    """The asks of several alternatives in order of preference: `Store.apply` charges the first that is allowed.
+
+    Each alternative is one or more asks that are decided together, without the same key twice. A store decides one
+    after another, in one atomic step, and stops at the first that is allowed, so the decisions end with those of the
+    chosen alternative; if none is allowed, there is one for every ask. `split` groups them by alternative.
+    """
+
+    sizes: tuple[int, ...]  # the number of asks of each alternative
+
+    @classmethod
+    def of(cls, alternatives: Iterable[Sequence[Ask]]) -> Self:
+        """Create them from the asks of each alternative; raises ConfigError for a key twice, or no asks."""
+        groups = [tuple(asks) for asks in alternatives]
+        for asks in groups:
+            if not asks:
+                raise ConfigError("an alternative needs at least one policy and key to ask for", field="alternatives")
+            if len({(policy.name, key) for policy, key, _ in asks}) < len(asks):
+                raise ConfigError("an alternative asks twice for one key: add the costs", field="alternatives")
+        found = cls(ask for asks in groups for ask in asks)
+        found.sizes = tuple(map(len, groups))
+        return found
+
+    def groups(self) -> list[tuple[Ask, ...]]:
+        """Return the asks of each alternative."""
+        return self.split(self)
+
+    def split(self, flat: Sequence[T]) -> list[tuple[T, ...]]:
+        """Divide what has one item for each ask by alternative; it may end after any alternative."""
+        found, start = [], 0
+        for size in self.sizes:
+            if start >= len(flat):
+                break
+            found.append(tuple(flat[start : start + size]))
+            start += size
+        return found
+
+    def replace(self, asks: Iterable[Ask]) -> Self:
+        """Return alternatives of the same sizes with other asks."""
+        found = type(self)(asks)
+        found.sizes = self.sizes
+        return found
+
+
+def decide_in_turn(asks: Sequence[Ask], decide: Callable[[Sequence[Ask]], list[Decision]]) -> list[Decision]:
+    """Decide asks together; of alternatives, one after another up to the first that is allowed."""
+    if not isinstance(asks, Alternatives):
+        return decide(asks)
+    decisions: list[Decision] = []
+    for alternative in asks.groups():
+        decisions += decide(alternative)
+        if decisions[-1].within_limits:
+            break
+    return decisions
+
+
+def decided_asks(asks: Sequence[Ask], decisions: Sequence[T]) -> tuple[Sequence[Ask], Sequence[T]]:
+    """Return the asks and decisions of the alternative that was decided last; other asks as they are."""
+    if not isinstance(asks, Alternatives):
+        return asks, decisions
+    groups = asks.split(decisions)
+    return asks.groups()[len(groups) - 1], groups[-1]
 
 
 class WaitQueue(Protocol):
@@ -37,10 +101,11 @@ class Store(ABC):
 
     A store implements `apply`: it applies a verb of `tidegate.core.decision` (`acquire`, `peek`, `hold`, `adjust`,
     `reset`) to the states of the given keys, atomically. All asks of one call are decided together: if one limit
-    denies, nothing is charged.
+    denies, nothing is charged. Of `Alternatives`, the first that is allowed is charged (`acquire`, `hold`, `peek`).
     """
 
     instant: ClassVar[bool] = False  # whether `apply` never blocks, so that a task may call it
+    decides_alternatives: ClassVar[bool] = False  # whether `apply` accepts Alternatives
     has_fallback: ClassVar[bool] = False  # whether it decides without the store while `unavailable`
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -77,12 +142,17 @@ class Store(ABC):
         del policy, slow_path, disablers
         return None
 
+    def acquire_known(self, asks: Sequence[Ask]) -> list[Decision] | None:
+        """Charge several different keys together, faster than `apply`; None, the default, if nothing was charged."""
+        del asks
+        return None
+
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Apply without blocking the event loop.
 
-        The charge of a cancelled call is given back; corrections and resets are completed even if their task is
+        The charge of a cancelled call is refunded; corrections and resets are completed even if their task is
         cancelled: see `tidegate.stores.cancellation`.
         """
         return self.apply(verb, asks, now, at)
@@ -123,6 +193,10 @@ class Store(ABC):
     def limit_entries(self, max_entries: int) -> None:  # noqa: B027 - as above
         """Keep at most this many keys from now on, if the store bounds their number; see MemoryStore."""
 
+    def clear(self) -> bool:
+        """Forget the usage of all keys, if the store serves only this process; returns whether it did."""
+        return False
+
     def wake(self, asks: Sequence[Ask]) -> None:
         """Wake callers that wait for these keys: permits may be available."""
         for queue in tuple(self.wait_queues):
@@ -149,7 +223,12 @@ def check_ported(limit: Limit) -> None:
 
 
 def merge(asks: Sequence[Ask]) -> tuple[list[int], Sequence[Ask]]:
-    """Merge asks for the same key, adding their costs; returns each ask's index in the merged list, and that list."""
+    """Merge asks for the same key, adding their costs; returns each ask's index in the merged list, and that list.
+
+    Alternatives stay as they are: each is decided by itself.
+    """
+    if isinstance(asks, Alternatives):
+        return list(range(len(asks))), asks
     indices: dict[tuple[str, Key], int] = {}
     merged: list[Ask] = []
     for policy, key, costs in asks:

@@ -5,7 +5,7 @@ A decision charges when it is made, but a cancelled task never reads it. So ever
 - A call that has not been sent yet is not sent (`DROPPABLE`). Corrections and resets are sent anyway.
 - A call that has been sent continues in the background, and the cancelled task ends at once. When the reply arrives,
   the charge is corrected (`corrections`), and waiters of the key are woken.
-- A call whose reply is lost may have been charged. It stays charged, since that cannot be known: the safe side.
+- A call whose reply is lost may have been charged. It is not refunded, because a wrong refund would over-admit.
 
 Closing a store waits for these background tasks, for `MAX_CLOSING` seconds at most.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
-from tidegate.stores.base import merge
+from tidegate.stores.base import decided_asks, merge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
@@ -49,8 +49,9 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
     Windows, logs and marked buckets correct the charge made at the time of the decision. A bucket that was charged
     without a mark does not record it: it is refunded what it cannot have refilled meanwhile (see `bucket_credit`).
     """
-    if verb not in CHARGING or not decisions or not decisions[0].within_limits:
+    if verb not in CHARGING or not decisions or not decisions[-1].within_limits:
         return []
+    asks, decisions = decided_asks(asks, decisions)
     places, merged = merge(asks)
     by_place = dict(zip(places, decisions, strict=True))
     marked: list[Ask] = []

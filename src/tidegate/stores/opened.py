@@ -30,7 +30,7 @@ class OpenedStore(NamedTuple):
         """Open a URL as a guarded store, or use a Store as it is; with `lease`, take permits in advance from either.
 
         A store in memory that is opened here serves this process only, so it needs no leases. A LeasedStore is always
-        owned: closing it returns its permits, and closes the store behind it only if that was opened here.
+        owned: closing it returns its permits, and closes the underlying store only if that was opened here.
         """
         terms = read_lease(lease)
         if isinstance(store, Store):

@@ -1,8 +1,8 @@
 """Ends the reductions of a swarm on request: `tidegate swarm --clear`.
 
-A message that `clears` replaces each retained reduction. Agents that run end their reductions when they receive it;
-agents that join later ignore it. Agents written for the document's message ignore it, too: its capacity is above every
-original.
+A message that `clears` replaces each retained reduction. Running agents end their reductions when they receive it;
+agents that join later ignore it. So do agents that know only the five fields of the design document, because the
+capacity in the message is above every original.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ```python
 from tidegate.testing import ManualClock, random_vectors, verify_store
 
-verify_store(MyStore)                     # raises AssertionError with the broken promise, the step and the seed
+verify_store(MyStore)                     # raises AssertionError with the violated guarantee, the step and the seed
 for vector in random_vectors(seed=7, n=100):
     store.apply(vector.verb, vector.asks, now=vector.now, at=vector.at)     # and compare with vector.answers
 ```

@@ -24,11 +24,11 @@ def verify_bus(
     start: Callable[[], object] | None = None,
     seed: int = 0,
 ) -> None:
-    """Test a bus; raise AssertionError with the broken promise.
+    """Test a bus; raise AssertionError with the violated guarantee.
 
     `open_bus()` returns a new bus that is connected to the same server each time, with no messages retained under the
     subjects `verify.SEED.…`; the buses are closed at the end. `stop()` stops the server and `start()` starts it again:
-    if both are given, the promises about lost connections are tested too.
+    if both are given, the guarantees for lost connections are tested too.
     """
     promises = PROMISES if stop is None or start is None else (*PROMISES, *restart_promises(stop, start))
     for number, promise in enumerate(promises):
@@ -77,7 +77,7 @@ class RecordingSubscriber:
 
 
 class BusTrial:
-    """The buses and the subject of one promise."""
+    """The buses and the subject for the test of one guarantee."""
 
     def __init__(self, open_bus: OpenBus, subject: str) -> None:
         self._open = open_bus
@@ -279,7 +279,7 @@ def wait_until_retained(trial: BusTrial, key: str, version: int) -> RecordingSub
 
 
 def restart_promises(stop: Callable[[], object], start: Callable[[], object]) -> tuple[Callable[[BusTrial], None], ...]:
-    """Return the promises about a server that stops and starts again."""
+    """Return the tests of the guarantees for a server that stops and starts again."""
 
     def connections_recover_after_a_restart(trial: BusTrial) -> None:
         """After a restart, buses reconnect; subscribers get new messages, and the retained ones again."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.codec import limit_of
 from tidegate.core.decision import VERBS
+from tidegate.stores.base import Alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,13 @@ class ReferenceStore:
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int, at: int | None = None) -> tuple[ExpectedAnswer, ...]:
         """Apply the verb to every (policy, key, costs) together; `Store.apply` must answer the same."""
+        if isinstance(asks, Alternatives):
+            found: tuple[ExpectedAnswer, ...] = ()
+            for alternative in asks.groups():
+                found += self.apply(verb, alternative, now, at)
+                if found[-1].allowed:
+                    break
+            return found
         limits = [limit for policy, _, _ in asks for limit in policy.limits]
         places = [place for policy, key, _ in asks for place in _places(policy, key)]
         costs = [cost for _, _, costs in asks for cost in costs]

@@ -1,4 +1,4 @@
-"""The promises of every store, one function each; a failure shows the name and the docstring."""
+"""The guarantees of every store, one test function each; a failure shows its name and its docstring."""
 # ruff: noqa: D401 - a docstring here states what a store does, not what the function does
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def a_denied_call_changes_nothing(store: Store) -> None:
 
 
 def peek_changes_nothing(store: Store) -> None:
-    """`peek` returns the answer of `acquire` and changes nothing, also on new keys."""
+    """`peek` returns the answer of `acquire` and changes nothing, even on new keys."""
     policy = Policy("peek", (Limit(3, "1h"), Limit(3, "1h", "sliding_log", name="log")))
     for used in range(3):
         peeks = [ask(store, "peek", policy, "k", (1, 1), NOW) for _ in range(3)]
@@ -164,7 +164,7 @@ def a_changed_limit_refills_nothing(store: Store) -> None:
 
 
 def a_changed_window_refills_nothing(store: Store) -> None:
-    """Usage counts until its window ends, also if a changed limit has other windows."""
+    """Usage counts until its window ends, even if a changed limit has other windows."""
     for old, new, then, ends in WINDOW_CHANGES:
         before, after = (Policy(f"{old} to {new}", (Limit.parse(f"100/{text} name=w"),)) for text in (old, new))
         for key in ("k", "idle"):

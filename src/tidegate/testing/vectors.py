@@ -15,6 +15,7 @@ from tidegate.core.calendar import PERIODS
 from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
+from tidegate.stores.base import Alternatives, decided_asks
 from tidegate.testing.reference import ExpectedAnswer, ReferenceStore
 
 if TYPE_CHECKING:
@@ -55,14 +56,18 @@ class Vector(NamedTuple):
     answers: tuple[ExpectedAnswer, ...]
 
 
-def random_vectors(seed: int = 0, n: int = 1000) -> Iterator[Vector]:
-    """Yield `n` vectors to replay on one empty store in this order; the same for the same seed."""
+def random_vectors(seed: int = 0, n: int = 1000, *, alternatives: bool = False) -> Iterator[Vector]:
+    """Yield `n` vectors to replay on one empty store in this order; the same for the same seed.
+
+    With `alternatives`, a quarter of the calls ask for the first of several alternatives (`tidegate.stores.base`).
+    """
     model = ReferenceStore()
     for number in range(0, n, VECTORS_PER_SCENARIO):
-        yield from _scenario(Random(f"{seed}/{number}"), model, f"p{number}", min(VECTORS_PER_SCENARIO, n - number))  # noqa: S311 - no secret
+        random, steps = Random(f"{seed}/{number}"), min(VECTORS_PER_SCENARIO, n - number)  # noqa: S311 - no secret
+        yield from _scenario(random, model, f"p{number}", steps, alternatives=alternatives)
 
 
-def _scenario(random: Random, model: ReferenceStore, name: str, steps: int) -> Iterator[Vector]:
+def _scenario(random: Random, model: ReferenceStore, name: str, steps: int, *, alternatives: bool) -> Iterator[Vector]:
     """Yield calls about a few keys of one or two policies, within one range of time."""
     versions = [_versions(random, f"{name}{which}") for which in "xy"[: random.randint(1, 2)]]
     if not random.randrange(3):
@@ -75,12 +80,15 @@ def _scenario(random: Random, model: ReferenceStore, name: str, steps: int) -> I
         now = _instant(random, model, high, waits, versions)
         high = max(high, now)
         verb = random.choice(VERBS)
-        asks, at = _asks(random, versions, keys), None
+        asks: tuple[Ask, ...] = _asks(random, versions, keys)
+        at = None
         if verb == "adjust":
             asks, at = _correction(random, asks, charged, now)
+        elif alternatives and verb != "reset" and not random.randrange(4):
+            asks = Alternatives.of(_asks(random, versions, keys) for _ in range(random.randint(1, 4)))
         answers = model.apply(verb, asks, now, at)
-        if verb in ("acquire", "hold") and answers[0].allowed:
-            charged += [(ask, now) for ask in asks]
+        if verb in ("acquire", "hold") and answers[-1].allowed:
+            charged += [(ask, now) for ask in decided_asks(asks, answers)[0]]
         waits = [wait for answer in answers for _, retry, reset in answer.views for wait in (retry, reset) if wait > 0]
         yield Vector(verb, asks, now, at, answers)
 

@@ -91,6 +91,24 @@ async def test_agents_and_reductions_with_their_reasons(clock):
         panel.close()
 
 
+async def test_the_swarm_panel_shows_the_agents_of_its_namespace(clock):
+    with open_bus("local://namespaces", clock=clock) as bus:
+        all_panels = {name: swarm_panel(bus, namespace=name) for name in ("", "team-a")}
+        agents = [SwarmLimiter(bus, f"agent-{name}", namespace=name, clock=clock) for name in all_panels]
+        for agent in agents:
+            agent.set_capacity("api", 100, window=60)
+        agents[1].announce_reduced("api", "received 429 response")
+        for name, panel in all_panels.items():
+            panel()
+            clock.advance(1)
+            data = panel()
+            assert (data["namespace"], [each["id"] for each in data["agents"]]) == (name, [f"agent-{name}"])
+            assert [each["agent"] for each in data["reductions"]] == (["agent-team-a"] if name else [])
+            panel.close()
+        for agent in agents:
+            agent.close()
+
+
 async def test_the_swarm_panel_is_bounded(clock):
     with open_bus("local://bounded", clock=clock) as bus:
         panel = swarm_panel(bus, "a secret")

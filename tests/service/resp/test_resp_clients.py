@@ -1,4 +1,4 @@
-"""Redis clients, unmodified, against a real process: redis-py, redis-cli, node-redis, ioredis; TLS; workers."""
+"""Redis clients, unmodified, against a real process: redis-py, redis-cli, node-redis, ioredis; workers."""
 
 import asyncio
 import json
@@ -159,33 +159,7 @@ def test_node_redis_and_ioredis(port, tmp_path):
     assert "WRONGPASS" in replies["wrong"] or replies["wrong"].startswith("error")
 
 
-# ---- TLS, several processes, a stop ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    openssl = need(shutil.which("openssl"), "openssl", "apt-get install openssl")
-    made = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=tidegate", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run([openssl, "req", *made, *names, *files], check=True, capture_output=True)
-    return folder
-
-
-def test_tls(tmp_path, certificate):
-    files = f"resp_tls_cert: {certificate / 'cert.pem'}\nresp_tls_key: {certificate / 'key.pem'}\n"
-    with serving_resp(tmp_path, RULES + TOKENS + files) as (service, port):
-        trusted = {"ssl": True, "ssl_ca_certs": str(certificate / "cert.pem")}
-        with redis.Redis(host="127.0.0.1", port=port, password=DECISION, protocol=3, **trusted) as client:
-            assert client.execute_command("TG.ACQUIRE", "api", "tls")[0] == 1
-            with client.pipeline(transaction=False) as pipeline:
-                for _ in range(5):
-                    pipeline.execute_command("TG.ACQUIRE", "api", "tls")
-                assert decisions(pipeline.execute()) == [1] * 4 + [0]
-        with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client, pytest.raises(redis.ConnectionError):
-            client.ping()
-        assert service.get("/healthz").json() == {"ok": True}
+# ---- several processes, a stop ---------------------------------------------------------------------------------------
 
 
 def test_several_processes_share_a_port_and_a_store(tmp_path):

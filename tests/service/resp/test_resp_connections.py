@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.service.connection_harness import ClientTransport
 from tests.service.resp.harness import InProcessResp, connected, encode
 
 POLICIES = {"api": "1000000/1m", "slow": "1/1h"}
@@ -131,6 +132,51 @@ async def test_a_client_that_reads_nothing_is_disconnected():
         await until(lambda: not len(service.connections))
         raw.close()
         assert await (await service.connect()).ask("PING") == "PONG"
+
+
+async def test_a_client_that_has_read_its_replies_may_wait_for_a_permit():
+    """The replies before the waiting call exceed what is sent at once; the client reads them in time."""
+    async with connected(policies=POLICIES) as (service, client):
+        await client.ask("TG.ACQUIRE", "slow", "k")
+        slow = ClientTransport(service.resp.connect())
+        slow.unsent = 0
+        slow.send(encode("COMMAND") * 500 + encode("TG.ACQUIRE", "slow", "k", "TIMEOUT", "30"))
+        await until(lambda: service.decider.waiting)
+        assert slow.paused
+        slow.take(slow.unsent)
+        slow.written.clear()
+        await tick(service, 2 * service.connections.read_ticks)
+        assert slow.state == "open"
+        service.clock.advance(31)
+        await until(lambda: slow.written)
+        assert slow.written.startswith(b"*5\r\n:0\r\n")
+
+
+async def test_the_time_to_read_replies_is_not_taken_from_the_next_command():
+    """While the client reads, the service reads nothing: the rest of the command cannot arrive."""
+    async with InProcessResp(policies=POLICIES) as service:
+        slow = ClientTransport(service.resp.connect())
+        slow.unsent = 0
+        slow.send(encode("COMMAND") * 500 + ACQUIRE[:-3])
+        await until(lambda: slow.paused)
+        await tick(service, service.connections.read_ticks)
+        slow.take(slow.unsent)
+        slow.written.clear()
+        await tick(service, 2)
+        slow.send(ACQUIRE[-3:])
+        await until(lambda: slow.written)
+        assert slow.written.startswith(b"*5\r\n:1\r\n")
+
+
+async def test_a_busy_service_refuses_usual_commands_as_over_http():
+    async with connected(policies=POLICIES, max_concurrency=1) as (service, client):
+        service.app.in_flight += 1
+        for words in (("TG.ACQUIRE", "api", "k"), ("CL.THROTTLE", "k", 4, 1, 3600)):
+            for commands in ((words,), (words, words)):
+                replies = await client.ask_all(*commands)
+                assert ["TRYAGAIN busy" in str(reply) for reply in replies] == [True] * len(commands)
+        service.app.in_flight -= 1
+        assert (await client.ask("TG.ACQUIRE", "api", "k"))[0] == 1
 
 
 async def test_input_beyond_a_running_command_is_bounded():

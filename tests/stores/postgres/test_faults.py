@@ -1,5 +1,7 @@
 """Servers that are killed, restarted, frozen or down: what errors say, how long calls take, and what was charged."""
 
+import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,8 @@ from tidegate.flow import run
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.call import StoreCall
-from tidegate.stores.postgres.io_flow import ThreadCaller, perform
+from tidegate.stores.postgres.connection import Connection
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)
@@ -127,12 +130,23 @@ def test_no_connection_becomes_free_in_time(open_store):
     store = open_store(pool_size=1, timeout=0.2)
     assert store.apply_one("acquire", TEN, "k", ONE)
     caller = OpenCaller()
-    assert run(store._pool.acquire_flow(StoreCall("peek", 0), caller), perform) is not None  # noqa: SLF001 - as a call would
+    assert run(store._pool.acquire_flow(StoreCall("peek", ()), caller), perform) is not None  # noqa: SLF001 - as a call would
     with pytest.raises(StoreUnavailable, match=r"none of the 1 connections .* pool_size"):
         store.apply_one("acquire", TEN, "k", ONE)
     store._pool.release(caller)  # noqa: SLF001 - as a call would
     assert store.apply_one("acquire", TEN, "k", ONE)
     assert store.metrics().items() >= {"connections": 1, "idle": 1, "waiting": 0}.items()
+
+
+def test_a_connection_that_is_reset_while_it_is_prepared_is_an_outage(open_store):
+    store = open_store()
+    connection, until = Connection(store.target, None), SYSTEM_CLOCK.steady() + 10_000_000
+    run(connection.connect_flow(until), perform)
+    with socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(StoreUnavailable, match="could not prepare"):
+        run(connection.prepare_flow(store.schema.statement, until), perform)
+    connection.close()
 
 
 def test_threads_share_a_small_pool_fairly(open_store):

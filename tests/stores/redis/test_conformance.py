@@ -35,7 +35,7 @@ def test_redis_store_passes_the_compatibility_kit(any_server: ValkeyServer) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stored_states_are_those_of_the_core(valkey: ValkeyServer, seed: int) -> None:
-    assert_stored(valkey, random_vectors(1000 + seed, 300))
+    assert_stored(valkey, random_vectors(1000 + seed, 300, alternatives=True))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -70,6 +70,7 @@ def expected_states(model: ReferenceStore, policy: str, key: object, now: int) -
 # ---- inserted faults: each must be found -----------------------------------------------------------------------------
 
 FAULTS = {
+    "charges every alternative": ("verb > ALTERNATIVE and status ~= 0", "false"),
     "a permit too many": ("return level >= 0 and", "return level >= -limit.scale and"),
     "the cost is not taken": ("level = level - cost * limit.scale", "level = level - limit.scale"),
     "refill without end": ("then return limit.capacity end\n      return level", "then end\n      return level"),
@@ -138,6 +139,7 @@ SHORT_FORM_FAULTS = {
 @cache
 def histories() -> list[list[Vector]]:
     histories = [list(random_vectors(seed, STEPS)) for seed in range(HISTORIES)]
+    histories += [list(random_vectors(seed, STEPS, alternatives=True)) for seed in range(HISTORIES // 6)]
     histories += [*map(list, map(long_history, range(3))), *map(list, map(changing_history, range(8)))]
     return [*histories, *directed_histories()]
 

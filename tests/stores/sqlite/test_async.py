@@ -120,7 +120,7 @@ async def wait_for_delivery(task):
     """Wait until the loop is about to deliver the decision; returns False if it was delivered before."""
     ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to find that moment
     while not task.done():
-        if any("Worker._deliver" in repr(handle) for handle in ready):
+        if any("Worker._deliver" in repr(handle) for handle in list(ready)):  # a copy: threads add to it
             return True
         await asyncio.sleep(0)
     return False

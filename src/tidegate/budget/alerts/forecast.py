@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Forecast(NamedTuple):
-    """The pace of a tier per second, and the seconds until it is used up; None if it is not at this pace."""
+    """The pace of a tier per second, and the seconds until it is used up (None: never at this pace)."""
 
     pace: float
     runs_out_in: float | None

@@ -1,13 +1,13 @@
 """The metrics of a budget, independent of a metrics library: for Prometheus clients and for the service.
 
-rate_limit_current_usage{period}          how much of a tier is used, also above its limit
+rate_limit_current_usage{period}          usage of a tier; may exceed its limit
 rate_limit_max_allowed{period}            the current quota of a tier
 rate_limit_window_reset_seconds{period}   seconds until a tier is completely unused
 rate_limit_exceeded_total{period}         batches denied by a tier, in this process
 rate_limit_check_duration_seconds         how long checks took, in this process
 rate_limit_record_duration_seconds        how long records took, in this process
-rate_limit_database_up                    0 while the database does not answer; use it for alerts
-rate_limit_database_losses_total          how often the database stopped answering
+rate_limit_database_up                    0 while the database is unavailable; use it for alerts
+rate_limit_database_losses_total          number of outages of the database
 rate_limit_backlog                        settlements queued for the database
 rate_limit_tasks_recorded_total           tasks completed
 rate_limit_tasks_returned_total           tasks reserved and returned
@@ -61,8 +61,8 @@ def read_metrics(operations: BudgetOperations) -> Iterator[MetricFamily]:
     yield _histogram("rate_limit_check_duration_seconds", "Time to check rate limits", monitor.checks)
     yield _histogram("rate_limit_record_duration_seconds", "Time to record completed tasks", monitor.records)
     up = int(not operations.lost)
-    yield single("rate_limit_database_up", "gauge", "Whether the database of the budget answers", up)
-    text = "How often the database of the budget stopped answering"
+    yield single("rate_limit_database_up", "gauge", "Whether the database of the budget is available", up)
+    text = "Number of outages of the database of the budget"
     yield single("rate_limit_database_losses_total", "counter", text, operations.losses)
     yield single("rate_limit_backlog", "gauge", "Settlements queued for the database", operations.backlog)
     yield single("rate_limit_tasks_recorded_total", "counter", "Tasks recorded as completed", monitor.recorded)

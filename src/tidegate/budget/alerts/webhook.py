@@ -1,8 +1,8 @@
 """Posts warnings to a webhook: signed, retried, and without delaying a check.
 
 `send` puts a warning into a bounded queue and returns. A thread posts the warnings in order, as JSON, one at a time. A
-failed request is retried after 1, 2, 4 and 8 seconds; then the warning is dropped and counted. A warning that finds the
-queue full is dropped, too. With a secret, every request carries
+failed request is retried after 1, 2, 4 and 8 seconds; then the warning is dropped and counted. If the
+queue is full, a new warning is dropped too. With a secret, every request carries
 
     X-Tidegate-Timestamp: 1750000000
     X-Tidegate-Signature: sha256=HEX        HMAC-SHA256 of the secret over "TIMESTAMP.BODY"

@@ -43,7 +43,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
     for name in unknown_variables(environ):
         known = [variable.removeprefix(PREFIX) for variable in (*VARIABLES.values(), CONFIG_VARIABLE)]
         hint = did_you_mean(name[len(PREFIX) :].upper(), known, PREFIX)
-        log.warning("the variable %s is not known, and has no effect%s", name, hint)
+        log.warning("unknown variable %s has no effect%s", name, hint)
     texts = {
         name: environ[variable].strip() for name, variable in VARIABLES.items() if environ.get(variable, "").strip()
     }
@@ -70,7 +70,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """List the variables that begin like those of a budget and are none."""
+    """List the unknown variables that begin with the prefix of a budget's variables."""
     known = {*VARIABLES.values(), CONFIG_VARIABLE}
     return sorted(name for name in environ if name.upper().startswith(PREFIX) and name not in known)
 

@@ -117,8 +117,8 @@ class BudgetSettings:
     def batch_ttl_microseconds(self) -> int:
         """Microseconds after which an unsettled batch is returned.
 
-        In an SQLite file, batches of a process that ended are found at once, so the default only has to cover batches
-        that a running process forgot. In other stores this time alone frees the slots of a killed process.
+        Batches of a process that ended are found without it, so the default only has to cover batches that a running
+        process forgot. In other stores than SQLite, it is shorter: it also frees slots of a process that is not listed.
         """
         if self.batch_ttl is not None:
             return parse_period(self.batch_ttl)
@@ -153,7 +153,7 @@ def refuse(found: list[Problem]) -> None:
         ((name, message),) = found
         raise ConfigError(message, field=name)
     lines = "".join(f"\n  {name}: {message}" for name, message in found)
-    raise ConfigError(f"{len(found)} settings of the budget are wrong:{lines}")
+    raise ConfigError(f"{len(found)} settings of the budget are invalid:{lines}")
 
 
 def problems(given: Mapping[str, Any]) -> Iterator[Problem]:

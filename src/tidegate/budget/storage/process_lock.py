@@ -1,6 +1,6 @@
 """Detects processes that ended, by a lock file for each process.
 
-Every budget that reserves in an SQLite file holds a lock on a small file beside it. The operating system releases the
+Every budget that reserves in an SQLite file holds a lock on a small file next to it. The operating system releases the
 lock when the process ends, for whatever reason. Another process that can take the lock knows that the owner has ended,
 and that its open batches can be returned at once. Where such locks do not exist (Windows, some network file systems),
 no owner is known to have ended, and open batches are returned when they expire.

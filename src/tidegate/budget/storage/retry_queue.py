@@ -90,7 +90,7 @@ class RetryQueue:
         return not self._queue
 
     def close(self) -> None:
-        """Try once more, and end the thread."""
+        """Retry one last time, and end the thread."""
         self.catch_up()
         self._closed = True
         self._wake.set()

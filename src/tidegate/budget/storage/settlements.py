@@ -1,14 +1,14 @@
-"""Where settlements are stored: in the SQLite file, which lists open batches, or in any other store, which does not."""
+"""Opens the storage of a budget: the SQLite file, a shared store that lists open batches, or memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
 
+from tidegate.budget.storage.listing_store import ListedSettlements, ListingStore
 from tidegate.budget.storage.sqlite import BudgetStore, Completion, Settlement
+from tidegate.budget.storage.store_settlements import StoreSettlements
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import StoreUnavailable
 from tidegate.stores.opened import OpenedStore
 from tidegate.stores.outage import GuardedStore
 from tidegate.urls import split_url
@@ -27,7 +27,7 @@ DAY_SECONDS: Final = 86_400
 class SettlementStorage(Protocol):
     """Stores settlements, for threads and for tasks. Raises StoreUnavailable if a call has to be repeated later."""
 
-    lists_open: bool  # whether open batches are stored, so that those of a killed process are found and returned
+    returns_expired: bool  # whether every check returns batches that have expired, also those of this process
 
     @property
     def has_more_expired(self) -> bool:
@@ -50,69 +50,20 @@ class SettlementStorage(Protocol):
     ) -> None:
         """Charge tasks that were not reserved."""
 
+    def return_ended(self, policy: Policy, key: Key, /) -> int:
+        """Return batches of processes that have ended, unless every check does that; returns how many."""
+
+    async def return_ended_async(self, policy: Policy, key: Key, /) -> int:
+        """Return batches of processes that have ended, unless every check does that; returns how many."""
+
     def clean_up(self, policy: Policy, key: Key, /) -> int:
         """Return expired batches and remove old completions; returns how many."""
-
-
-class StoreSettlements:
-    """Settles with any store. It does not list open batches: the batch of a killed process stays charged."""
-
-    lists_open = False
-    has_more_expired = False
-
-    def __init__(self, store: Store, clock: Clock | None) -> None:
-        """Settle with this store; `clock` replaces its own, for tests."""
-        self._store = store
-        self._clock = clock
-
-    def take_number(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
-        """Return -1: the instant alone identifies a charge."""
-        del policy, at, costs
-        return -1
-
-    def _now(self) -> int | None:
-        return None if self._clock is None else self._clock.ns() // 1000
-
-    def settle(self, settlement: Settlement) -> None:
-        """Correct the charge of a batch; the guarded store repeats a correction that a lost store misses."""
-        policy, unlimited, key, at, _, share, _ = settlement
-        self._store.apply_one("adjust", policy, key, share.corrections, self._now(), at)
-        if any(share.unreserved):
-            self.record(unlimited, key, share.unreserved, None)
-
-    async def settle_async(self, settlement: Settlement) -> None:
-        """Correct the charge of a batch."""
-        policy, unlimited, key, at, _, share, _ = settlement
-        await self._store.apply_async("adjust", ((policy, key, share.corrections),), self._now(), at)
-        if any(share.unreserved):
-            await self.record_async(unlimited, key, share.unreserved, None)
-
-    def record(self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None) -> None:
-        """Charge tasks that were not reserved."""
-        del completion
-        self._check_charged(self._store.apply_one("acquire", unlimited, key, costs, self._now()))
-
-    async def record_async(
-        self, unlimited: Policy, key: Key, costs: tuple[int, ...], completion: Completion | None
-    ) -> None:
-        """Charge tasks that were not reserved."""
-        del completion
-        self._check_charged((await self._store.apply_async("acquire", ((unlimited, key, costs),), self._now()))[0])
-
-    def _check_charged(self, decision: Decision) -> None:
-        if isinstance(decision, LocalDecision):  # the guarded store answered without the store; nothing was charged
-            raise StoreUnavailable("could not record completed tasks; they are recorded when the store is available")
-
-    def clean_up(self, policy: Policy, key: Key) -> int:
-        """Return 0: states in the store expire by themselves."""
-        del policy, key
-        return 0
 
 
 class SQLiteSettlements:
     """Settles with the SQLite file directly: while it is unavailable, the budget queues and retries the calls."""
 
-    lists_open = True
+    returns_expired = True
 
     def __init__(self, budget_store: BudgetStore) -> None:
         """Settle with this file."""
@@ -125,6 +76,15 @@ class SQLiteSettlements:
             budget_store.record_async
         )
         self.clean_up: Callable[[Policy, Key], int] = budget_store.clean_up
+
+    def return_ended(self, policy: Policy, key: Key) -> int:
+        """Return 0: every check returns them."""
+        del policy, key
+        return 0
+
+    async def return_ended_async(self, policy: Policy, key: Key) -> int:
+        """Return 0: every check returns them."""
+        return self.return_ended(policy, key)
 
     @property
     def has_more_expired(self) -> bool:
@@ -139,7 +99,10 @@ def open_storage(settings: BudgetSettings, clock: Clock | None) -> tuple[Store, 
     if scheme and scheme != "sqlite":
         store = OpenedStore.open(with_deadline(text, settings.deadline), clock=clock).store
         test_clock = clock if clock is not None and clock is not store.clock else None
-        return store, StoreSettlements(store, test_clock)
+        if store.instant:  # in memory: no other process shares it
+            return store, StoreSettlements(store, test_clock)
+        listing = ListingStore(store, settings.name, test_clock)
+        return listing, ListedSettlements(listing, test_clock)
     options: dict[str, Any] = {
         "batch_ttl": settings.batch_ttl_microseconds,
         "retention": round(settings.retention_days * DAY_SECONDS * SECOND),

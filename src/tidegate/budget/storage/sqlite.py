@@ -59,7 +59,7 @@ DELETE_COMPLETIONS: Final = (
 
 
 class Completion(NamedTuple):
-    """Completed tasks: how many, their type, their IDs if they have some, and their cost."""
+    """Completed tasks: how many, their type, their ids if they have any, and their cost."""
 
     tasks: int
     task_type: str | None = None

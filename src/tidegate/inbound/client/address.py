@@ -35,6 +35,7 @@ UNKNOWN: Final = "unknown"  # the key of clients without an address
 UNIX_PEERS: Final = ("unix", "unix:")  # entries that mean peers on a Unix socket
 MAX_HOPS: Final = 32  # hops that are read; further hops are ignored
 MAX_NODE_LENGTH: Final = 256  # longer hops are not parsed
+MAX_PREFIXES: Final = {"ipv4_prefix": 32, "ipv6_prefix": 128}  # bits of an address that identify a client
 HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
 # RFC 7239: name=token or name="quoted string". Unquoted ports and IPv6 addresses are invalid but common, so accepted.
@@ -156,41 +157,48 @@ def client_address(peer: str | None, headers: Headers = (), trusted: TrustedProx
     return addresses.pop() if len(addresses) == 1 else direct
 
 
-def address_key(address: str | None, ipv6_prefix: int = 64) -> str:
+def address_key(address: str | None, ipv6_prefix: int = 64, ipv4_prefix: int = 32) -> str:
     """Return the rate limit key of an address.
 
     An IPv6 client usually has a whole network, so the key is its network of `ipv6_prefix` bits. The key of an IPv4
-    address, IPv4-mapped or not, is the address itself. Without an address the key is `unknown`.
+    address, IPv4-mapped or not, is the address itself, or its network if `ipv4_prefix` is below 32. Without an address
+    the key is `unknown`.
     """
-    if not isinstance(ipv6_prefix, int) or isinstance(ipv6_prefix, bool) or not 1 <= ipv6_prefix <= 128:  # noqa: PLR2004 - bits
-        raise ConfigError(f"must be an integer from 1 to 128, not {ipv6_prefix!r}", field="ipv6_prefix")
+    check_prefix("ipv6_prefix", ipv6_prefix)
+    check_prefix("ipv4_prefix", ipv4_prefix)
     if not address:
         return UNKNOWN
-    return _key(address, ipv6_prefix) if len(address) <= MAX_NODE_LENGTH else UNKNOWN
+    return _key(address, ipv6_prefix, ipv4_prefix) if len(address) <= MAX_NODE_LENGTH else UNKNOWN
+
+
+def check_prefix(name: str, bits: object) -> None:
+    """Raise ConfigError if a value is not a prefix length of `ipv4_prefix` or `ipv6_prefix`."""
+    if not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= MAX_PREFIXES[name]:
+        raise ConfigError(f"must be an integer from 1 to {MAX_PREFIXES[name]}, not {bits!r}", field=name)
 
 
 @lru_cache(maxsize=4096)
-def _key(address: str, ipv6_prefix: int) -> str:
+def _key(address: str, ipv6_prefix: int, ipv4_prefix: int) -> str:
     found = parse_address(address)
     if found is None:
         return _host_name(address) or UNKNOWN
-    if found.version == 4 or ipv6_prefix == 128:  # noqa: PLR2004 - IP version, bits
-        return found.text
-    return str(IPv6Network((found.number, ipv6_prefix), strict=False))
+    if found.version == 4:  # noqa: PLR2004 - IP version
+        return found.text if ipv4_prefix == 32 else str(IPv4Network((found.number, ipv4_prefix), strict=False))  # noqa: PLR2004 - bits
+    return found.text if ipv6_prefix == 128 else str(IPv6Network((found.number, ipv6_prefix), strict=False))  # noqa: PLR2004 - bits
 
 
-def address_group(key: str, ipv6_prefix: int = 64) -> str | None:
+def address_group(key: str, ipv6_prefix: int = 64, ipv4_prefix: int = 32) -> str | None:
     """Return the network, likely of one owner, that an address key belongs to; None if the key is not an address.
 
-    An IPv4 /24 or an IPv6 /48; if keys are networks larger than a /64, a network that contains 65,536 keys.
+    An IPv4 /24 or an IPv6 /48; if keys are larger networks than a /32 or a /64, a network that contains 256 or 65,536
+    keys.
     """
     found = parse_address(key.partition("/")[0])
     if found is None:
         return None
     if found.version == 4:  # noqa: PLR2004 - of IP
-        return f"{found.text.rpartition('.')[0]}.0/24"
-    bits = max(1, min(48, ipv6_prefix - 16))
-    return str(IPv6Network((found.number >> (128 - bits) << (128 - bits), bits)))
+        return str(IPv4Network((found.number, max(1, min(24, ipv4_prefix - 8))), strict=False))
+    return str(IPv6Network((found.number, max(1, min(48, ipv6_prefix - 16))), strict=False))
 
 
 def parse_address(text: str) -> ClientAddress | None:

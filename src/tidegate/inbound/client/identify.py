@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.inbound.client.address import UNKNOWN, TrustedProxies, address_group, address_key, client_address
+from tidegate.inbound.client.address import (
+    UNKNOWN,
+    TrustedProxies,
+    address_group,
+    address_key,
+    client_address,
+    parse_address,
+)
 from tidegate.policy.key import GroupedKey, normal_key
 
 if TYPE_CHECKING:
@@ -38,23 +45,29 @@ class ClientIdentifier:
         trusted_proxies: TrustedProxies | Iterable[str],
         rules: Rules,
         *,
-        ipv6_prefix: int = 64,
+        ipv4_prefix: int | None = None,
+        ipv6_prefix: int | None = None,
         unknown: str = "allow",
         key: KeyOf | None = None,
     ) -> None:
-        """Trust these proxies. `unknown`: "allow" or "limit" clients without an address. `key` chooses custom keys."""
+        """Trust these proxies. `unknown`: "allow" or "limit" clients without an address. `key` chooses custom keys.
+
+        Prefix lengths that are given here take precedence over those of the rules.
+        """
         if not isinstance(trusted_proxies, TrustedProxies):
             trusted_proxies = TrustedProxies(trusted_proxies)
         self.trusted = trusted_proxies
-        self.ipv6_prefix = ipv6_prefix
+        self._ipv4_prefix, self._ipv6_prefix = ipv4_prefix, ipv6_prefix
         self.allows_unknown: bool = unknown == "allow"
         self.key_function = key
         self._warned = False
         self.update_rules(rules)
 
     def update_rules(self, rules: Rules) -> None:
-        """Use the client lists of these rules from now on."""
+        """Use the client lists and prefix lengths of these rules from now on."""
         self._rules = rules
+        self.ipv4_prefix: int = self._ipv4_prefix or rules.ipv4_prefix
+        self.ipv6_prefix: int = self._ipv6_prefix or rules.ipv6_prefix
         # New dictionaries instead of clear(): a thread that still uses the previous rules must not fill the new cache.
         self.cache: dict[str | None, RequestClient] = {}
         # Clients by peer address, for lookups without headers; always empty if there are trusted proxies.
@@ -78,7 +91,7 @@ class ClientIdentifier:
         if address is None:
             self._warn_unknown()
             return RequestClient(UNKNOWN, None)
-        key = address_key(address, self.ipv6_prefix)
+        key = self.key_of(address)
         if address in self._rules.blocked_clients:
             return RequestClient(key, address, special=True, blocked=True)
         if address in self._rules.exempt_clients:
@@ -111,4 +124,12 @@ class ClientIdentifier:
         """Return the group of a key: the network of an address, or for custom keys the network of the sender."""
         if isinstance(key, GroupedKey):
             return key.group
-        return address_group(key, self.ipv6_prefix) if isinstance(key, str) else None
+        return address_group(key, self.ipv6_prefix, self.ipv4_prefix) if isinstance(key, str) else None
+
+    def key_of(self, address: str) -> str:
+        """Return the key of an address."""
+        return address_key(address, self.ipv6_prefix, self.ipv4_prefix)
+
+    def name_of(self, client: str) -> str:
+        """Return the key of a client that an administrator names: of an address its key, otherwise the name itself."""
+        return self.key_of(client) if parse_address(client) else client

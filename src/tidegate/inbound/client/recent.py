@@ -102,12 +102,17 @@ class RecentClients:
         found = []
         for key, decision in self._items():
             pairs = zip(decision.policy_limits, decision.views, strict=True)
-            limit, (remaining, _, reset) = min(pairs, key=lambda pair: pair[1][0] / pair[0].burst)
+            limit, (remaining, _, reset) = min(pairs, key=lambda pair: pair[1][0] / max(1, pair[0].burst))
             found.append(
                 ClientNearLimit(key, limit.name, limit.quota, remaining, ceil_div(decision.at + reset, SECOND))
             )
-        found.sort(key=lambda near: near.remaining / near.quota)
+        found.sort(key=share_left)
         return found[:max_clients]
+
+
+def share_left(near: ClientNearLimit) -> float:
+    """Return the share of the limit that the client has left; 0 for a limit of 0."""
+    return near.remaining / max(1, near.quota)
 
 
 def _reset(decision: Decision) -> int:

@@ -51,10 +51,22 @@ class Request:
         return f"<Request {self.method} {self.path!r} from {self.address}>"
 
 
-KeyOf = Callable[[Request], "Key | None"]  # None: limit by address
+FrameworkRequest = Any  # a request of Starlette, FastAPI, Flask, Django or aiohttp, or the common Request
+KeyOf = Callable[[FrameworkRequest], "Key | None"]  # None: limit by address
 
 
-def by_address(request: Request) -> Key | None:
+def read_header(request: FrameworkRequest, name: str) -> str | None:
+    """Return the value of a header of any framework's request."""
+    if isinstance(request, Request):
+        return request.header(name)
+    environ = getattr(request, "META", None) or getattr(request, "environ", None)
+    if environ is not None:
+        return wsgi_header(environ, name)
+    scope = getattr(request, "scope", None)
+    return aiohttp_header(request, name) if scope is None else asgi_header(scope, name)
+
+
+def by_address(request: FrameworkRequest) -> Key | None:
     """Limit by address, the default."""
     del request
     return None
@@ -68,14 +80,16 @@ def by_header(name: str, *, secret: bool = False) -> KeyOf:
     """
     field = name.lower()
 
-    def key(request: Request) -> Key | None:
-        value = request.header(field)
+    def key(request: FrameworkRequest) -> Key | None:
+        value = read_header(request, field)
         if not value:
             return None
         if secret or len(value) > MAX_KEY_LENGTH:
             value = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         return field, value
 
+    key.__name__ = f"by_header({field})"
+    key.reads_headers = True  # type: ignore[attr-defined]  # it needs nothing that an application adds to a request
     return key
 
 
@@ -99,6 +113,11 @@ def asgi_header(scope: Any, name: str) -> str | None:  # noqa: ANN401 - a scope 
     wanted = name.lower().encode("latin-1", "replace")
     found = [value for field, value in scope.get("headers", ()) if field == wanted]  # servers send names in lower case
     return b", ".join(found).decode("latin-1") if found else None
+
+
+def aiohttp_header(request: Any, name: str) -> str | None:  # noqa: ANN401 - this module imports no framework
+    """Find a header in a request of aiohttp."""
+    return ", ".join(request.headers.getall(name, ())) or None
 
 
 def wsgi_header(environ: Any, name: str) -> str | None:  # noqa: ANN401 - an environ is any mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.client.address import AddressSet, address_key, parse_address
+from tidegate.inbound.client.address import AddressSet, parse_address
 from tidegate.policy import join_key
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ class TemporaryList:
         self._until: dict[str, int] = {}
         self._networks: dict[str, AddressSet] = {}
 
-    def add(self, client: str, until: int, now: int, ipv6_prefix: int = 64) -> str:
-        """Add a client until a time; return the name it is listed under."""
+    def add(self, name: str, until: int, now: int) -> None:
+        """Add a client until a time; `name` is its key as a string, or a network."""
         self.remove_expired(now)
-        name = self._entry_name(client, ipv6_prefix)
         if len(self._until) >= MAX_CLIENTS and name not in self._until:
             raise ConfigError(f"the list is full: it holds at most {MAX_CLIENTS} clients", field="key")
         if "/" in name and parse_address(name.partition("/")[0]):
@@ -38,11 +37,9 @@ class TemporaryList:
                 )
             self._networks[name] = AddressSet([name], field="key")
         self._until[name] = until
-        return name
 
-    def remove(self, client: str, ipv6_prefix: int = 64) -> bool:
+    def remove(self, name: str) -> bool:
         """Remove a client; return whether it was listed."""
-        name = self._entry_name(client, ipv6_prefix)
         self._networks.pop(name, None)
         return self._until.pop(name, None) is not None
 
@@ -70,10 +67,11 @@ class TemporaryList:
         self.remove_expired(now)
         return {name: -(-until // 1_000_000) for name, until in self._until.items()}
 
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._until.clear()
+        self._networks.clear()
+
     def __len__(self) -> int:
         """Return the number of entries."""
         return len(self._until)
-
-    @staticmethod
-    def _entry_name(client: str, ipv6_prefix: int) -> str:
-        return address_key(client, ipv6_prefix) if parse_address(client) else client

@@ -8,10 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.errors import Denied, RateLimitError
+from tidegate.errors import RateLimitError
 from tidegate.inbound.client.recent import RecentClients
 from tidegate.inbound.client.request import Request
-from tidegate.inbound.responses.response import combine_decisions
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
+    from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
     from tidegate.inbound.responses.response import ResponseWriter
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
@@ -84,10 +84,6 @@ class CategoryLimiter:
         self.slot_seconds: float | None = min(slots) / SECOND if slots else None
         self.reserves: bool = bool(slots) or self.charging is not None or self._count is not None
 
-    def reserve(self, key: Key, cost: Cost) -> Any:  # noqa: ANN401 - a reservation, or an awaitable of one
-        """Reserve the cost of a request, to be corrected later."""
-        return self.limiter.reserve(key, cost, ttl=self.slot_seconds or MAX_RESPONSE_SECONDS, timeout=0)
-
     def final_cost(self, request: Request, status: int, cost: Cost) -> Cost | None:
         """Return the final cost of a request, given the status of its response; None: the estimated cost."""
         counts = self._count is None or self._count(request, status)
@@ -98,82 +94,76 @@ class CategoryLimiter:
         return None if self.charging.cost(status, int(counts)) else 0  # several units: the full cost or none
 
 
-class CategoryCharge(NamedTuple):
-    """The decision of a category about a request; with a reservation if the charge can be corrected."""
+class OpenCharge(NamedTuple):
+    """A charge that is corrected when the response is known."""
 
-    category_limiter: CategoryLimiter
-    cost: Cost
-    decision: Decision
-    reservation: Any = None  # sync or async
-
-
-def charge_flow(category_limiter: CategoryLimiter, key: Key, cost: Cost, *, reserve: bool) -> CallFlow[CategoryCharge]:
-    """Charge a category; `reserve`: as a reservation that can be corrected."""
-    try:
-        if reserve:
-            reservation = yield partial(category_limiter.reserve, key, cost)
-            return CategoryCharge(category_limiter, cost, reservation.decision, reservation)
-        decision = yield partial(category_limiter.decide, key, cost)
-    except Denied as denied:
-        decision = denied.decision
-    return CategoryCharge(category_limiter, cost, decision)
+    charge: RequestCharge
+    reservation: Any  # sync or async
+    final_cost: Callable[[Any, int, Cost], Cost | None]
+    holds_slots: bool  # until the response is complete
 
 
-def cancel_flow(charged: Iterable[CategoryCharge]) -> CallFlow[None]:
-    """Cancel the reservations of a request that another category has denied."""
-    for charge in charged:
-        if charge.reservation is not None:
-            yield from _correct_flow(charge.category_limiter, charge.reservation.cancel)
+def open_charges(decided: Iterable[DecidedCharge]) -> list[OpenCharge]:
+    """Return the charges that the response may change."""
+    found = []
+    for charge, decision, verb in decided:
+        owner = charge.category_limiter or charge.route_limit
+        if charge.reserves and verb and owner is not None:
+            slot_seconds = owner.slot_seconds
+            ttl = slot_seconds or MAX_RESPONSE_SECONDS
+            reservation = charge.limiter.make_reservation(charge.key, charge.cost, decision, ttl)
+            found.append(OpenCharge(charge, reservation, owner.final_cost, slot_seconds is not None))
+    return found
 
 
-def refund_flow(charged: Iterable[CategoryCharge], key: Key) -> CallFlow[None]:
-    """Refund charges that have no reservation."""
-    for charge in charged:
-        if charge.decision.within_limits:
-            yield from _correct_flow(
-                charge.category_limiter, partial(charge.category_limiter.limiter.refund, key, charge.cost)
-            )
-
-
-def _correct_flow(category_limiter: CategoryLimiter, step: Callable[[], Any]) -> CallFlow[None]:
+def correct_flow(name: str, step: Callable[[], Any]) -> CallFlow[None]:
     """Correct a charge. The client gets its response even if the store fails."""
     try:
         yield step
     except RateLimitError as error:
-        log.error("category %s: could not correct a charge: %s", category_limiter.category.name, error)  # noqa: TRY400 - the message has all details
+        log.error("%s: could not correct a charge: %s", name, error)  # noqa: TRY400 - the message has all details
 
 
 class ResponseCharge:
     """The reservations of a request, settled when the status of its response is known."""
 
-    __slots__ = ("_charged", "_key", "_request", "settles_at_start", "status")
+    __slots__ = ("_open", "_request", "settles_at_start", "status")
 
-    def __init__(self, charged: list[CategoryCharge], key: Key, request: Request) -> None:
+    def __init__(self, charges: list[OpenCharge], request: Request) -> None:
         """Hold the reservations of a request."""
-        self._charged = charged
-        self._key = key
+        self._open = charges
         self._request = request
         self.status: int = FIRST_SERVER_ERROR
         # Slots are held until the response is complete.
-        self.settles_at_start: bool = all(charge.category_limiter.slot_seconds is None for charge in charged)
+        self.settles_at_start: bool = not any(each.holds_slots for each in charges)
 
-    def settle_at_start_flow(self) -> CallFlow[Decision | None]:
-        """Settle, then return the client's new state for the headers; None if the store fails."""
-        category_limiters = [charge.category_limiter for charge in self._charged]
+    def add(self, other: ResponseCharge) -> None:
+        """Settle the charges of a later decision about the same request, too."""
+        self._open = [*self._open, *other.take()]
+        self.settles_at_start = self.settles_at_start and other.settles_at_start
+
+    def take(self) -> list[OpenCharge]:
+        """Return the charges, which are no longer settled here."""
+        charges, self._open = self._open, []
+        return charges
+
+    def settle_at_start_flow(self) -> CallFlow[list[tuple[RequestCharge, Decision]]]:
+        """Settle, then return the new state of each charge for the headers; nothing if the store fails."""
+        charges = [each.charge for each in self._open]
         yield from self.settle_flow()
-        decisions: list[Decision] = []
-        for category_limiter in category_limiters:
+        decisions: list[tuple[RequestCharge, Decision]] = []
+        for charge in charges:
             try:
-                decision: Decision = yield partial(category_limiter.limiter.peek, self._key, {})
+                decision: Decision = yield partial(charge.limiter.peek, charge.key, {})
             except RateLimitError:
-                return None  # `settle_flow` has logged the store error, or the next request will
-            category_limiter.recent_clients.record(self._key, decision)
-            decisions.append(decision)
-        return combine_decisions(decisions) if decisions else None
+                return []  # `settle_flow` has logged the store error, or the next request will
+            if charge.category_limiter is not None:
+                charge.category_limiter.recent_clients.record(charge.key, decision)
+            decisions.append((charge, decision))
+        return decisions
 
     def settle_flow(self) -> CallFlow[None]:
         """Commit the final cost of the request, once."""
-        charged, self._charged = self._charged, []
-        for charge in charged:
-            actual = charge.category_limiter.final_cost(self._request, self.status, charge.cost)
-            yield from _correct_flow(charge.category_limiter, partial(charge.reservation.commit, actual))
+        for charge, reservation, final_cost, _ in self.take():
+            actual = final_cost(self._request if charge.native is None else charge.native, self.status, charge.cost)
+            yield from correct_flow(charge.policy.name, partial(reservation.commit, actual))

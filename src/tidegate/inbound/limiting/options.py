@@ -6,13 +6,16 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate.errors import ConfigError
+from tidegate.inbound.client.address import MAX_PREFIXES
 from tidegate.inbound.rules.model import ADMIN_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tidegate.inbound.client.request import KeyOf
+    from tidegate.core.decision import Decision
+    from tidegate.inbound.client.request import KeyOf, Request
     from tidegate.inbound.limiting.category_limiter import Counts
+    from tidegate.inbound.limiting.plan_limiters import PlanOf
     from tidegate.inbound.responses.response import Denying
     from tidegate.observe import Observer
     from tidegate.stores.lease import Lease
@@ -27,10 +30,15 @@ class Options(TypedDict, total=False):
     """The keyword arguments of both middlewares; docs/inbound.md has the table."""
 
     key: KeyOf | None  # returns the key of a request; None: limit by address
+    plan: PlanOf | None  # returns the plan of a request; None: the category's own limits
+    ipv4_prefix: int  # bits of an IPv4 address that identify a client
     ipv6_prefix: int  # bits of an IPv6 address that identify a client
     unknown: Unknown  # whether requests without an address are limited
     lease: bool | float | Lease | None  # lease permits from a shared store
     denied: Denying | None  # returns a custom response to denied requests
+    html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
+    block_after: str | None  # block clients after so many denials
+    block_for: str | None  # how long clients are blocked
     expose: bool  # let scripts from other origins read the headers
     count: Mapping[str, Counts] | None  # by category: whether a response counts
     root_path: str  # a prefix that the application removes from paths itself
@@ -68,6 +76,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _prefix_length(name: str) -> Callable[[Any], str | None]:
+    longest = MAX_PREFIXES[name]
+    return _require(
+        lambda value: isinstance(value, int) and _is_number(value) and 1 <= value <= longest,
+        f"an integer from 1 to {longest}",
+    )
+
+
 OPTIONAL_FUNCTION: Final = _require(lambda value: value is None or callable(value), "a function")
 NON_NEGATIVE_INTEGER: Final = _require(
     lambda value: isinstance(value, int) and _is_number(value) and value >= 0, "a non-negative integer"
@@ -75,10 +91,15 @@ NON_NEGATIVE_INTEGER: Final = _require(
 BOOLEAN: Final = _require(lambda value: isinstance(value, bool), "True or False")
 CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "key": OPTIONAL_FUNCTION,
-    "ipv6_prefix": _require(lambda value: isinstance(value, int) and 1 <= value <= 128, "an integer from 1 to 128"),  # noqa: PLR2004 - bits
+    "plan": OPTIONAL_FUNCTION,
+    "ipv4_prefix": _prefix_length("ipv4_prefix"),
+    "ipv6_prefix": _prefix_length("ipv6_prefix"),
     "unknown": _one_of(*get_args(Unknown)),
     "lease": lambda _: None,  # read_lease checks it
     "denied": OPTIONAL_FUNCTION,
+    "html": lambda _: None,  # read_html checks it
+    "block_after": lambda _: None,  # read_block checks it
+    "block_for": lambda _: None,
     "expose": BOOLEAN,
     "count": _require(
         lambda value: value is None or (hasattr(value, "values") and all(map(callable, value.values()))),

@@ -5,31 +5,33 @@ Nothing here waits or awaits; calls that may have to be awaited are yielded as s
     path, method ──► RequestTarget: CategoryLimiter, cost ─┐
     peer, headers ─► RequestClient: key ───────────────────┴► decide ──► Decision ──► record_decision ──► allow or deny
 
-The middlewares run this sequence inline for common requests, because every request pays for it. `check_flow` is the
-complete version: blocked clients, custom keys, several categories, charges that depend on the response.
+The middlewares run this sequence inline for common requests, because its cost is added to every request. `check_flow`
+is the complete version: blocked clients, custom keys, several categories, charges that depend on the response.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from functools import partial
+from operator import call
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, RateLimitError
+from tidegate.errors import ConfigError
+from tidegate.flow import run
 from tidegate.inbound.client.address import UNKNOWN
+from tidegate.inbound.client.denial_blocks import DenialBlocks
 from tidegate.inbound.client.identify import ClientIdentifier
 from tidegate.inbound.client.temporary_list import TemporaryList
-from tidegate.inbound.limiting.category_limiter import (
-    CategoryCharge,
-    CategoryLimiter,
-    ResponseCharge,
-    cancel_flow,
-    charge_flow,
-    refund_flow,
-)
+from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge, open_charges
+from tidegate.inbound.limiting.charges import RequestCharge, charge_all_flow
 from tidegate.inbound.limiting.options import check_options
-from tidegate.inbound.responses.response import ResponseWriter, combine_decisions
+from tidegate.inbound.limiting.plan_limiters import PlanLimiters
+from tidegate.inbound.limiting.reset import reset_all_flow
+from tidegate.inbound.responses.response import BlockedDecision, ResponseWriter
+from tidegate.inbound.rules.block_rule import read_block
 from tidegate.inbound.rules.model import ADMIN_PATH, MESSAGE_METHOD
 from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
@@ -49,7 +51,8 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import Counts
-    from tidegate.inbound.rules.model import Match, Rules
+    from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
+    from tidegate.inbound.rules.model import Category, Match, Rules
     from tidegate.inbound.rules.path_readings import Route
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
@@ -60,6 +63,7 @@ log: logging.Logger = logging.getLogger("tidegate.inbound")
 MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
 MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
 MISSING: Final[Any] = object()
+ABNORMAL: Final = "abnormal-usage-detected"  # the kind of denials of blocked clients
 
 
 class RequestTarget(NamedTuple):
@@ -82,10 +86,16 @@ class LimitOutcome(NamedTuple):
 
     allowed: bool
     decision: Decision | None = None
-    key: Key = UNKNOWN
     response_charge: ResponseCharge | None = None
     kind: Kind = "quota-exceeded"
     category_limiter: CategoryLimiter | None = None
+    made: Sequence[DecidedCharge] = ()
+
+
+def make_response_charge(result: ChargeResult, request: Request) -> ResponseCharge | None:
+    """Return the charges of an allowed request that its response may change; None if there are none."""
+    charges = open_charges(result.decided)
+    return ResponseCharge(charges, request) if charges else None
 
 
 class RequestLimiter:
@@ -96,7 +106,7 @@ class RequestLimiter:
         config: str | Path | Mapping[str, object] | None = None,
         store: str | Store = "memory://",
         trusted_proxies: TrustedProxies | Iterable[str] = (),
-        headers: Style = "x",
+        headers: Style | Mapping[str, str] = "x",
         clock: Clock | None = None,
         *,
         tasks: bool = False,
@@ -106,12 +116,18 @@ class RequestLimiter:
         check_options(options)
         get = options.get
         self._counts: Mapping[str, Counts] = get("count") or {}
+        self.plan_limiters: PlanLimiters = PlanLimiters(get("plan"))
+        self._block_option = read_block(get("block_after"), get("block_for"))
+        self.denial_blocks: DenialBlocks | None = None
+        self.disabled: bool = False  # by `tidegate.inbound.testing`
         self._source = RulesSource(config)
         self._check_counts(self._source.rules)
         self.response_writer: ResponseWriter = ResponseWriter(
-            headers, expose=get("expose", False), denied=get("denied")
+            headers, expose=get("expose", False), denied=get("denied"), html=get("html")
         )
-        client_options = {name: options[name] for name in ("ipv6_prefix", "unknown", "key") if name in options}
+        client_options = {
+            name: options[name] for name in ("ipv4_prefix", "ipv6_prefix", "unknown", "key") if name in options
+        }
         self.client_identifier: ClientIdentifier = ClientIdentifier(
             trusted_proxies, self._source.rules, **client_options
         )
@@ -127,7 +143,7 @@ class RequestLimiter:
             self.store.limit_groups(self.client_identifier.group_of)
         self.own_clock: Clock | None = clock if clock is not self.store.clock else None
         self.clock: Clock = clock or self.store.clock
-        self._tasks = tasks and not self.store.instant
+        self.tasks: bool = tasks and not self.store.instant
         every = get("log_every", 0)
         self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", BURST))
         self._throttle = LogThrottle(get("log_burst") or BURST)  # at least some errors are logged
@@ -135,8 +151,7 @@ class RequestLimiter:
         self.observed = self.observer is not None or every > 0
         self.blocked_clients: TemporaryList = TemporaryList()
         self.allowed_clients: TemporaryList = TemporaryList()
-        # Whether every request needs the slow path: custom keys, clients on temporary lists.
-        self.special: bool = self.client_identifier.key_function is not None
+        self.special: bool = False  # whether every request needs the slow path: see update_special
         self._maintenance_interval = round(get("reload", 1.0) * SECOND)
         self.maintenance_due: int = 0  # the time of the next maintenance
         self.fast_path_until: int = 0  # the fast path is used before this time; 0: never, because of observers
@@ -144,16 +159,24 @@ class RequestLimiter:
         self.category_limiters: dict[str, CategoryLimiter] = {}
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
-        names = ", ".join(self.category_limiters) or "none"
-        if config is None:
+        self._log_start(has_config=config is not None)
+
+    def _log_start(self, *, has_config: bool) -> None:
+        """Log the categories, and which of them are defaults that the configuration does not name."""
+        names, defaulted = ", ".join(self.category_limiters) or "none", self.rules.defaulted
+        if not has_config:
             log.info("rate limiter initialized with the default limits, because it has no config: categories %s", names)
+        elif defaulted:
+            message = "rate limiter initialized: categories %s; with their default limits: %s"
+            log.info(message, names, ", ".join(defaulted))
         else:
             log.info("rate limiter initialized: categories %s", names)
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
     def _check_counts(self, rules: Rules) -> None:
-        """Raise ConfigError if the rules lack a category that the options name."""
+        """Raise ConfigError if the rules lack a category that the options name, or need an option."""
+        self.plan_limiters.check(rules)
         unknown = sorted(self._counts.keys() - {category.name for category in rules.categories})
         if unknown:
             names = ", ".join(category.name for category in rules.categories)
@@ -161,15 +184,13 @@ class RequestLimiter:
 
     def update_rules(self, rules: Rules) -> None:
         """Use these rules from now on; clients keep their usage."""
+        if self.disabled:
+            rules = replace(rules, enabled=False)
         category_limiters = {}
         for category in rules.categories:
             category_limiter = self.category_limiters.get(category.name)
             if category_limiter is None:
-                kind = AsyncLimiter if self._tasks else Limiter
-                limiter = kind(category.policy, store=self.store, clock=self.own_clock)
-                category_limiter = CategoryLimiter(
-                    category, limiter, self.response_writer, self._counts.get(category.name), rules.max_entries
-                )
+                category_limiter = self._make_category_limiter(category, rules.max_entries)
             else:
                 category_limiter.update_category(category)
                 category_limiter.recent_clients.resize(rules.max_entries)
@@ -183,6 +204,24 @@ class RequestLimiter:
         self.client_identifier.update_rules(rules)
         self.known_clients: dict[str | None, RequestClient] = self.client_identifier.by_peer  # cached here for speed
         self.targets: dict[object, RequestTarget | None] = {}  # a new one: see ClientIdentifier.update_rules
+        self.plan_limiters.update(
+            category_limiters, partial(self._make_category_limiter, max_clients=rules.max_entries)
+        )
+        block = self._block_option or rules.block
+        if block is None:
+            self.denial_blocks = None
+        elif self.denial_blocks is None:
+            self.denial_blocks = DenialBlocks(block, self._make_limiter)
+        else:
+            self.denial_blocks.update(block)
+        self.update_special()
+
+    def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
+        return (AsyncLimiter if self.tasks else Limiter)(policy, store=self.store, clock=self.own_clock)
+
+    def _make_category_limiter(self, category: Category, max_clients: int) -> CategoryLimiter:
+        count = self._counts.get(category.name)
+        return CategoryLimiter(category, self._make_limiter(category.policy), self.response_writer, count, max_clients)
 
     def run_maintenance(self, now: int) -> None:
         """Reload the file if it has changed, and remove expired clients."""
@@ -217,9 +256,14 @@ class RequestLimiter:
             self.run_maintenance(now)
 
     def update_special(self) -> None:
-        """Update whether requests need the slow path; they do not while the temporary lists are empty."""
-        has_listed_clients = bool(self.blocked_clients or self.allowed_clients)
-        self.special = has_listed_clients or self.client_identifier.key_function is not None
+        """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
+        has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
+        self.special = self.has_special_clients or has_functions
+
+    @property
+    def has_special_clients(self) -> bool:
+        """Whether a client may be blocked, or exempted for a time."""
+        return bool(self.blocked_clients or self.allowed_clients) or self.denial_blocks is not None
 
     def reload(self) -> str | None:
         """Reload the file now; return the error, or None."""
@@ -310,82 +354,90 @@ class RequestLimiter:
         if self.observer is not None:
             self.observer(record)
 
+    def prepare_flow(
+        self, request: Request, target: RequestTarget, client: RequestClient
+    ) -> CallFlow[LimitOutcome | tuple[RequestCharge, ...]]:
+        """Return what a request is to be charged, or the outcome if its client is exempted for a time or blocked."""
+        key = self.client_identifier.choose_key(request, client.key or UNKNOWN)
+        if target.category_limiter is not None and (self.has_special_clients or client.blocked):
+            known = yield from self.special_client_flow(request, target.category_limiter, client, key)
+            if known is not None:
+                return known
+        return self.make_charges(self.plan_limiters.choose(request, target), key)
+
+    def make_charges(self, target: RequestTarget, key: Key) -> tuple[RequestCharge, ...]:
+        """Return what a request to a target is to be charged."""
+        return tuple(
+            RequestCharge(self, category.limiter, key, cost, category, None, category.reserves)
+            for category, cost in target.charges
+        )
+
     def check_flow(self, request: Request, target: RequestTarget, client: RequestClient) -> CallFlow[LimitOutcome]:
         """Decide about a request, with all special cases."""
-        key = self.client_identifier.choose_key(request, client.key or UNKNOWN)
-        if target.category_limiter is not None and (self.blocked_clients or self.allowed_clients or client.blocked):
-            now = self.now()
-            if self.allowed_clients.expires_at(key, client.address, now):
-                return LimitOutcome(allowed=True, key=key)
-            until = self._blocked_until(key, client, now)
-            if until:
-                return self._deny_blocked(request, target.category_limiter, key, now, until)
-        charged: list[CategoryCharge] = []
-        for category_limiter, cost in target.charges:
-            try:
-                charge = yield from charge_flow(
-                    category_limiter, key, cost, reserve=category_limiter.reserves or bool(target.more)
-                )
-            except RateLimitError as error:
-                outcome = self.handle_store_error(category_limiter, error)
-                if outcome.allowed:
-                    continue
-                yield from cancel_flow(charged)
-                return outcome
-            if not self.is_allowed(key, charge.decision):
-                yield from cancel_flow(charged)
-                self.record_decision(category_limiter, key, cost, charge.decision, request.method, request.path)
-                return LimitOutcome(allowed=False, decision=charge.decision, key=key, category_limiter=category_limiter)
-            charged.append(charge)
-        for charge in charged:
-            self.record_decision(
-                charge.category_limiter, key, charge.cost, charge.decision, request.method, request.path
-            )
-        if not charged:
-            return LimitOutcome(allowed=True, key=key)
-        decision = combine_decisions([charge.decision for charge in charged])
-        open_charges = [charge for charge in charged if charge.reservation is not None]
-        response_charge = ResponseCharge(open_charges, key, request) if open_charges else None
-        return LimitOutcome(allowed=True, decision=decision, key=key, response_charge=response_charge)
+        prepared = yield from self.prepare_flow(request, target, client)
+        if isinstance(prepared, LimitOutcome):
+            return prepared
+        result = yield from charge_all_flow(prepared, tasks=self.tasks)
+        result.record(request.method, request.path)
+        if not result.allowed:
+            result = yield from self.count_denial_flow(result, prepared[0].key)
+            category_limiter = result.denials[0].charge.category_limiter
+            return LimitOutcome(allowed=False, decision=result.decision, category_limiter=category_limiter)
+        return LimitOutcome(
+            allowed=True,
+            decision=result.decision,
+            response_charge=make_response_charge(result, request),
+            made=result.decided,
+        )
 
     def check_message_flow(self, target: RequestTarget, client: RequestClient, key: Key, path: str) -> CallFlow[bool]:
         """Decide about a message of a websocket; the lists may have changed since it was opened."""
-        if self.blocked_clients or self.allowed_clients:
+        if self.has_special_clients:
             now = self.now()
             if self.allowed_clients.expires_at(key, client.address, now):
                 return True
-            if self.blocked_clients.expires_at(key, client.address, now):
+            if (yield from self.blocked_until_flow(key, client, now)):
                 return False
-        charged: list[CategoryCharge] = []
-        for category_limiter, cost in target.charges:
-            try:
-                charge = yield from charge_flow(category_limiter, key, cost, reserve=False)
-            except RateLimitError as error:
-                if self.handle_store_error(category_limiter, error).allowed:
-                    continue
-            else:
-                if self.record_decision(category_limiter, key, cost, charge.decision, MESSAGE_METHOD, path):
-                    charged.append(charge)
-                    continue
-            yield from refund_flow(charged, key)
-            return False
-        return True
+        charges = [charge._replace(reserves=False) for charge in self.make_charges(target, key)]
+        result = yield from charge_all_flow(charges, tasks=self.tasks)
+        result.record(MESSAGE_METHOD, path)
+        if not result.allowed:
+            yield from self.count_denial_flow(result, key)
+        return result.allowed
 
-    def _blocked_until(self, key: Key, client: RequestClient, now: int) -> int:
+    def count_denial_flow(self, result: ChargeResult, key: Key) -> CallFlow[ChargeResult]:
+        """Count a denied request of a client; return the result, with the block if the client is blocked now."""
+        if self.denial_blocks is None or not any(each.verb for each in result.denials):  # a store error is no denial
+            return result
+        until = yield from self.denial_blocks.count_denial_flow(key)
+        if not until:
+            return result
+        return result._replace(block=BlockedDecision.until(self.now(), result.denials[0].charge.policy.limits, until))
+
+    def blocked_until_flow(self, key: Key, client: RequestClient, now: int) -> CallFlow[int]:
+        """Return until when a client is blocked: by an administrator, or for its denials; 0 if it is not."""
         until = self.blocked_clients.expires_at(key, client.address, now) or 0
-        # Clients blocked by the file stay blocked until the file changes.
-        return max(until, now + round(self.rules.cleanup_interval * SECOND)) if client.blocked else until
+        if not until and self.denial_blocks is not None:
+            until = yield from self.denial_blocks.blocked_until_flow(key)
+        return until
 
-    def _deny_blocked(
-        self, request: Request, category_limiter: CategoryLimiter, key: Key, now: int, until: int
-    ) -> LimitOutcome:
-        limits = category_limiter.category.policy.limits
-        decision = Decision.of_views(now, limits, ((0, until - now, until - now),) * len(limits), within_limits=False)
+    def special_client_flow(
+        self, request: Request, category_limiter: CategoryLimiter, client: RequestClient, key: Key
+    ) -> CallFlow[LimitOutcome | None]:
+        """Return the outcome for clients that are exempted for a time or blocked; None for all others."""
+        now, limits = self.now(), category_limiter.category.policy.limits
+        if self.allowed_clients.expires_at(key, client.address, now):
+            return LimitOutcome(allowed=True)
+        until = yield from self.blocked_until_flow(key, client, now)
+        decision: Decision = BlockedDecision.until(now, limits, until)
+        if client.blocked:  # by the file, until it changes: the end of the block is unknown
+            until = max(until, now + round(self.rules.cleanup_interval * SECOND))
+            decision = Decision(BlockedDecision.until(now, limits, until))
+        if not until:
+            return None
         category_limiter.denied += 1
         self.notify(category_limiter.limiter.policy, key, {}, decision, request.method, request.path)
-        return LimitOutcome(
-            allowed=False, decision=decision, key=key, kind="abnormal-usage-detected", category_limiter=category_limiter
-        )
+        return LimitOutcome(allowed=False, decision=decision, kind=ABNORMAL, category_limiter=category_limiter)
 
     def handle_store_error(self, category_limiter: CategoryLimiter, error: Exception) -> LimitOutcome:
         """Handle a store error in a category."""
@@ -414,6 +466,23 @@ class RequestLimiter:
         for name, lines in self._throttle.unwritten(now):
             level, message = name if isinstance(name, tuple) else (logging.WARNING, "other messages")
             log.log(level, "%s: %d more within one second", message.replace("%s", "…"), lines)
+
+    def disable(self, *, disabled: bool = True) -> None:
+        """Disable all limits, or enable them again; `tidegate.inbound.testing` does this."""
+        self.disabled = disabled
+        self.update_rules(self._source.rules)
+
+    def reset_all(self) -> None:
+        """Reset the usage of all clients, and unblock clients that were denied too often; see `reset_all_flow`."""
+        run(reset_all_flow(self, self.store.apply), call)
+
+    def reset_all_flow(self) -> CallFlow[int]:
+        """Reset all clients as `reset_all` does; the caller awaits the steps if it awaits the limiters."""
+        return reset_all_flow(self, self.store.apply_async if self.tasks else self.store.apply)
+
+    def limiters_of(self, category: str) -> tuple[CategoryLimiter, ...]:
+        """Return the limiters of a category: its own and those of its plans."""
+        return (self.category_limiters[category], *self.plan_limiters.of(category))
 
     def flush(self) -> None:
         """Log the number of suppressed lines."""

@@ -2,29 +2,55 @@
 
 The middleware stores it in the ASGI scope or WSGI environ under STATE_KEY. Route limits read it there: they use the
 middleware's store and client, and add their decisions, so that the headers show the tightest of all limits.
+
+If the application has limits on routes, the middleware does not decide: it leaves its charges here as `pending`. They
+are decided together with the limits of the matched route, before its endpoint runs, in one step of the store.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.inbound.responses.response import combine_decisions
+from tidegate.inbound.limiting.charges import (
+    ChargeResult,
+    DecidedCharge,
+    RequestCharge,
+    charge_all_flow,
+    give_back_flow,
+)
+from tidegate.inbound.limiting.request_limiter import make_response_charge
+from tidegate.inbound.responses.response import BlockedDecision, combine_decisions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.core.decision import Decision
+    from tidegate.flow import CallFlow
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.client.request import Request
+    from tidegate.inbound.limiting.category_limiter import ResponseCharge
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter, RequestTarget
 
 STATE_KEY: Final = "tidegate"
+NO_CHARGES: Final[tuple[Any, ...]] = ()
 
 
 class RequestState:
     """The client of a request and the decisions about it.
 
-    If middlewares are nested, the outer one writes the headers for both.
+    If middlewares are nested, the outer one writes the headers for both, and leaves its pending charges to the inner.
     """
 
-    __slots__ = ("client", "decision", "inner", "nested", "request_limiter")
+    # Defaults that most requests never change: attributes of the class cost nothing for each request.
+    target: RequestTarget | None = None
+    pending: Sequence[RequestCharge] = NO_CHARGES
+    made: Sequence[DecidedCharge] = NO_CHARGES  # what was charged so far, besides `target`
+    covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
+    response_charge: ResponseCharge | None = None
+    inner: list[Decision | RequestState] | None = None
+    standalone: bool = False  # no middleware has seen the request: a route limit writes the headers
+    outer: RequestState | None = None
+    nested: bool = False
 
     def __init__(
         self,
@@ -32,30 +58,166 @@ class RequestState:
         client: RequestClient | None,
         decision: Decision | None,
         outer: RequestState | None = None,
+        target: RequestTarget | None = None,
+        pending: Sequence[RequestCharge] = NO_CHARGES,
     ) -> None:
-        """Start with the middleware's decision; client and decision are None if it does not limit the request."""
+        """Start with the middleware's decision; client and decision are None if it does not limit the request.
+
+        `target` is what the decision has charged; `pending` is what is still to be charged.
+        """
         self.request_limiter: RequestLimiter = request_limiter
         self.client: RequestClient | None = client
         self.decision = decision
-        self.inner: list[Decision | RequestState] | None = None
-        self.nested: bool = outer is not None
+        if target is not None:
+            self.target = target
+        if pending:
+            self.pending = pending
         if outer is not None:
+            self.outer, self.nested = outer, True
             outer.add(self)
+            if outer.pending:
+                self.pending = (*outer.pending, *pending)
+                outer.pending = NO_CHARGES
 
     def add(self, decision: Decision | RequestState) -> None:
         """Add the decision of a route limit, or the state of an inner middleware."""
         self.inner = [*(self.inner or ()), decision]
 
-    def replace_decision(self, decision: Decision | None) -> None:
-        """Replace the decision after the charge was corrected; None: keep it."""
-        if decision is not None:
-            self.decision = decision
+    def replace_decisions(self, decisions: Sequence[tuple[RequestCharge, Decision]]) -> None:
+        """Replace decisions after their charges were corrected."""
+        for charge, decision in decisions:
+            self.made = [each._replace(decision=decision) if each.charge is charge else each for each in self.made]
+
+    @property
+    def shown_decision(self) -> Decision | None:
+        """What the headers show: all decisions combined, or the tightest alone if their style needs no more."""
+        if not self.made and self.inner is None:
+            return self.decision
+        if self.inner is not None or self.decision is not None or self.request_limiter.response_writer.style != "x":
+            return self.combined_decision
+        tightest, fewest = None, -1
+        for _, decision, _ in self.made:
+            if not decision[0] or len(decision[2]) != 1:
+                return self.combined_decision
+            remaining = decision.remaining
+            if tightest is None or remaining < fewest:
+                tightest, fewest = decision, remaining
+            elif remaining == fewest and decision.views[0][2] > tightest.views[0][2]:
+                tightest = decision  # of equals, the one with the latest reset
+        return tightest
 
     @property
     def combined_decision(self) -> Decision | None:
         """All decisions combined, as the headers show them."""
-        if self.inner is None:
+        if self.inner is None and not self.made:
             return self.decision
-        inner = [part.combined_decision if isinstance(part, RequestState) else part for part in self.inner]
-        decisions = [decision for decision in (self.decision, *inner) if decision is not None]
+        inner = [part.combined_decision if isinstance(part, RequestState) else part for part in self.inner or ()]
+        decided = [each.decision for each in self.made]
+        decisions = [decision for decision in (self.decision, *decided, *inner) if decision is not None]
         return combine_decisions(decisions) if decisions else None
+
+    def charge_flow(
+        self,
+        charges: Sequence[RequestCharge],
+        request: Request,
+        *,
+        tasks: bool,
+        more: bool = False,
+        client: RequestClient | None = None,
+    ) -> CallFlow[ChargeResult]:
+        """Charge the pending limits and these together. If one denies, all charges of the request are given back.
+
+        `client` is the client of a request that no middleware has identified.
+        """
+        pending, self.pending = self.pending, NO_CHARGES
+        client = self.client or client
+        result = None
+        if self.client is None and client is not None and charges:
+            result = yield from self._check_block_flow(charges, request, client)
+        if result is None:
+            result = yield from charge_all_flow((*pending, *charges), tasks=tasks, more=more)
+            result.record(request.method, request.path)
+            if not result.allowed:
+                result = yield from self._count_denial_flow(result, request, client)
+        if result.allowed:
+            self.made = [*self.made, *result.decided]
+            self._add_response_charge(make_response_charge(result, request))
+            return result
+        for each in result.decided:
+            self.add(each.decision)
+        if result.block is not None:
+            self.add(result.block)
+        yield from self.give_back_flow(tasks=tasks)
+        return result
+
+    def deny_flow(self, decision: Decision, *, tasks: bool) -> CallFlow[None]:
+        """Add the decision of something that has denied the request by itself, and give back all charges."""
+        self.add(decision)
+        yield from self.give_back_flow(tasks=tasks)
+
+    def give_back_flow(self, *, tasks: bool) -> CallFlow[None]:
+        """Give back all charges of the request, because another limit has denied it; drop what is pending."""
+        self.pending = NO_CHARGES
+        yield from give_back_flow(self._take_charges(), tasks=tasks)
+
+    def _check_block_flow(
+        self, charges: Sequence[RequestCharge], request: Request, client: RequestClient
+    ) -> CallFlow[ChargeResult | None]:
+        """Return the denial of a blocked client, which no middleware has checked; None for all others."""
+        limiter = self.request_limiter
+        if not limiter.has_special_clients or client.key is None:
+            return None
+        key, now = limiter.client_identifier.choose_key(request, client.key), limiter.now()
+        if limiter.allowed_clients.expires_at(key, client.address, now):
+            return None
+        until = yield from limiter.blocked_until_flow(key, client, now)
+        if not until:
+            return None
+        denied = DecidedCharge(charges[0], BlockedDecision.until(now, charges[0].policy.limits, until), "")
+        limiter.notify(charges[0].policy, key, {}, denied.decision, request.method, request.path)
+        return ChargeResult(allowed=False, decided=[], denials=[denied], block=denied.decision)
+
+    def _count_denial_flow(
+        self, result: ChargeResult, request: Request, client: RequestClient | None
+    ) -> CallFlow[ChargeResult]:
+        """Count a denied request, once for each middleware that has denied it; this one counts for route limits."""
+        for limiter in dict.fromkeys(
+            self.request_limiter if each.charge.category_limiter is None else each.charge.request_limiter
+            for each in result.denials
+        ):
+            if limiter.denial_blocks is not None and client is not None and client.key is not None:
+                key = limiter.client_identifier.choose_key(request, client.key)
+                result = yield from limiter.count_denial_flow(result, key)
+        return result
+
+    def _take_charges(self) -> list[DecidedCharge]:
+        """Return everything that this request was charged so far, by all middlewares: the first caller gives it back.
+
+        The headers still show these decisions.
+        """
+        charged = [*self._charged_by_middleware(), *self.made]
+        for each in self.made:
+            self.add(each.decision)
+        self.target, self.made = None, NO_CHARGES
+        if self.response_charge is not None:
+            self.response_charge.take()
+        return charged if self.outer is None else [*charged, *self.outer._take_charges()]  # noqa: SLF001 - its own kind
+
+    def _charged_by_middleware(self) -> list[DecidedCharge]:
+        """Return what the middleware has charged before the request reached the application."""
+        target, client = self.target, self.client
+        if target is None or target.category_limiter is None or client is None or self.decision is None:
+            return []
+        category_limiter = target.category_limiter
+        charge = RequestCharge(
+            self.request_limiter, category_limiter.limiter, client.key or "", target.cost, category_limiter
+        )
+        return [DecidedCharge(charge, self.decision)]
+
+    def _add_response_charge(self, response_charge: ResponseCharge | None) -> None:
+        if response_charge is None:
+            return
+        if self.response_charge is None:
+            self.response_charge = response_charge
+        else:
+            self.response_charge.add(response_charge)

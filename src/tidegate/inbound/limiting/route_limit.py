@@ -5,35 +5,46 @@
     @limit(lambda request: plan_of(request))            dynamic: a string, a Limit, several; None: no limit
     uploads = limit("100/1h", scope="uploads")          one count shared by all routes that use it
 
-Behind a RateLimitMiddleware they use its store, its clients and its headers; otherwise their own.
+Behind a RateLimitMiddleware they use its store, its clients and its headers; otherwise their own. All limits that apply
+to a request, the middleware's and those of its route, are decided together: a denied request is charged to none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.core import Limit
-from tidegate.errors import ConfigError, RateLimitError
-from tidegate.headers import check_style
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
+from tidegate.inbound.client.request import FrameworkRequest
+from tidegate.inbound.limiting.charges import RequestCharge
+from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.options import OPTIONAL_FUNCTION
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.responses.response import ResponseWriter, fit_to_status
+from tidegate.inbound.limiting.request_state import RequestState
+from tidegate.inbound.responses.header_names import read_header_names
+from tidegate.inbound.responses.response import fit_to_status
+from tidegate.inbound.rules.closed_limit import parse_inbound_limit
 from tidegate.inbound.rules.config import with_default_algorithm
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 from tidegate.policy.model import read_limits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
-    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.limiting.charges import ChargeResult
     from tidegate.inbound.responses.response import Denying, Response
     from tidegate.policy import Cost, Key
     from tidegate.policy.model import Mode, OnStoreError
@@ -41,113 +52,245 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
 Limits = str | Limit | Iterable[str | Limit]
-LimitsOf = Callable[["Request"], "Limits | None"]
+LimitsOf = Callable[[FrameworkRequest], "Limits | None"]
+FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is no valid one
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
+
+log: logging.Logger = logging.getLogger("tidegate.inbound")
+
+
+class OwnLimiter:
+    """The request limiter of limits without a middleware in front; limits on one function share it."""
+
+    __slots__ = ("joined", "request_limiter")
+
+    def __init__(self) -> None:
+        """Start without a request limiter; the first request creates it."""
+        self.request_limiter: RequestLimiter | None = None
+        self.joined: OwnLimiter | None = None
+
+    def found(self) -> OwnLimiter:
+        """Return the one that is used: this one, or the one that it has joined."""
+        own = self
+        while own.joined is not None:
+            own = own.joined
+        return own
+
+    def share(self, other: OwnLimiter) -> None:
+        """Use one request limiter with another from now on, unless both have one already."""
+        mine, others = self.found(), other.found()
+        if mine is others or (mine.request_limiter is not None and others.request_limiter is not None):
+            return
+        if mine.request_limiter is None:
+            mine.joined = others
+        else:
+            others.joined = mine
 
 
 class RouteLimit:
-    """A limit on routes. Subclasses adapt it to the requests and responses of a framework."""
+    """A limit on routes. Subclasses adapt it to the requests and responses of a framework.
+
+    The functions `key`, `cost`, `limits`, `denied`, `count`, `exempt_when` and `on_denied` receive the framework's own
+    request; `tidegate.inbound.common_request(request)` returns the Request that is the same for all frameworks.
+    """
+
+    limits_routes: Final = True  # how `route_gates` recognizes a limit among dependencies
 
     def __init__(
         self,
         limits: Limits | LimitsOf,
         *,
         key: KeyOf | None = None,
-        cost: Cost | Callable[[Request], Cost] = 1,
+        cost: Cost | Callable[[FrameworkRequest], Cost] = 1,
         scope: str | None = None,
+        name: str | None = None,
+        default: Limits | None = None,
+        methods: Collection[str] | None = None,
+        exempt_when: Callable[[FrameworkRequest], bool] | None = None,
+        count: Collection[int] | Callable[[FrameworkRequest, int], bool] | None = None,
+        on_denied: Callable[[FrameworkRequest, Decision], object] | None = None,
+        block: bool = True,
         mode: Mode = "enforce",
         on_store_error: OnStoreError = "local",
         store: str | Store | None = None,
         trusted_proxies: Iterable[str] = (),
-        headers: Style = "x",
+        headers: Style | Mapping[str, str] = "x",
         denied: Denying | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Take a string such as "5/1m", a Limit, several, or a function of the request that returns one of these.
 
-        `key` returns the key of a request, `cost` is its cost; routes with the same `scope` share a count.
+        `key` returns the key of a request, `cost` is its cost; routes with the same `scope` share a count. The `name`
+        separates the limits of a route; by default it is made of the key function and the periods. A function that
+        returns an invalid limit is logged once; the last valid one applies, at first `default` (60/1m). Only requests
+        with one of the `methods` are limited, and none for which `exempt_when` returns true. `count` are statuses that
+        count, or a function of request and status; other responses are refunded. `on_denied` is called for each denial.
+        With `block=False`, it denies nothing: it sets `limited` of Django's request, `request.state` or `flask.g`.
         `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
-        problem = OPTIONAL_FUNCTION(key)
-        if problem:
-            raise ConfigError(f"{problem} such as by_header('x-tenant'), not {key!r}", field="key")
-        self._limits: Limits | LimitsOf = limits if callable(limits) else read_exact_limits(limits)
-        fixed_limits = read_exact_limits("1/1s" if callable(limits) else limits)
-        Policy("route", fixed_limits, mode, on_store_error)  # raises now, not at the first request
-        check_style(headers)
+        for field, function in (("key", key), ("exempt_when", exempt_when), ("on_denied", on_denied)):
+            problem = OPTIONAL_FUNCTION(function)
+            if problem:
+                example = " such as by_header('x-tenant')" if field == "key" else ""
+                raise ConfigError(f"{problem}{example}, not {function!r}", field=field)
+        fixed = None if callable(limits) else named_limits(read_exact_limits(limits), name)
+        self._limits_of: LimitsOf | None = limits if callable(limits) else None
+        # The limits that apply if there is no function, or if it returns invalid ones.
+        self._valid: tuple[Limit, ...] | None = fixed or (None if default is None else read_exact_limits(default))
+        Policy("route", fixed or ("1/1s",), mode, on_store_error)  # raises now, not at the first request
+        read_header_names(headers)
         self._key_of = key
         self._cost = cost
         self.scope = scope
+        self.name: str = name or default_name(key, fixed)
+        self._methods = None if methods is None else frozenset(method.upper() for method in methods)
+        self._exempt_when = exempt_when
+        self._count = count
+        self.on_denied = on_denied
+        self.blocks: bool = block
         self._mode: Mode = mode
         self._on_store_error: OnStoreError = on_store_error
         self._own_store = store
         proxies = TrustedProxies(trusted_proxies)
         self._options: dict[str, Any] = {"trusted_proxies": proxies, "headers": headers, "clock": clock}
-        self._request_limiter: RequestLimiter | None = None
-        self._denied = denied
+        self._origin = (tuple(trusted_proxies), headers, clock)  # limits that agree in these may share a store
+        self._own = OwnLimiter()
+        self.denied = denied
+        self._parsed: dict[object, tuple[Limit, ...]] = {}
         self._limiters: dict[object, tuple[Store, Limiter | AsyncLimiter]] = {}
+        slots = [limit.length for limit in fixed or () if limit.rules.holds_slots]
+        self.slot_seconds: float | None = min(slots) / SECOND if slots else None
+        # Whether it calls functions that may need what the application adds to the request.
+        self.has_functions: bool = any(
+            callable(each) and not getattr(each, "reads_headers", False)
+            for each in (self._limits_of, key, cost, exempt_when)
+        )
+        self._reserves = bool(slots) or count is not None
+        self._warned = False
+
+        self.has_key: bool = key is not None
+        self.is_plain: bool = (
+            fixed is not None
+            and len(fixed) == 1
+            and mode == "enforce"
+            and self.blocks
+            and cost == 1
+            and store is None
+            and not (methods or exempt_when or self._reserves)
+        )
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    def request_limiter_for(self, request_state: RequestState | None) -> RequestLimiter:
-        """Return the request limiter of the middleware, or an own one if there is none."""
-        if request_state is not None and self._own_store is None:
-            return request_state.request_limiter
-        if self._request_limiter is None:
-            rules = {"defaults": False, "unmatched": None}
-            self._request_limiter = RequestLimiter(rules, self._own_store or "memory://", **self._options)
-        return self._request_limiter
+    def share_store(self, other: RouteLimit) -> None:
+        """Use one store with a limit on the same function, so that both are decided in one step."""
+        if self._own_store is None and other._own_store is None and self._origin == other._origin:
+            self._own.share(other._own)
 
-    def decide_flow(
+    def request_limiter_for(self, request_state: RequestState | None) -> RequestLimiter:
+        """Return the request limiter of the middleware, or a separate one if there is none."""
+        if request_state is not None and self._own_store is None and not request_state.standalone:
+            return request_state.request_limiter
+        return self.own_request_limiter()
+
+    def own_request_limiter(self) -> RequestLimiter:
+        """Return the request limiter that is used without a middleware in front."""
+        own = self._own.found()
+        if own.request_limiter is None:
+            rules = {"defaults": False, "unmatched": None}
+            own.request_limiter = RequestLimiter(rules, self._own_store or "memory://", **self._options)
+        return own.request_limiter
+
+    def make_charge(
         self,
         request: Request,
-        request_state: RequestState | None,
+        native: object,
+        request_limiter: RequestLimiter,
         client: RequestClient,
-        route: str,
+        use: RouteUse,
         *,
-        tasks: bool = False,
-    ) -> CallFlow[Decision | None]:
-        """Decide about a request to a route; None if it is not limited. `tasks`: the caller awaits the limiters."""
-        request_limiter = self.request_limiter_for(request_state)
-        limits = self._limits(request) if callable(self._limits) else None
-        key = self._key(request, client, request_limiter)
-        if key is None or (limits is None and callable(self._limits)):
+        tasks: bool,
+    ) -> RequestCharge | None:
+        """Return what a request is to be charged; None if it is not limited."""
+        if not request_limiter.rules.enabled:
             return None
-        limiter = self._limiter(request_limiter, self.scope or route, limits, tasks=tasks)
-        cost = self._cost(request) if callable(self._cost) else self._cost
-        try:
-            decision: Decision = yield partial(limiter.try_acquire, key, cost)
-        except RateLimitError as error:
-            outcome = request_limiter.handle_policy_store_error(limiter.policy, error)
-            if outcome.allowed or outcome.decision is None:
+        if self._methods is not None and request.method.upper() not in self._methods:
+            return None
+        if self._exempt_when is not None and self._exempt_when(native):
+            return None
+        key = self.choose_key(native, client, request_limiter)
+        if key is None:
+            return None
+        limits = None
+        if self._limits_of is not None:
+            limits = self._read_dynamic(native)
+            if limits is None:
                 return None
-            decision = outcome.decision
-        if request_limiter.observed or not decision.within_limits:
-            request_limiter.notify(limiter.policy, key, cost, decision, request.method, request.path)
-        if request_state is not None:
-            request_state.add(decision)
-        return decision
+        limiter = self._limiter(request_limiter, use.policy_name, limits, tasks=tasks)
+        cost = self._cost(native) if callable(self._cost) else self._cost
+        # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
+        kept = native if self._reserves else None
+        return RequestCharge(request_limiter, limiter, key, cost, None, self, self._reserves, kept)
 
-    def _key(self, request: Request, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
+    def plain_limiter(self, request_limiter: RequestLimiter, use: RouteUse) -> Limiter | AsyncLimiter:
+        """Return the limiter of a plain limit at a route."""
+        return self._limiter(request_limiter, use.policy_name, None, tasks=False)
+
+    def final_cost(self, request: FrameworkRequest, status: int, cost: Cost) -> Cost | None:
+        """Return the final cost of a request, given the status of its response; None: the estimated cost."""
+        del cost
+        count = self._count
+        if count is None:
+            return None
+        return None if (count(request, status) if callable(count) else status in count) else 0
+
+    def _read_dynamic(self, native: object) -> tuple[Limit, ...] | None:
+        """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
+
+        Without a valid one and without `default`, FALLBACK_LIMIT applies: an invalid limit neither fails requests nor
+        leaves a route without a limit.
+        """
+        try:
+            chosen = self._limits_of(native)  # type: ignore[misc]  # called only if there is a function
+            if chosen is None:
+                return None
+            self._valid = self._parse(chosen)
+        except ConfigError as error:
+            if not self._warned:
+                self._warned = True
+                then = "the last valid limit applies" if self._valid else f"{FALLBACK_LIMIT} applies"
+                log.error("%s: the function of a limit returned an invalid one, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
+        return self._valid or read_exact_limits(FALLBACK_LIMIT)
+
+    def _parse(self, chosen: Limits) -> tuple[Limit, ...]:
+        """Read limits that a function has chosen; the last ones are cached."""
+        cache_key = chosen if isinstance(chosen, str) or not isinstance(chosen, Iterable) else tuple(chosen)
+        found = self._parsed.get(cache_key)
+        if found is None:
+            if len(self._parsed) >= MAX_CACHED_LIMITS:
+                self._parsed.clear()
+            found = self._parsed[cache_key] = read_exact_limits(cache_key)
+        return found
+
+    def choose_key(self, native: object, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
         """Return the key of a request; None if it is not limited: exempt clients and clients without an address."""
         if client.key is None:
             return None
-        chosen = self._key_of(request) if self._key_of is not None else None
+        chosen = self._key_of(native) if self._key_of is not None else None
         if chosen is None:
             return None if client.key is UNKNOWN and request_limiter.client_identifier.allows_unknown else client.key
         return request_limiter.client_identifier.make_key(chosen, client.key)
 
     def _limiter(
-        self, request_limiter: RequestLimiter, name: str, limits: Limits | None, *, tasks: bool
+        self, request_limiter: RequestLimiter, name: str, limits: tuple[Limit, ...] | None, *, tasks: bool
     ) -> Limiter | AsyncLimiter:
         """Return the limiter of a route, for dynamic limits or (None) for the fixed ones."""
         tasks = tasks and not request_limiter.store.instant
-        cache_key = (id(request_limiter.store), name, tasks, limits if limits is None else str(limits))
+        cache_key = (id(request_limiter.store), name, tasks, limits)
         found = self._limiters.get(cache_key)
         if found is None:
             if len(self._limiters) >= MAX_CACHED_LIMITS:
                 self._limiters.clear()
-            policy = Policy(name, read_exact_limits(limits or self._limits), self._mode, self._on_store_error)  # type: ignore[arg-type]  # None: no function
+            policy = Policy(name, limits or self._valid or (), self._mode, self._on_store_error)
             kind = AsyncLimiter if tasks else Limiter
             # The entry keeps the store alive, so that no other store can get the same id.
             found = self._limiters[cache_key] = (
@@ -156,27 +299,66 @@ class RouteLimit:
             )
         return found[1]
 
-    # ---- responses ---------------------------------------------------------------------------------------------------
 
-    def fields(self, request_state: RequestState | None, decision: Decision) -> list[tuple[str, str]]:
-        """Return the header fields of a decision; none if a middleware in front adds them."""
-        if request_state is not None:
-            return []
-        return self.request_limiter_for(None).response_writer.fields(decision)
+def decide_uses_flow(
+    uses: Sequence[RouteUse],
+    request_state: RequestState,
+    request: Request,
+    native: object,
+    client: RequestClient,
+    *,
+    tasks: bool,
+    more: bool = False,
+) -> CallFlow[ChargeResult]:
+    """Decide the limits of a route together with what is pending. `more`: other limits may be decided later."""
+    charges = []
+    for use in uses:
+        request_limiter = use.limit.request_limiter_for(request_state)
+        charge = use.limit.make_charge(request, native, request_limiter, client, use, tasks=tasks)
+        if charge is not None:
+            charges.append(charge)
+    result = yield from request_state.charge_flow(charges, request, tasks=tasks, more=more, client=client)
+    if not result.allowed:
+        for each in result.denials:
+            limit = each.charge.route_limit
+            if limit is not None and limit.on_denied is not None:
+                limit.on_denied(native, each.decision)
+    return result
 
-    def write_denial(self, request: Request, request_state: RequestState | None, decision: Decision) -> Response:
-        """Build the response to a denied request."""
-        request_limiter = self.request_limiter_for(request_state)
-        writer = (
-            ResponseWriter(request_limiter.response_writer.style, denied=self._denied)
-            if self._denied is not None
-            else request_limiter.response_writer
-        )
-        decision = decision.with_views()  # a denial reads them several times
-        policy = Policy("route", decision.policy_limits, self._mode, self._on_store_error)
-        response = writer.write_denial(request, decision, policy)
-        fields = fit_to_status(self.fields(request_state, decision), response.status)
-        return response._replace(headers=(*response.headers, *fields))
+
+def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:
+    """Return the state of a request that no middleware has seen."""
+    request_state = RequestState(limit.own_request_limiter(), client, None)
+    request_state.standalone = True
+    return request_state
+
+
+def deny(result: ChargeResult, request: Request, native: object, request_state: RequestState) -> Response:
+    """Build the response to a denied request; without a middleware in front, with the header fields."""
+    response = write_result(result, request, native)
+    fields = fit_to_status(standalone_fields(request_state), response.status)
+    return response._replace(headers=(*response.headers, *fields))
+
+
+def standalone_fields(request_state: RequestState) -> list[tuple[str, str]]:
+    """Return the header fields of a request that no middleware has seen; a middleware adds them itself."""
+    decision = request_state.combined_decision if request_state.standalone else None
+    return [] if decision is None else request_state.request_limiter.response_writer.fields(decision)
+
+
+def default_name(key: KeyOf | None, limits: Sequence[Limit] | None) -> str:
+    """Name a limit after its key function and its periods; a changed quota keeps the name, and so the count."""
+    function = "by_address" if key is None else getattr(key, "__name__", type(key).__name__)
+    return f"{function}/{'dynamic' if limits is None else '+'.join(limit.name for limit in limits)}"
+
+
+def named_limits(limits: tuple[Limit, ...], name: str | None) -> tuple[Limit, ...]:
+    """Give a single limit the name of the route limit, which headers and responses show."""
+    if name is None or len(limits) != 1:
+        return limits
+    (limit,) = limits
+    is_default = replace(limit, name="").name == limit.name
+    return (replace(limit, name=name),) if is_default else limits
 
 
 def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:
@@ -188,12 +370,7 @@ def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:
 
 
 def _read_exact_limit(text: str) -> Limit:
-    return with_default_algorithm(Limit.parse(text), text, "sliding_log")
-
-
-def route_name(function: Any) -> str:  # noqa: ANN401 - any function
-    """Name a route after its function."""
-    return f"{function.__module__}.{function.__qualname__}"
+    return with_default_algorithm(parse_inbound_limit(text), text, "sliding_log")
 
 
 def find_client(
@@ -207,4 +384,15 @@ def find_client(
     return request_limiter.client_identifier.find(peer, headers) if known is None else known
 
 
-__all__ = ["Limits", "LimitsOf", "RouteLimit", "find_client", "read_exact_limits", "route_name"]
+__all__ = [
+    "Limits",
+    "LimitsOf",
+    "RouteLimit",
+    "decide_uses_flow",
+    "deny",
+    "find_client",
+    "read_exact_limits",
+    "route_name",
+    "standalone_fields",
+    "standalone_state",
+]

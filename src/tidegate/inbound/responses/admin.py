@@ -5,6 +5,7 @@
     POST /api/admin/rate-limit-stats            {"action": "reset", "key": "203.0.113.9"}
                                                 {"action": "block" | "allow", "key": "203.0.113.0/24", "seconds": 600}
                                                 {"action": "unblock" | "disallow", "key": …}     {"action": "reload"}
+                                                {"action": "reset_all"}
 
 Actions require the token (`Authorization: Bearer …`). Local callers can read the statistics without it. Behind a proxy
 on the same host every client has a local peer address, so requests with a forwarding header are not treated as local;
@@ -23,7 +24,8 @@ from urllib.parse import parse_qsl
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError
-from tidegate.inbound.client.address import address_key, parse_address
+from tidegate.inbound.client.address import parse_address
+from tidegate.inbound.client.recent import share_left
 from tidegate.inbound.responses.response import Response, json_response
 from tidegate.observe.logs import shown
 from tidegate.policy import join_key
@@ -113,13 +115,18 @@ def statistics(request_limiter: RequestLimiter, query: dict[str, str]) -> dict[s
         for name, category_limiter in request_limiter.category_limiters.items()
         for each in category_limiter.recent_clients.nearest_to_limit(now, max_clients)
     ]
-    near.sort(key=lambda pair: pair[1].remaining / pair[1].quota)
+    near.sort(key=lambda pair: share_left(pair[1]))
     found["near_limit"] = [_describe_client(name, each) for name, each in near[:max_clients]]
     found["decisions"] = {
-        name: {"allowed": category_limiter.allowed, "denied": category_limiter.denied}
-        for name, category_limiter in request_limiter.category_limiters.items()
+        name: {
+            "allowed": sum(each.allowed for each in request_limiter.limiters_of(name)),
+            "denied": sum(each.denied for each in request_limiter.limiters_of(name)),
+        }
+        for name in request_limiter.category_limiters
     }
+    blocks = request_limiter.denial_blocks
     found["blocked"] = request_limiter.blocked_clients.expiry_times(now)
+    found["blocked_for_denials"] = blocks.listed.expiry_times(now) if blocks is not None else {}
     found["allowed"] = request_limiter.allowed_clients.expiry_times(now)
     found["store"] = request_limiter.store.metrics()
     return found
@@ -143,7 +150,7 @@ def format_key(key: Key) -> str:
 
 def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, Any]) -> CallFlow[dict[str, Any]]:
     action, key = action_request.get("action"), action_request.get("key")
-    known = ("reset", "block", "unblock", "allow", "disallow", "reload")
+    known = ("reset", "reset_all", "block", "unblock", "allow", "disallow", "reload")
     if action not in known:
         raise ConfigError(f"must be one of {', '.join(known)}, not {_describe_value(action)}", field="action")
     log.warning("admin action: %s %s", action, shown(str(key)))
@@ -152,6 +159,8 @@ def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, 
         if error is not None:
             raise ConfigError(error)
         return {"done": action}
+    if action == "reset_all":
+        return {"done": action, "clients": (yield from request_limiter.reset_all_flow())}
     if not isinstance(key, str) or not key or len(key) > MAX_KEY_LENGTH:
         raise ConfigError(
             "must be a client address, a network, or a key as shown in the statistics, "
@@ -160,7 +169,20 @@ def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, 
         )
     if action == "reset":
         return (yield from _reset_flow(request_limiter, key, action_request.get("category")))
-    return _change_list(request_limiter, action, key, action_request.get("seconds"))
+    done = _change_list(request_limiter, action, key, action_request.get("seconds"))
+    if action == "unblock" and request_limiter.denial_blocks is not None:
+        wanted = _find_key(request_limiter, request_limiter.client_identifier.name_of(key))
+        done["found"] = (yield from request_limiter.denial_blocks.remove_flow(wanted)) or done["found"]
+    return done
+
+
+def _find_key(request_limiter: RequestLimiter, name: str) -> Key:
+    """Return the key of a recently seen client by its string form; the string itself if there is none."""
+    for category_limiter in request_limiter.category_limiters.values():
+        key = category_limiter.recent_clients.find_key(name)
+        if key != name:
+            return key
+    return name
 
 
 def _describe_value(value: object) -> str:
@@ -173,15 +195,15 @@ def _describe_value(value: object) -> str:
 def _change_list(request_limiter: RequestLimiter, action: str, key: str, seconds: object) -> dict[str, Any]:
     """Add a client to a list, or remove it."""
     clients = request_limiter.blocked_clients if action in ("block", "unblock") else request_limiter.allowed_clients
-    now = request_limiter.now()
+    now, name = request_limiter.now(), request_limiter.client_identifier.name_of(key)
     if action in ("block", "allow"):
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds <= MAX_BLOCK_SECONDS:
             expected = f"must be a number of seconds above 0 and at most {MAX_BLOCK_SECONDS}"
             raise ConfigError(f"{expected}, not {_describe_value(seconds)}", field="seconds")
-        name = clients.add(key, now + round(seconds * SECOND), now, request_limiter.client_identifier.ipv6_prefix)
+        clients.add(name, now + round(seconds * SECOND), now)
         done = {"done": action, "key": name, "seconds": seconds}
     else:
-        done = {"done": action, "key": key, "found": clients.remove(key, request_limiter.client_identifier.ipv6_prefix)}
+        done = {"done": action, "key": key, "found": clients.remove(name)}
     request_limiter.update_special()
     return done
 
@@ -194,10 +216,11 @@ def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) ->
             field="category",
         )
     names = [category] if isinstance(category, str) else list(request_limiter.category_limiters)
-    wanted: Key = address_key(text, request_limiter.client_identifier.ipv6_prefix) if parse_address(text) else text
+    wanted: Key = request_limiter.client_identifier.name_of(text)
     for name in names:
         category_limiter = request_limiter.category_limiters[name]
         key = category_limiter.recent_clients.find_key(wanted)
-        yield partial(category_limiter.limiter.reset, key)
+        for each in request_limiter.limiters_of(name):
+            yield partial(each.limiter.reset, key)
         category_limiter.recent_clients.remove(key)
     return {"done": "reset", "key": format_key(wanted), "categories": names}

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from copy import copy
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
-from tidegate.core.bounds import SECOND
+from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import Decision, LocalDecision
-from tidegate.headers import PROBLEM_TYPE, check_style, problem, write
-from tidegate.headers.dialects import IETF, RETRY_AFTER, X_RATELIMIT
+from tidegate.headers import PROBLEM_TYPE, problem, write
+from tidegate.headers.dialects import RETRY_AFTER
 from tidegate.headers.writer import find_tightest
+from tidegate.inbound.client.request import FrameworkRequest
+from tidegate.inbound.responses.accept import choose_format, mentions
+from tidegate.inbound.responses.header_names import exposed_names, read_header_names
+from tidegate.inbound.responses.html_page import read_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tidegate.core import Limit
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.request import Request
@@ -24,21 +31,13 @@ if TYPE_CHECKING:
     RawField = tuple[bytes, bytes]
     RawFields = list[RawField]
 
-MAX_ACCEPT_LENGTH: Final = 1024  # longer Accept headers are truncated
 CACHED_REMAINING: Final = 1024
-LIMIT_FIELD, REMAINING_FIELD, RESET_FIELD = (name.lower().encode() for name in X_RATELIMIT[:3])
+MAX_SNIFFED: Final = 64  # characters of a custom body that are read to find its type
 F = TypeVar("F", tuple[str, str], tuple[bytes, bytes])  # a header field
 RETRY_AFTER_FIELD: Final = RETRY_AFTER.lower().encode()
 RETRY_AFTER_STATUSES: Final = (429, 503)
 EXPOSE_HEADERS: Final = "Access-Control-Expose-Headers"
-REMAINING_FIELDS: Final = [(REMAINING_FIELD, b"%d" % number) for number in range(CACHED_REMAINING)]
 ROUND_UP: Final = SECOND - 1
-EXPOSED_HEADERS: Final = {
-    "x": ", ".join((*X_RATELIMIT[:3], RETRY_AFTER)),
-    "ietf": f"{IETF.state}, {IETF.policy}, {RETRY_AFTER}",
-    "both": ", ".join((*X_RATELIMIT[:3], IETF.state, IETF.policy, RETRY_AFTER)),
-    "none": RETRY_AFTER,
-}
 REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -47,11 +46,6 @@ REASONS: Final = {
     413: "Content Too Large",
     429: "Too Many Requests",
     503: "Service Unavailable",
-}
-
-
-CANONICAL_NAMES: Final = {  # of the fields that `raw_fields` writes
-    name.lower().encode(): name for name in (*X_RATELIMIT[:3], RETRY_AFTER, EXPOSE_HEADERS)
 }
 
 
@@ -68,25 +62,54 @@ class Response(NamedTuple):
         return f"{self.status} {REASONS.get(self.status, 'Status')}"
 
 
+class PlainDenial(Response):
+    """The default response to a denied request, in plain text."""
+
+    __slots__ = ()
+
+
 # Returns the response to a denied request: a string, a mapping (JSON), a Response, or None for the default.
-Denying = Callable[["Request", Decision], "Response | str | bytes | Mapping[str, object] | None"]
+Denying = Callable[[FrameworkRequest, Decision], "Response | str | bytes | Mapping[str, object] | None"]
 
 
 class ResponseWriter:
     """Writes headers and denials in one style."""
 
-    def __init__(self, style: Style = "x", *, expose: bool = False, denied: Denying | None = None) -> None:
-        """Set the style of the headers; `expose` them to other origins; `denied` returns custom responses."""
-        check_style(style)
-        self.style = style
+    def __init__(
+        self,
+        headers: Style | Mapping[str, str] = "x",
+        *,
+        expose: bool = False,
+        denied: Denying | None = None,
+        html: object = None,
+    ) -> None:
+        """Set the style of the headers, or custom names; `expose` them to other origins.
+
+        `denied` returns custom responses; `html` is a page for browsers: see `html_page`.
+        """
+        self.style, names = read_header_names(headers)
         self.custom_denial = denied
-        self._extra: Fields = [(EXPOSE_HEADERS, EXPOSED_HEADERS[style])] if expose else []
+        self._html = read_html(html)
+        self._limit_field, self._remaining_field, self._reset_field = (name.lower().encode() for name in names.values())
+        self._remaining_fields = [(self._remaining_field, b"%d" % number) for number in range(CACHED_REMAINING)]
+        # The spelling of the fields that `raw_fields` writes.
+        self._spelling = {name.lower().encode(): name for name in (*names.values(), RETRY_AFTER, EXPOSE_HEADERS)}
+        self._extra: Fields = [(EXPOSE_HEADERS, exposed_names(self.style, names))] if expose else []
         self._raw_extra = raw(self._extra)
+        self._negotiated = (b"json", b"html") if self._html is not None else (b"json",)
+
+    def with_denied(self, denied: Denying | None) -> ResponseWriter:
+        """Return a writer of the same denials, with another function for custom responses; None: this one."""
+        if denied is None:
+            return self
+        other = copy(self)
+        other.custom_denial = denied
+        return other
 
     def fields(self, decision: Decision) -> Fields:
         """Return the header fields of a decision."""
         if self.style == "x":
-            return [(CANONICAL_NAMES[name], value.decode("ascii")) for name, value in self.raw_fields(decision)]
+            return [(self._spelling[name], value.decode("ascii")) for name, value in self.raw_fields(decision)]
         return [*write(decision, self.style), *self._extra]
 
     def raw_fields(self, decision: Decision) -> RawFields:
@@ -107,9 +130,9 @@ class ResponseWriter:
             remaining, retry, reset = limit.view(views_or_states[0], limit, costs[0], at)
         quota = limit.quota
         fields = [
-            (LIMIT_FIELD, b"%d" % quota),
-            _remaining(min(remaining, quota)),
-            (RESET_FIELD, b"%d" % ((at + reset + ROUND_UP) // SECOND)),
+            (self._limit_field, b"%d" % quota),
+            self._write_remaining(min(remaining, quota)),
+            (self._reset_field, b"%d" % ((at + reset + ROUND_UP) // SECOND)),
             *self._raw_extra,
         ]
         if retry > 0 and not decision.allowed:
@@ -123,7 +146,12 @@ class ResponseWriter:
         if self.style != "x" or len(limits) > 1 or not limit.rules.rolling:
             return self.raw_fields
         quota, length, general = limit.quota, limit.length, self.raw_fields
-        first, extra = (LIMIT_FIELD, b"%d" % quota), tuple(self._raw_extra)
+        first, extra = (self._limit_field, b"%d" % quota), tuple(self._raw_extra)
+        remaining_field, remaining_fields, reset_field = (
+            self._remaining_field,
+            self._remaining_fields,
+            self._reset_field,
+        )
         # Cache of one reset field: (after, until, field). It is valid for charges in the interval (after, until].
         last: tuple[int, int, RawField] = (0, 0, first)
 
@@ -141,34 +169,57 @@ class ResponseWriter:
             if not after < at <= until:
                 second = (at + length + ROUND_UP) // SECOND
                 until = second * SECOND - length
-                reset = (RESET_FIELD, b"%d" % second)
+                reset = (reset_field, b"%d" % second)
                 last = (until - SECOND, until, reset)
             left = quota - log.sums[tail - 1] + base
             return [
                 first,
-                REMAINING_FIELDS[left] if left < CACHED_REMAINING else (REMAINING_FIELD, b"%d" % left),
+                remaining_fields[left] if left < CACHED_REMAINING else (remaining_field, b"%d" % left),
                 reset,
                 *extra,
             ]
 
         return fields
 
+    def _write_remaining(self, left: int) -> RawField:
+        return self._remaining_fields[left] if left < CACHED_REMAINING else (self._remaining_field, b"%d" % left)
+
+    def is_plain(self, headers: Iterable[RawField]) -> bool:
+        """Return whether the denial of a request with these headers is certainly `plain_denial`."""
+        return self.custom_denial is None and not mentions(headers, self._negotiated)
+
     def write_denial(
         self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded"
     ) -> Response:
         """Build the response to a denied request, without the rate limit headers."""
         custom = self.custom_denial(request, decision) if self.custom_denial is not None else None
-        if custom is None and not prefers_json(request.header("accept")):
-            return plain_denial(decision, policy, kind)
         kind = denial_kind(decision, policy, kind)
         status = 503 if kind == "temporary-reduced-capacity" else 429
         if isinstance(custom, Response):
             return _mark_uncacheable(custom)
         if isinstance(custom, (str, bytes)):
-            return _make_response(status, custom, "text/plain; charset=utf-8")
+            return _make_response(status, custom, guess_type(custom))
         if custom is not None:
             return _make_response(status, json.dumps(custom), "application/json")
-        return _make_response(status, json.dumps(problem(decision, kind)), PROBLEM_TYPE)
+        chosen = choose_format(request.header("accept"), html=self._html is not None)
+        if chosen == "html" and self._html is not None:
+            return _make_response(status, self._html(request, decision), "text/html; charset=utf-8")
+        if chosen == "json":
+            content = problem(decision, kind, detail=special_detail(decision))
+            return _make_response(status, json.dumps(content), PROBLEM_TYPE)
+        return plain_denial(decision, policy, kind)
+
+
+class BlockedDecision(Decision):
+    """The denial of a blocked client. Its retry time is the time until the block ends."""
+
+    __slots__ = ()
+
+    @classmethod
+    def until(cls, now: int, limits: tuple[Limit, ...], end: int) -> Self:
+        """Deny until a time, in microseconds since 1970."""
+        wait = max(1, end - now)
+        return cls.of_views(now, limits, ((0, wait, wait),) * len(limits), within_limits=False)
 
 
 def fit_to_status(fields: list[F], status: int) -> list[F]:
@@ -185,20 +236,48 @@ def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceede
     """Return the default response to a denied request, in plain text."""
     if denial_kind(decision, policy, kind) == "temporary-reduced-capacity":
         return UNAVAILABLE
+    detail = special_detail(decision)
+    if detail is not None:
+        return PlainDenial(*_make_response(429, detail, "text/plain"))
     for _, retry, _ in decision.views:
         if retry < 0:
             return NEVER_FITS_DENIAL
     return PLAIN_DENIAL
 
 
+def special_detail(decision: Decision) -> str | None:
+    """Return the sentence for a blocked client or a closed limit; None for other denials."""
+    if isinstance(decision, BlockedDecision):
+        until = datetime.fromtimestamp(ceil_div(decision.at + decision.retry, SECOND), UTC)
+        return f"Rate limit exceeded too often. Blocked until {until:%Y-%m-%dT%H:%M:%SZ}."
+    for limit in decision.policy_limits:
+        if not limit.quota:
+            return "Rate limit exceeded. The limit is 0: no request is allowed."
+    return None
+
+
 def denial_kind(decision: Decision, policy: Policy, kind: Kind) -> Kind:
     """Return the kind of a denial; a store error is not the client's fault."""
     lost = isinstance(decision, LocalDecision) and policy.on_store_error == "deny"
-    return "temporary-reduced-capacity" if lost else kind
+    if lost:
+        return "temporary-reduced-capacity"
+    return "abnormal-usage-detected" if isinstance(decision, BlockedDecision) else kind
 
 
-def _remaining(left: int) -> RawField:
-    return REMAINING_FIELDS[left] if left < CACHED_REMAINING else (REMAINING_FIELD, b"%d" % left)
+def guess_type(body: str | bytes) -> str:
+    """Return the content type of a custom body: JSON and HTML documents are recognized, the rest is plain text."""
+    start = body[:MAX_SNIFFED].strip().lower()
+    start = start if isinstance(start, bytes) else start.encode("utf-8", "replace")
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "text/html; charset=utf-8"
+    if start.startswith((b"{", b"[")):
+        try:
+            json.loads(body)
+        except ValueError:
+            pass
+        else:
+            return "application/json"
+    return "text/plain; charset=utf-8"
 
 
 def _make_response(status: int, body: str | bytes, kind: str) -> Response:
@@ -232,48 +311,11 @@ def combine_decisions(decisions: Sequence[Decision]) -> Decision:
     return Decision.of_views(max(decision.at for decision in decisions), limits, views, within_limits=all(decisions))
 
 
-def mentions_json(headers: Iterable[RawField]) -> bool:
-    """Return whether Accept mentions JSON at all; if not, `prefers_json` need not be called."""
-    for name, value in headers:  # noqa: SIM110 - any() would create a generator for each denial
-        if name == b"accept" and b"json" in value.lower():
-            return True
-    return False
-
-
-def prefers_json(accept: str | None) -> bool:
-    """Return whether an Accept header prefers JSON to plain text; never raises.
-
-    Of the types that are named, the larger q wins, then the first. `*/*` means plain text.
-    """
-    accept = accept[:MAX_ACCEPT_LENGTH].lower() if accept else ""
-    if "json" not in accept:
-        return False
-    best: dict[bool, tuple[float, int]] = {}
-    for place, entry in enumerate(accept.split(",")):
-        kind, *parameters = (part.strip() for part in entry.split(";"))
-        is_json = kind in ("application/json", PROBLEM_TYPE)
-        if is_json or kind in ("text/plain", "text/*"):
-            weight = (_quality(parameters), -place)
-            best[is_json] = max(best.get(is_json, (0.0, 0)), weight)
-    wanted = best.get(True, (0.0, 0))
-    return wanted[0] > 0 and wanted > best.get(False, (0.0, 0))
-
-
-def _quality(parameters: Iterable[str]) -> float:
-    for parameter in parameters:
-        name, _, value = parameter.partition("=")
-        if name.strip() == "q":
-            try:
-                quality = float(value)
-            except ValueError:
-                return 0.0
-            return quality if 0 <= quality <= 1 else 0.0
-    return 1.0
-
-
-PLAIN_DENIAL: Final = _make_response(429, "Rate limit exceeded. Try again later.", "text/plain")
-NEVER_FITS_DENIAL: Final = _make_response(
-    429, "Rate limit exceeded. The request costs more than the limit can ever allow.", "text/plain"
+PLAIN_DENIAL: Final = PlainDenial(*_make_response(429, "Rate limit exceeded. Try again later.", "text/plain"))
+NEVER_FITS_DENIAL: Final = PlainDenial(
+    *_make_response(429, "Rate limit exceeded. The request costs more than the limit can ever allow.", "text/plain")
 )
-UNAVAILABLE: Final = _make_response(503, "Rate limits cannot be checked at the moment. Try again later.", "text/plain")
+UNAVAILABLE: Final = PlainDenial(
+    *_make_response(503, "Rate limits cannot be checked at the moment. Try again later.", "text/plain")
+)
 RAW_PLAIN_HEADERS: Final = raw(PLAIN_DENIAL.headers)

@@ -5,7 +5,7 @@
       categories:
         expensive: {limit: 5, window_minutes: 60}      # the spec's form; omitted settings have the spec's defaults
         uploads:                                       # a custom category
-          limits: [10/1m, 100/1d]                      # several; all must pass
+          limits: [10/1m, 100/1d]                      # several; all must allow the request
           endpoints: [/upload/*, {path: /import, methods: [POST], cost: 5}]
           mode: shadow
       cleanup_interval_minutes: 5
@@ -17,14 +17,18 @@ with file, line and field. SECTION_FIELDS, CATEGORY_FIELDS, LIMIT_FIELDS and END
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
 
 from tidegate.core import Limit
 from tidegate.core.algorithms import ALGORITHMS
+from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import AddressSet
+from tidegate.inbound.rules.block_rule import read_block
 from tidegate.inbound.rules.charging import Charging, statuses_of
+from tidegate.inbound.rules.closed_limit import close, is_closed, parse_inbound_limit
 from tidegate.inbound.rules.model import ADMIN_PATH, Category, Endpoint, Rules
 from tidegate.inbound.rules.paths import PathTree
 from tidegate.policy import Cost, Policy
@@ -67,6 +71,7 @@ CATEGORY_FIELDS: Final = (
     "count",
     "refund",
     "penalty",
+    "plans",
 )
 SECTION_FIELDS: Final = (
     "enabled",
@@ -80,6 +85,10 @@ SECTION_FIELDS: Final = (
     *INHERITED_FIELDS,
     "cleanup_interval_minutes",
     "max_entries",
+    "ipv4_prefix",
+    "ipv6_prefix",
+    "block_after",
+    "block_for",
 )
 
 # The spec's categories: limit, minutes, endpoints.
@@ -118,17 +127,29 @@ def _section(whole: ConfigValue) -> ConfigValue:
 
 
 class _Reader:
-    """Reads one section: first the written categories, then the default ones for endpoints that are still free."""
+    """Reads one section: first its own categories, then the default ones, for the remaining endpoints."""
 
     def __init__(self, section: ConfigValue) -> None:
         self.section = section
         self.fields = section.fields(*SECTION_FIELDS)
         self.written: PathTree[tuple[str, int | None]] = PathTree()  # the owner and line of each endpoint
-        self.defaults = (
-            dict(DEFAULT_CATEGORIES) if _get(self.fields, "defaults", ConfigValue.boolean, default=True) else {}
-        )
+        self.defaults = self._defaults()
         unmatched = self.fields.get("unmatched")
         self.unmatched = DEFAULT_UNMATCHED if unmatched is None or unmatched.is_null else unmatched.string()
+
+    def _defaults(self) -> dict[str, tuple[int, int, tuple[str, ...]]]:
+        """Return the default categories that apply.
+
+        All of them, if the section defines none of its own: no categories, or, as in the spec, only the limits of
+        default ones. Otherwise those that it names without endpoints. `defaults` states it explicitly.
+        """
+        if "defaults" in self.fields:
+            return dict(DEFAULT_CATEGORIES) if self.fields["defaults"].boolean() else {}
+        written: dict[str, ConfigValue] = _get(self.fields, "categories", ConfigValue.entries, default={})
+        changed = [name for name, section in written.items() if _changes_default(name, section)]
+        if len(changed) == len(written):
+            return dict(DEFAULT_CATEGORIES)
+        return {name: DEFAULT_CATEGORIES[name] for name in changed}
 
     def rules(self) -> Rules:
         """Read the whole section."""
@@ -142,6 +163,11 @@ class _Reader:
             if name not in written or "endpoints" not in written[name].entries():
                 category = categories.get(name) or self._category(name, ConfigValue(EMPTY_CONFIG, self.section.file))
                 categories[name] = replace(category, endpoints=self._default_endpoints(name, category, paths))
+        with self.section.locate_errors(**fields):
+            block = read_block(
+                _get(fields, "block_after", ConfigValue.string, default=None),
+                _get(fields, "block_for", ConfigValue.string, default=None),
+            )
         return Rules(
             categories=tuple(categories.values()),
             unmatched=self._unmatched(categories),
@@ -152,6 +178,10 @@ class _Reader:
             enabled=_get(fields, "enabled", ConfigValue.boolean, default=True),
             cleanup_interval=60 * _get(fields, "cleanup_interval_minutes", ConfigValue.number, default=5),
             max_entries=_get(fields, "max_entries", ConfigValue.integer, default=10_000),
+            ipv4_prefix=fields["ipv4_prefix"].integer(high=32) if "ipv4_prefix" in fields else 32,
+            ipv6_prefix=fields["ipv6_prefix"].integer(high=128) if "ipv6_prefix" in fields else 64,
+            block=block,
+            defaulted=tuple(name for name in self.defaults if name not in written),
         )
 
     def _default_endpoints(self, name: str, category: Category, paths: Iterable[str]) -> tuple[Endpoint, ...]:
@@ -174,17 +204,36 @@ class _Reader:
         mode = cast("Mode", self._choice(fields, "mode", get_args(Mode), "enforce"))
         on_error = cast("OnStoreError", self._choice(fields, "on_store_error", get_args(OnStoreError), "local"))
         with section.locate_errors(**fields):
-            policy = Policy(name, limits, mode, on_error)
+            policy = _policy(name, limits, mode, on_error)
         cost = _get(fields, "cost", _cost, default=1)
         _check_cost(policy, cost, fields.get("cost", section))
-        charging = _charging(fields, cost)
+        plans = self._plans(name, policy, fields)
+        category = Category(name, policy, (), cost, _charging(fields, cost), plans)
         methods = _get(fields, "methods", _methods, default=())
         if "endpoints" not in fields:
             self._check_endpoints_missing(name, section, fields)
-            return Category(name, policy, (), cost, charging)
+            return category
         entries = fields["endpoints"].one_or_many()
-        endpoints = tuple(self._endpoint(entry, name, policy, methods, cost) for entry in entries)
-        return Category(name, policy, endpoints, cost, charging)
+        return replace(
+            category, endpoints=tuple(self._endpoint(entry, name, policy, methods, cost) for entry in entries)
+        )
+
+    def _plans(self, name: str, policy: Policy, fields: Fields) -> dict[str, Policy]:
+        """Read the limits of each plan: a string, a list, or a mapping with the settings of a limit."""
+        algorithm = self._choice(fields, "algorithm", ALGORITHMS, "sliding_log")
+        plans = {}
+        for plan, value in _get(fields, "plans", ConfigValue.entries, default={}).items():
+            if value.is_mapping:
+                limits = self._limits(name, value, value.fields(*LIMIT_FIELDS, "limits"), algorithm)
+            else:
+                limits = tuple(_limit_of_list(entry, algorithm, name) for entry in value.one_or_many())
+            if len(limits) == len(policy.limits) == 1:  # a client that changes its plan keeps its usage
+                limits = (replace(limits[0], name=policy.limits[0].name),)
+            on_error = cast("OnStoreError", self._choice(fields, "on_store_error", get_args(OnStoreError), "local"))
+            with value.locate_errors():
+                plans[plan] = _policy(name, limits, policy.mode, on_error)
+            _check_cost(plans[plan], _get(fields, "cost", _cost, default=1), value)
+        return plans
 
     def _check_endpoints_missing(self, name: str, section: ConfigValue, fields: Fields) -> None:
         """Raise if no request could match the category: it has no endpoints, not even by default."""
@@ -192,7 +241,7 @@ class _Reader:
             raise fields["methods"].error("requires endpoints, a list of paths such as [/login, /api/*]")
         if name in self.defaults or name == self.unmatched:
             return
-        near = get_close_matches(name, self.defaults, n=1)
+        near = get_close_matches(name, DEFAULT_CATEGORIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise section.error(f"needs endpoints, a list of paths such as [/login, /api/*]{hint}")
 
@@ -201,8 +250,10 @@ class _Reader:
         setting = fields.get(name) or self.fields.get(name)
         return setting.choice(*choices) if setting else default
 
-    def _limits(self, name: str, section: ConfigValue, fields: Fields) -> tuple[Limit, ...]:
-        algorithm = self._choice(fields, "algorithm", ALGORITHMS, "sliding_log")
+    def _limits(
+        self, name: str, section: ConfigValue, fields: Fields, algorithm: str = "sliding_log"
+    ) -> tuple[Limit, ...]:
+        algorithm = self._choice(fields, "algorithm", ALGORITHMS, algorithm)
         if "limits" not in fields:
             quota, minutes, _ = self.defaults.get(name, (None, DEFAULT_WINDOW_MINUTES, ()))
             return (_limit(section, fields, algorithm, name, quota, minutes),)
@@ -244,6 +295,16 @@ class _Reader:
         return Endpoint(path, methods, cost)
 
 
+def _policy(name: str, limits: tuple[Limit, ...], mode: Mode, on_store_error: OnStoreError) -> Policy:
+    """Make the policy of a category; a limit of 0 stays closed while the store is unavailable."""
+    return Policy(name, limits, mode, "deny" if is_closed(limits) else on_store_error)
+
+
+def _changes_default(name: str, section: ConfigValue) -> bool:
+    """Return whether a category only changes settings of a default one: it has no endpoints of its own."""
+    return name in DEFAULT_CATEGORIES and "endpoints" not in section.entries()
+
+
 def _get(fields: Fields, name: str, read: Callable[[ConfigValue], T], *, default: D) -> T | D:
     """Read a field, or return the default if it is missing."""
     return read(fields[name]) if name in fields else default
@@ -258,7 +319,7 @@ def _limit(
     minutes: float = DEFAULT_WINDOW_MINUTES,
 ) -> Limit:
     """Read one limit in the spec's form."""
-    quota = _get(fields, "limit", ConfigValue.integer, default=quota)
+    quota = _get(fields, "limit", _quota, default=quota)
     if quota is None:
         raise value.error("needs a limit, the number of requests per window (or limits, a list such as [60/1m])")
     if "window" in fields and "window_minutes" in fields:
@@ -271,7 +332,15 @@ def _limit(
     numbers = {option: fields[option].integer(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
     window = fields.get("window") or fields.get("window_minutes")
     with value.locate_errors(**{**fields, "quota": fields.get("limit"), "period": window}):
-        return Limit(quota, period, algorithm, name=name, **strings, **numbers)  # type: ignore[arg-type]  # by name
+        limit = Limit(quota or 1, period, algorithm, name=name, **strings, **numbers)  # type: ignore[arg-type]  # by name
+        return limit if quota else close(limit)
+
+
+def _quota(setting: ConfigValue) -> int:
+    """Read the number of requests per window; 0 closes the category."""
+    with suppress(ConfigError):
+        return setting.integer(0, 0)
+    return setting.integer()
 
 
 def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
@@ -283,7 +352,7 @@ def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
     else:
         text = entry.string()
         with entry.locate_errors():
-            limit = with_default_algorithm(Limit.parse(text), text, algorithm)
+            limit = with_default_algorithm(parse_inbound_limit(text), text, algorithm)
         name = limit.name if "name=" in text else ""
     return limit if name else replace(limit, name=f"{category}-{limit.name}")
 
@@ -291,7 +360,7 @@ def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
 def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:
     """Use the given algorithm if the string names none."""
     words = text.split()
-    named = limit.algorithm in words or limit.calendar is not None or limit.burst != limit.quota
+    named = not limit.quota or limit.algorithm in words or limit.calendar is not None or limit.burst != limit.quota
     return limit if named else replace(limit, algorithm=algorithm)
 
 
@@ -320,7 +389,7 @@ def _check_cost(policy: Policy, cost: Cost, value: ConfigValue) -> None:
     with value.locate_errors(cost=value):
         costs = policy.costs(cost)
     for limit, amount in zip(policy.limits, costs, strict=True):
-        if amount > limit.burst:
+        if amount > limit.burst and limit.quota:
             raise value.error(f"{amount} exceeds the maximum of limit {limit.name!r} ({limit.burst})")
 
 

@@ -25,8 +25,9 @@ from tidegate.inbound.rules.path_readings import CLEAN, Route, all_readings, fol
 from tidegate.inbound.rules.paths import PATH_CONVERTER, PathTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from tidegate.inbound.rules.block_rule import BlockRule
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.paths import FoundEndpoint
     from tidegate.policy import Cost, Policy
@@ -48,7 +49,7 @@ class Endpoint(NamedTuple):
 class Category:
     """A group of endpoints with one policy and a default cost.
 
-    `charging` corrects the cost by the status of the response.
+    `charging` corrects the cost by the status of the response. `plans` has policies that replace `policy`, by plan.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Category:
     endpoints: tuple[Endpoint, ...] = ()
     cost: Cost = 1
     charging: Charging | None = None
+    plans: Mapping[str, Policy] = field(default_factory=dict, hash=False)
 
 
 class Match(NamedTuple):
@@ -71,7 +73,8 @@ class Rules:
 
     `unmatched` is the category of requests that no endpoint matches; None: they are not limited. `exempt` endpoints,
     `exempt_methods` and `exempt_clients` are never limited, `blocked_clients` always denied. `cleanup_interval` is in
-    seconds.
+    seconds. `block` blocks clients that are denied too often. `defaulted` names the default categories that apply
+    although the configuration does not name them.
     """
 
     categories: tuple[Category, ...]
@@ -83,6 +86,10 @@ class Rules:
     enabled: bool = True
     cleanup_interval: float = 300.0
     max_entries: int = 10_000
+    ipv4_prefix: int = 32
+    ipv6_prefix: int = 64
+    block: BlockRule | None = None
+    defaulted: tuple[str, ...] = field(default=(), compare=False)
     by_method: bool = field(init=False, repr=False, compare=False)  # whether categories depend on the method
     _tree: PathTree[_EndpointTarget] = field(init=False, repr=False, compare=False)
     _messages: PathTree[_EndpointTarget] = field(init=False, repr=False, compare=False)

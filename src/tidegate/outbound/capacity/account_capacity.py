@@ -125,7 +125,7 @@ class AccountCapacity:
     # ---- refusals ----------------------------------------------------------------------------------------------------
 
     def refuse_flow(self, status: int, sent: int, retry_after: float | None, used_flow: CallFlow[Any]) -> CallFlow[Any]:
-        """Handle the refusal of a request that was `sent` at that instant: reduce the capacity, pause, tell others.
+        """Handle the refusal of a request that was `sent` at that instant: reduce the capacity, pause, notify others.
 
         `used_flow` returns how much of the limit was in use; it is run for a 429 only.
         """

@@ -1,8 +1,8 @@
 """Learns the limits of a provider from its responses. Pure functions: rate limit advice in, corrections out.
 
 A provider may only lower the remaining quota that tidegate assumes: others may use the same quota, or its limit may be
-stricter than the file says. Nothing raises it above what is configured; the provider may return what it took away. The
-effect of a response ends with the limit's period, so an absurd value does little harm.
+stricter than the file says. Nothing raises it above what is configured; a later response can only undo what an
+earlier one lowered. The effect of a response ends with the limit's period, so an absurd value does little harm.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.core import Limit
     from tidegate.headers import Advice, LimitAdvice
 
+FORBIDDEN: Final = 403
 TOO_MANY_REQUESTS: Final = 429
 SERVICE_UNAVAILABLE: Final = 503
 MAX_PROVIDER_CHARGES: Final = 1_000  # per account, that may be returned
@@ -31,6 +32,22 @@ class LimitCorrection(NamedTuple):
     limit_index: int
     remaining: int
     reset: int | None
+
+
+def effective_status(status: int, advice: Advice) -> int:
+    """Return 429 for a 403 that is a refusal: GitHub's limits answer with a 403, as a ban of a request does.
+
+    Such a response says when to try again, or that nothing is left.
+    """
+    is_refusal = status == FORBIDDEN and (advice.retry_after is not None or advice.remaining == 0)
+    return TOO_MANY_REQUESTS if is_refusal else status
+
+
+def required_wait(advice: Advice) -> float | None:
+    """Return how many seconds to wait after a refusal: Retry-After, or the reset of a limit that has nothing left."""
+    if advice.retry_after is not None or advice.remaining != 0:
+        return advice.retry_after
+    return advice.reset_after
 
 
 def find_corrections(limits: Sequence[Limit], advice: Advice) -> list[LimitCorrection]:

@@ -45,7 +45,7 @@ class Refusals:
         self._series_capacity: int | None = None
 
     def record(self, now: int, sent: int, current: int, used: int, retry_after: float | None) -> Notice:
-        """Record the refusal of a request `sent` at that instant, with a capacity of which so much was `used`."""
+        """Record the refusal of a request `sent` at that instant, when this much of the capacity was `used`."""
         first_of_series = self._begin_series(now, sent, current)
         value = max(1, min(current - first_of_series, max((self._series_capacity or 0) // 2, used)))
         self._hold_level(now, value)

@@ -24,8 +24,8 @@ RETAIN_SECONDS: Final = 3600.0  # for which a reduction is retained for processe
 class SharedCapacity:
     """The capacities of a provider's accounts, by resource.
 
-    Updates are sent in the name of the provider: `announce` publishes what one of its responses meant. Every process on
-    the bus receives it, and applies what others received.
+    `announce` publishes the reduction that follows from a response of the provider, under an agent id of its own. Every
+    other process on the bus receives the reduction and applies it.
     """
 
     def __init__(self, agent: str, settings: RecoverySettings, clock: Clock, bus: Bus | None) -> None:

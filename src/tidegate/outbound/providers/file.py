@@ -1,4 +1,4 @@
-"""Read a provider's YAML file. Errors say where; none repeats a value that may be a key.
+"""Read a provider's YAML file. Errors name the file, line and field, and never contain a value that may be a key.
 
     domain: financialmodelingprep.com
     limit: 300
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
@@ -21,6 +22,14 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.limit import NO_FIXED_LENGTH, Limit, parse_period
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import normal_host
+from tidegate.outbound.providers.model_fields import (
+    ANY_MODEL,
+    check_names,
+    read_aliases,
+    read_answer,
+    read_model_limits,
+)
+from tidegate.outbound.providers.profile_file import find_profile
 from tidegate.outbound.providers.provider import (
     CONCURRENCY_UNIT,
     EndpointCost,
@@ -57,6 +66,11 @@ PROVIDER_FIELDS: Final = (
     "retries",
     "estimate",
     "on_store_error",
+    "profile",
+    "models",
+    "aliases",
+    "answer",
+    "strict",
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
 DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
@@ -75,7 +89,8 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
-    limits = _limits(section, fields)
+    models = read_model_limits(fields, partial(_entry, algorithm=_text(fields, "algorithm")))
+    limits = _limits(section, fields, dict(models).get(ANY_MODEL))
     key, key_from = _api_key(fields)
     options: dict[str, Any] = {
         "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
@@ -86,7 +101,12 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "learn": cast("Learn", _choice(fields, "learn", get_args(Learn), "lower")),
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
         "retries": _retries(fields),
-        "estimate": _estimate(fields, limits),
+        "estimate": _estimate(fields, limits + tuple(limit for each in models for limit in each.limits)),
+        "profile": find_profile(fields["profile"]) if "profile" in fields else None,
+        "models": models,
+        "aliases": read_aliases(fields),
+        "answer": read_answer(fields),
+        "strict": fields["strict"].boolean() if "strict" in fields else False,
         "file": section.file,
     }
     domain = _domain(fields["domain"])
@@ -119,8 +139,8 @@ def _domain(setting: ConfigValue) -> str:
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
-def _limits(section: ConfigValue, fields: Fields) -> tuple[Limit, ...]:
-    """Read `limit` and `period`, or `limits`, and `concurrency`."""
+def _limits(section: ConfigValue, fields: Fields, of_all_models: tuple[Limit, ...] | None = None) -> tuple[Limit, ...]:
+    """Read `limit` and `period`, or `limits`, and `concurrency`; by default, the limits of all models."""
     limits: list[Limit] = []
     if "limits" in fields:
         for other in LIMIT_FIELDS:
@@ -129,16 +149,13 @@ def _limits(section: ConfigValue, fields: Fields) -> tuple[Limit, ...]:
                     "cannot be combined with 'limits': move it into an entry of 'limits', or remove 'limits'"
                 )
         limits += [_entry(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
+    elif of_all_models is not None and "limit" not in fields and "period" not in fields:
+        limits += of_all_models
     elif "limit" in fields or "period" in fields or "concurrency" not in fields:
         limits.append(_limit(section, fields))
     if "concurrency" in fields:
         limits.append(_concurrency(fields["concurrency"]))
-    names = [limit.name for limit in limits]
-    for name in names:
-        if names.count(name) > 1:
-            raise fields.get("limits", section).error(
-                f"two limits are named {name!r}: rename one of them, as in '60/1m name=a'"
-            )
+    check_names(fields.get("limits", section), limits)
     return tuple(limits)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tidegate.errors import ConfigError
+from tidegate.outbound.providers.profile import TOKEN_UNITS, Profile, matches_model
+from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.secret import Secret
     from tidegate.policy import Cost
 
-QuotaScope = Literal["host", "path", "credential"]
+QuotaScope = Literal["host", "path", "credential", "model"]
 Learn = Literal["lower", "off"]
 
 REQUESTS_UNIT: Final = "requests"
@@ -59,13 +61,31 @@ class Retries(NamedTuple):
 NO_RETRIES: Final = Retries()
 
 
+class ModelLimits(NamedTuple):
+    """The limits of the models that match a pattern such as `gpt-*`."""
+
+    pattern: str
+    limits: tuple[Limit, ...]
+
+
+class AnswerReserve(NamedTuple):
+    """How much is reserved for an answer: what this percentage of recent answers took; None: the maximum."""
+
+    percent: int | None = None
+
+
+MAXIMUM_ANSWER: Final = AnswerReserve()
+
+
 @dataclass(frozen=True, slots=True)
 class Provider:
     """An API with a quota. Immutable: a changed file becomes another Provider.
 
     `limits` all apply. `per` names what has a separate quota: each `host` of the domain, each `path` of the endpoints,
-    each `credential`; by default there is one quota for all. `api_key` is kept in memory only; `key_from` is the
-    variable (`${NAME}`) or the file that it was read from, if that is not `file`.
+    each `credential`, each `model`; by default there is one quota for all. `models` are limits that replace `limits`
+    for the models of a pattern; `aliases` are other names of models. `profile` is how tokens are counted. `api_key` is
+    kept in memory only; `key_from` is the variable (`${NAME}`) or the file that it was read from, if that is not
+    `file`.
     """
 
     domain: str
@@ -81,7 +101,15 @@ class Provider:
     on_store_error: Literal["allow", "deny", "local"] = "deny"
     file: str | None = None
     key_from: str | None = None
+    profile: Profile | None = None
+    models: tuple[ModelLimits, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    answer: AnswerReserve = MAXIMUM_ANSWER
+    strict: bool = False
     policy: Policy = field(init=False, repr=False, compare=False)
+    counting: Profile = field(init=False, repr=False, compare=False)  # the profile, or the default one
+    reads_requests: bool = field(init=False, repr=False, compare=False)  # whether bodies matter
+    _variants: dict[str, Provider] = field(init=False, repr=False, compare=False)
     _patterns: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
     _default_cost: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
@@ -92,8 +120,29 @@ class Provider:
         set_field(self, "name", self.name or self.domain)
         set_field(self, "_patterns", tuple((endpoint.pattern, endpoint) for endpoint in self.endpoints))
         set_field(self, "_default_cost", self._cost(1))
+        set_field(self, "counting", self.profile or shipped_profile())
+        units = {limit.unit for limits in (self.limits, *(each.limits for each in self.models)) for limit in limits}
+        set_field(self, "reads_requests", bool(self.models or "model" in self.per or units.intersection(TOKEN_UNITS)))
+        set_field(self, "_variants", {each.pattern: self._variant(each) for each in self.models})
         for endpoint in self.endpoints:
             self._check_cost(endpoint)
+
+    def _variant(self, models: ModelLimits) -> Provider:
+        return replace(self, limits=models.limits, models=())
+
+    def model_pattern(self, model: str | None) -> str | None:
+        """Return the first pattern with its own limits that a model matches."""
+        if model is None or not self.models:
+            return None
+        return next((each.pattern for each in self.models if matches_model(each.pattern, model)), None)
+
+    def resolve_model(self, model: str | None) -> str | None:
+        """Return the model that a name stands for."""
+        return model if model is None else self.aliases.get(model, model)
+
+    def for_pattern(self, pattern: str | None) -> Provider:
+        """Return the provider with the limits of a pattern."""
+        return self if pattern is None else self._variants[pattern]
 
     def _check_cost(self, endpoint: EndpointCost) -> None:
         """Refuse an endpoint whose cost is in a unit that no limit counts, or exceeds a limit."""

@@ -20,9 +20,9 @@ from tidegate.fork import fork_safe
 from tidegate.outbound.capacity.account_capacity import AccountCapacity
 from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
 from tidegate.outbound.capacity.shared_notices import SharedNotices
+from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
 from tidegate.outbound.quota.arrival import ArrivalDelays
-from tidegate.outbound.quota.tokens import TOKEN_UNITS
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.charge import Charge
+    from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
@@ -102,8 +103,8 @@ class Account:
         self._index = narrowest_index(limits)
         self._narrowest = limits[self._index]
         self.settles: bool = any(limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits)
-        # Charges of a plain account are not corrected as a rule, so they need no reservation.
-        self.plain: bool = not self.settles and all(limit.rules.movable for limit in limits)
+        # The reservation of a plain account's charge is created only if it is corrected.
+        self.plain: bool = all(limit.rules.movable for limit in limits)
         self.units: frozenset[str] = frozenset(limit.unit for limit in limits)
         self.estimated: tuple[str, ...] = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
         self.fixed_cost: Cost | None = self._compute_fixed_cost()
@@ -189,6 +190,16 @@ class Account:
                 found[unit] = min(amount, most) if unit in TOKEN_UNITS else amount
         return found
 
+    def largest_answer(self, request: RequestTokens, input_tokens: int) -> int:
+        """Return the tokens of the longest answer that the limits can ever allow."""
+        found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
+        for limit in self.provider.limits:
+            parts = request.profile.counts.get(limit.unit, ())
+            if "output" in parts:
+                left = limit.burst - (input_tokens if "input" in parts else 0)
+                found = min(found, max(0, left) // each)
+        return found
+
     # ---- after a response --------------------------------------------------------------------------------------------
 
     def recharge_if_late_flow(self, charge: Charge) -> CallFlow[Any]:
@@ -235,6 +246,24 @@ class Account:
             charge.since = self.clock.steady()
             self.delays.track(charge)
         return bool(costs)
+
+    def charge_now_flow(self, amounts: Mapping[str, int]) -> CallFlow[Any]:
+        """Charge what has been used, whether it fits or not."""
+        costs = tuple(amounts.get(limit.unit, 0) for limit in self.provider.limits)
+        if any(costs):
+            yield self._store_call("acquire", costs)
+
+    def shrink_flow(self, charge: Charge, surplus: Mapping[str, int]) -> CallFlow[Any]:
+        """Return a part of a charge that will not be used."""
+        pairs = zip(self.provider.limits, charge.costs, strict=True)
+        part = tuple(min(cost, surplus.get(limit.unit, 0)) for limit, cost in pairs)
+        if not any(part):
+            return
+        try:
+            for at, costs in charge.shrink(part):
+                yield from self._give_back_flow(costs, at)
+        except StoreUnavailable:
+            return  # they count until their period ends
 
     def charge_unsettled_flow(self, amount: int, earlier: int | None) -> CallFlow[Any]:
         """Charge requests of which it is unknown whether and when they arrived, as if they arrived now.

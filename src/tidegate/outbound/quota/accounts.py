@@ -33,7 +33,7 @@ class Accounts(dict[tuple[str, Key], Account]):
         self._make = make
         self._agent = uuid.uuid4().hex
         self._lock = fork_safe(threading.Lock())
-        self._shared_capacities: dict[str, SharedCapacity] = {}
+        self._shared_capacities: dict[tuple[str, int | None], SharedCapacity] = {}
         self._drop_idle_at = ALWAYS_KEPT  # with this number of accounts, idle ones are dropped
         self.closed: bool = False
         at_fork(child=self._rename)
@@ -65,10 +65,11 @@ class Accounts(dict[tuple[str, Key], Account]):
             if account is None:
                 if len(self) >= self._drop_idle_at:
                     self._drop_idle()
-                shared_capacity = self._shared_capacities.get(provider.domain)
+                settings = recovery_settings(provider)  # models have their own limits, and recover at their own pace
+                shared_capacity = self._shared_capacities.get((provider.domain, settings.interval))
                 if shared_capacity is None:
-                    shared_capacity = SharedCapacity(self._agent, recovery_settings(provider), self._clock, self._bus)
-                    self._shared_capacities[provider.domain] = shared_capacity
+                    shared_capacity = SharedCapacity(self._agent, settings, self._clock, self._bus)
+                    self._shared_capacities[provider.domain, settings.interval] = shared_capacity
                 account = self[provider.domain, key] = self._make(provider, key, shared_capacity)
             return account
 

@@ -3,16 +3,17 @@
 The provider counts a request when it arrives, at an unknown instant after it was sent and before its response. A permit
 is charged before the request is sent, so it could expire here while it still counts there.
 
-    quick responses   permits count a two-hundredth of the period longer: that covers them, and killed processes
-    slower ones       the permit is charged again with the response, and the first charge is returned
-    over a period     the permit of a request still in flight is charged again before it could be reused
-    over a window     likewise, before permits of the next window are used, however short the delay was
+    quick responses       a permit counts a two-hundredth of the period longer: this covers them and killed processes
+    slower responses      the permit is charged again when the response arrives, and the first charge is returned
+    longer than a period  the permit of a request still in flight is charged again before it could be reused
+    into another window   the same, before permits of the next window are used, however short the delay was
 
-So no window of the provider exceeds its limit, whatever the network delays. The cost is the duration of a response per
-period. With slow responses that would be much, although their requests arrive as quickly as others: an account that has
-spent a whole quota on it (`DelayAllowance`) lets permits count a fortieth longer instead, which covers network delays.
-Limits of more than `MAX_MOVED_QUOTA` are never charged again: finding one permit among so many takes too long. Only the
-process that sent a request knows that it has been in flight for more than a period.
+So no window of the provider exceeds its limit, whatever the network delays. In return, each permit counts longer by
+the duration of its response. For slow responses that would be too much, although their requests arrive as quickly as
+others. So when an account has lost a whole quota in this way (`DelayAllowance`), its permits count a fortieth of the
+period longer instead, which covers network delays. Permits of limits of more than `MAX_MOVED_QUOTA` are never charged
+again: finding one permit among so many takes too long. Only the process that sent a request knows that it has been in
+flight for more than a period.
 """
 
 from __future__ import annotations

@@ -74,6 +74,13 @@ class Charge:
         reservation.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, reservation.ats, strict=True))
         self.at, self.recharged = recharged.at, recharged
 
+    def shrink(self, costs: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+        """Reduce what counts as charged; returns what to give back, by the instant at which it was charged."""
+        reservation = self.reservation
+        parts = self.parts(costs)
+        reservation.costs = tuple(old - less for old, less in zip(reservation.costs, costs, strict=True))
+        return parts
+
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead (None: keep the estimate)."""
         return self.reservation.commit(actual)

@@ -1,14 +1,19 @@
-"""Which account a request is charged to, and how much."""
+"""Which account a request is charged to, how much is reserved for it, and how long its answer may become.
+
+lenient   the answer is reserved with what most answers took (`learned`), else with its bound; it may become longer
+strict    it can never become longer than what is reserved: the bound in the request is lowered to it, or the answer
+is streamed and its reservation is topped up (see `settlement`), or the whole bound is reserved
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound.quota.exchange import credential_of
-from tidegate.outbound.quota.tokens import estimate
+from tidegate.outbound.quota.request_tokens import RequestTokens, read_request, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,12 +21,40 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import EndpointCost, Provider
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.exchange import OutboundRequest
+    from tidegate.outbound.quota.learned import LearnedKey, LearnedSizes
+    from tidegate.outbound.quota.request_tokens import Tokenizer
     from tidegate.policy import Cost, Key
 
+STRICT_INPUT_PERCENT: Final = 99  # of recent inputs that had no more tokens per byte than a strict call reserves
+INPUT_PERCENT: Final = 50
 
-def key_of(provider: Provider, call: OutboundRequest) -> Key:
-    """Return the key of the quota that a request is charged to."""
-    if not provider.per:
+
+class CallPlan(NamedTuple):
+    """What is reserved for a call, and what is sent.
+
+    `input_tokens` and `answer` (tokens of each answer) are parts of the cost. `body` is sent instead of the request's:
+    its bound is lowered to `answer`. `tops_up`: the answer is streamed, and more is reserved while it arrives.
+    """
+
+    cost: Cost
+    request: RequestTokens | None = None
+    learned_key: LearnedKey | None = None
+    input_tokens: int = 0
+    answer: int = 0
+    body: bytes | None = None
+    tops_up: bool = False
+
+
+class TokenEstimates(NamedTuple):
+    """What estimates are based on: sizes learned from responses, and the tokenizer of the user."""
+
+    learned: LearnedSizes
+    tokenizer: Tokenizer | None = None
+
+
+def key_of(provider: Provider, call: OutboundRequest, model: str | None = None, pattern: str | None = None) -> Key:
+    """Return the key of the quota that a request is charged to; `pattern` is that of its model's limits."""
+    if not provider.per and pattern is None:
         return provider.domain
     parts = [provider.domain]
     if "host" in provider.per:
@@ -31,6 +64,10 @@ def key_of(provider: Provider, call: OutboundRequest) -> Key:
         parts.append(f"path={endpoint.path if endpoint else CATCH_ALL_DOMAIN}")
     if "credential" in provider.per:
         parts.append(f"credential={credential_of(provider.key_location, call)}")
+    if "model" in provider.per:
+        parts.append(f"model={model or CATCH_ALL_DOMAIN}")
+    elif pattern is not None:
+        parts.append(f"models={pattern}")
     return tuple(parts)
 
 
@@ -39,16 +76,74 @@ def endpoint_of(provider: Provider, call: OutboundRequest) -> EndpointCost | Non
     return provider.endpoint(urlsplit(call.url).path or "/", call.method) if provider.endpoints else None
 
 
+def request_of(provider: Provider, call: OutboundRequest, model: str | None = None) -> RequestTokens | None:
+    """Read what a request asks for, with the model that its name stands for; None: the provider needs none of it."""
+    if not provider.reads_requests:
+        return None
+    request = read_request(provider.counting, call.url, call.body())
+    named = provider.resolve_model(model or request.model)
+    return request if named == request.model else request._replace(model=named)
+
+
 def cost_of(account: Account, call: OutboundRequest, asked: Mapping[str, int] | None) -> Cost:
     """Return the cost of a request: what the program `asked` for, the endpoint's cost, or an estimate."""
+    return plan_call(account, call, request_of(account.provider, call), None, asked).cost
+
+
+def plan_call(
+    account: Account,
+    call: OutboundRequest,
+    request: RequestTokens | None,
+    estimates: TokenEstimates | None,
+    asked: Mapping[str, int] | None,
+    tag: str = "",
+    *,
+    strict: bool = False,
+) -> CallPlan:
+    """Decide what is reserved for a request."""
     if account.fixed_cost is not None and not asked:
-        return account.fixed_cost
+        return CallPlan(account.fixed_cost)
     provider = account.provider
     cost = provider.cost(endpoint_of(provider, call))
-    estimated = [unit for unit in account.estimated if unit not in cost]
-    if estimated:
-        whole = estimate(call.body())
-        cost = {**cost, **{unit: whole[unit] for unit in estimated}}
     if asked:
         cost = {**cost, **asked}
-    return account.fit(cost)
+    estimated = [unit for unit in account.estimated if unit not in cost]
+    if not estimated or request is None:
+        return CallPlan(account.fit(cost))
+    plan = _plan_answer(account, call, request, estimates, tag, strict=strict)
+    whole = units_of(request, plan.input_tokens, plan.answer)
+    cost = {**cost, **{unit: whole.get(unit, 0) for unit in estimated}}
+    return plan._replace(cost=cost if strict else account.fit(cost))
+
+
+def _plan_answer(
+    account: Account,
+    call: OutboundRequest,
+    request: RequestTokens,
+    estimates: TokenEstimates | None,
+    tag: str,
+    *,
+    strict: bool,
+) -> CallPlan:
+    """Decide how long an answer is assumed to become, and how that is enforced."""
+    provider, profile, bound = account.provider, request.profile, request.bound
+    key = provider.domain, request.model or "", tag
+    expected = input_learned = None
+    if estimates is not None:
+        if provider.answer.percent is not None:
+            expected = estimates.learned.answer(key, provider.answer.percent)
+        if estimates.tokenizer is None:
+            percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
+            input_learned = estimates.learned.input(key, request.text_length, percent)
+    input_tokens = request.estimate_input(input_learned, None if estimates is None else estimates.tokenizer)
+    plan = CallPlan(0, request, key, input_tokens, bound)
+    if not strict:
+        uses_learned = expected is not None and profile.charges == "usage"
+        return plan._replace(answer=min(bound, expected)) if uses_learned and expected is not None else plan
+    largest = account.largest_answer(request, input_tokens)
+    if profile.charges == "usage" and request.streams and request.endpoint.answer:
+        first = profile.default_answer if expected is None else expected
+        return plan._replace(answer=max(1, min(bound, first, largest)), tops_up=True)
+    answer = max(1, min(bound if expected is None else expected, bound, largest))
+    body = request.clamped(answer) if call.rewrites and (answer < bound or not request.stated) else None
+    return plan if body is None else plan._replace(answer=answer, body=body)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -13,21 +12,17 @@ from tidegate.errors import ConfigError
 from tidegate.headers.dialects import FIELD_PREFIXES
 from tidegate.outbound.providers.hosts import host_of, is_loopback
 from tidegate.outbound.providers.secret import fingerprint
-from tidegate.outbound.quota.tokens import TOKEN_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Unpack
 
     from tidegate.core import Decision
-    from tidegate.flow import CallFlow
     from tidegate.outbound.providers.provider import KeyLocation, Provider
-    from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.charge import Charge
+    from tidegate.outbound.quota.settlement import PendingSettlement
 
 R = TypeVar("R")
 
-FIRST_ERROR_STATUS: Final = 400
 # The first five characters of rate limit headers, which tell them from all others.
 RATE_LIMIT_PREFIXES: Final = frozenset(prefix for name in FIELD_PREFIXES for prefix in (name[:5], name[:5].encode()))
 
@@ -38,6 +33,9 @@ class RequestOptions(NamedTuple):
     timeout: float | None = None
     priority: float = 0
     cost: Mapping[str, int] | None = None
+    model: str | None = None
+    tag: str = ""
+    strict: bool | None = None
 
 
 class RequestKeywords(TypedDict, total=False):
@@ -46,6 +44,9 @@ class RequestKeywords(TypedDict, total=False):
     timeout: float | None
     priority: float
     cost: Mapping[str, int] | None
+    model: str | None
+    tag: str
+    strict: bool | None
 
 
 CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_asked", default=None)
@@ -54,6 +55,9 @@ CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_ask
 @contextmanager
 def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
+
+    `model` is the model that is charged, `tag` a kind of call whose answers are learned apart, `strict` whether an
+    answer can never take more tokens than are reserved for it.
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
@@ -73,7 +77,8 @@ class OutboundRequest(NamedTuple):
     """A request, independent of the client library.
 
     `header` returns a header; `body` returns the body if it is in memory; `replays` is whether it can be sent again;
-    `unreached` returns whether an error means that the request was never sent.
+    `unreached` returns whether an error means that the request was never sent; `rewrites` is whether `send` takes
+    another body as its second argument.
     """
 
     method: str
@@ -82,15 +87,20 @@ class OutboundRequest(NamedTuple):
     body: Callable[[], bytes | None]
     replays: bool
     unreached: Callable[[BaseException], bool]
+    rewrites: bool = False
 
 
 class ProviderResponse(NamedTuple):
-    """A response, independent of the client library; `close` releases it if the request is retried."""
+    """A response, independent of the client library; `close` releases it if the request is retried.
+
+    `read` returns (or is awaited for) its decoded body, which the client can still read afterwards.
+    """
 
     status: int
     headers: Any
     close: Callable[[], Any]
     native: Any  # the response object of the library
+    read: Callable[[], Any] | None = None
 
 
 class RequestOutcome(NamedTuple):
@@ -105,25 +115,6 @@ class RequestOutcome(NamedTuple):
     def limited(self) -> bool:
         """Whether any limit applied."""
         return self.provider is not None
-
-
-class PendingSettlement(NamedTuple):
-    """What is settled when the body of a response has ended: slots are released, tokens are counted."""
-
-    account: Account
-    charge: Charge
-    status: int
-    counts_tokens: bool
-
-    def settle_flow(self, used: Mapping[str, int] | None) -> CallFlow[Any]:
-        """Commit the usage that the response reports, or the estimate if it reports none."""
-        if self.charge.settled:
-            return
-        if used is None and self.status >= FIRST_ERROR_STATUS:
-            used = dict.fromkeys(TOKEN_UNITS, 0)
-        units = self.account.units
-        known = {unit: amount for unit, amount in (used or {}).items() if unit in units}
-        yield partial(self.charge.commit, known or None)
 
 
 class AddedKey(NamedTuple):

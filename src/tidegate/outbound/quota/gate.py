@@ -26,24 +26,26 @@ from tidegate.errors import ConfigError, Denied
 from tidegate.flow import run, run_async, suppress_errors_flow
 from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
-from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
+from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS, effective_status, required_wait
 from tidegate.outbound.capacity.retry import retry_pause
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
 from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
-from tidegate.outbound.quota.cost import cost_of, key_of
+from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
     CURRENT_OPTIONS,
-    PendingSettlement,
     RequestOptions,
     RequestOutcome,
     SendResult,
-    added_key,
     has_rate_limit_headers,
-    is_confidential,
 )
+from tidegate.outbound.quota.gate_accounts import GateAccounts
+from tidegate.outbound.quota.learned import LearnedSizes
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge, find_target, read_cost
+from tidegate.outbound.quota.refusal_body import read_refusal_flow
+from tidegate.outbound.quota.settlement import PendingSettlement
+from tidegate.outbound.quota.tokenizer import load_tokenizer
 from tidegate.policy import join_key
 from tidegate.reservation import Reserving
 from tidegate.stores.opened import OpenedStore
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from tidegate.observe import Observer
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.exchange import AddedKey, OutboundRequest, ProviderResponse
+    from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
@@ -70,10 +72,21 @@ log: logging.Logger = logging.getLogger(__name__)
 RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
 NO_ADVICE: Final = Advice()
 REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
-COUNTER_NAMES: Final = ("sent", "unlimited", "denied", "refused", "retried", "corrected")
+COUNTER_NAMES: Final = (
+    "sent",
+    "unlimited",
+    "denied",
+    "refused",
+    "retried",
+    "corrected",
+    "topped_up",
+    "cut_off",
+    "overrun",
+    "overrun_tokens",
+)
 
 
-class _Gate:
+class _Gate(GateAccounts):
     """Base class of Gate and AsyncGate."""
 
     _limiter: Callable[..., Any]
@@ -90,12 +103,14 @@ class _Gate:
         observer: Observer | None = None,
         chance: Callable[[], float] = random.random,
         reload: float | None = RELOAD_INTERVAL,
+        tokenizer: object = None,
     ) -> None:
         """Enforce the quotas of these providers.
 
         `store` is where usage is counted: a URL, or a Store that is shared with others. A request waits up to `timeout`
         seconds for its permit (None: without limit, 0: not at all), larger `priority` first. Capacity reductions are
-        shared over a `bus`. Provider files are checked every `reload` seconds (None: never).
+        shared over a `bus`. Provider files are checked every `reload` seconds (None: never). `tokenizer` counts the
+        tokens of requests: a function of a string, an object with `encode`, or the name of one (`package:function`).
         """
         if not isinstance(providers, Providers):
             raise ConfigError(f"must be Providers, such as Providers.load(...), not {providers!r}", field="providers")
@@ -114,70 +129,34 @@ class _Gate:
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
         self._next_reload = self.clock.steady() + (self._reload or 0)
         self._counts: Counter[str] = Counter()
+        self._estimates: TokenEstimates = TokenEstimates(LearnedSizes(), load_tokenizer(tokenizer))
         self._warned: set[str] = set()  # domains whose key was not sent, and warned about
-
-    # ---- providers and accounts --------------------------------------------------------------------------------------
-
-    def find_provider(self, url: object) -> Provider | None:
-        """Return the provider of a URL, after checking its files for changes."""
-        self._reload_if_due()
-        return self.providers.match(url)
-
-    def _reload_if_due(self) -> None:
-        if self._reload is not None and self.clock.steady() >= self._next_reload:
-            self._next_reload = self.clock.steady() + self._reload
-            self.providers.reload()
-
-    def account(self, provider: Provider, call: OutboundRequest) -> Account:
-        """Return the account that a request is charged to."""
-        return self.open_account(provider, key_of(provider, call))
-
-    def account_of(self, call: OutboundRequest) -> Account | None:
-        """Return the account that a request would be charged to; None: no provider limits it."""
-        provider = self.find_provider(call.url)
-        return None if provider is None else self.account(provider, call)
-
-    @property
-    def accounts(self) -> tuple[Account, ...]:
-        """The accounts that are open."""
-        return tuple(self._accounts.values())
-
-    def open_account(self, provider: Provider, key: Key) -> Account:
-        """Return the account of a key, opened if needed, with the current limits of the provider."""
-        return self._accounts.open(provider, key)
 
     def _make_account(self, provider: Provider, key: Key, shared_capacity: SharedCapacity) -> Account:
         limiter = partial(self._limiter, observer=self._observer)
         return Account(provider, key, join_key(key), self.store, shared_capacity, limiter, self._store_apply())
 
-    def key_for(self, provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
-        """Return the provider's key if a request should carry it; over plain http it is not sent, with one warning."""
-        added = added_key(provider, call)
-        if provider is None or added is None or added.location.plain_http or is_confidential(call.url):
-            return added
-        if provider.domain not in self._warned:
-            self._warned.add(provider.domain)
-            message = "the key of provider %s is not sent over plain http: use https, or allow it with %s"
-            log.warning(message, provider.name, "key: {…, plain_http: true}")
-        return None
-
     # ---- the flow ----------------------------------------------------------------------------------------------------
 
-    def send_flow(self, call: OutboundRequest, send: Callable[[Provider | None], Any]) -> CallFlow[SendResult[Any]]:
-        """Send a request within its provider's quota; `send` returns (or is awaited for) a ProviderResponse."""
+    def send_flow(self, call: OutboundRequest, send: Callable[..., Any]) -> CallFlow[SendResult[Any]]:
+        """Send a request within its provider's quota; `send` returns (or is awaited for) a ProviderResponse.
+
+        It is called with the provider (None: no limits) and, if the body was changed, with the body to send instead.
+        """
         provider = self.find_provider(call.url)
         if provider is None:
             self._counts["unlimited"] += 1
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
-        account = self.account(provider, call)
         options = self._current_options()
+        account, plan = self._plan(provider, call, options)
+        send_once = partial(send, provider) if plan.body is None else partial(send, provider, plan.body)
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
-            charge = yield from self._reserve_flow(account, call, options, began)
+            charge = yield from self._reserve_flow(account, plan.cost, options, began)
             sent = self.clock.steady()
-            response = yield from self._send_once_flow(account, call, partial(send, provider), charge)
+            response = yield from self._send_once_flow(account, call, send_once, charge)
             try:
                 pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
                 if pause is not None and not charge.settled:
@@ -192,7 +171,8 @@ class _Gate:
             if pause is None:
                 settlement = None
                 if account.settles and not charge.settled:
-                    settlement = PendingSettlement(account, charge, response.status, bool(account.estimated))
+                    learned = self._estimates.learned
+                    settlement = PendingSettlement(account, charge, response.status, plan, learned, self._counts)
                 outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision)
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
@@ -217,9 +197,9 @@ class _Gate:
             return make(None, None)
         given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
-        account, call = self.account(*found), found[1]
+        account, plan = self._plan(*found, options)
         try:
-            charge = yield from self._reserve_flow(account, call, options, self.clock.steady())
+            charge = yield from self._reserve_flow(account, plan.cost, options, self.clock.steady())
         except Denied as denied:
             if raises:
                 raise
@@ -231,11 +211,8 @@ class _Gate:
         given = CURRENT_OPTIONS.get()
         return self._defaults if given is None else self._defaults._replace(**given)
 
-    def _reserve_flow(
-        self, account: Account, call: OutboundRequest, options: RequestOptions, began: int
-    ) -> CallFlow[Any]:
+    def _reserve_flow(self, account: Account, cost: Cost, options: RequestOptions, began: int) -> CallFlow[Any]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again."""
-        cost = cost_of(account, call, options.cost)
         account.recover()
         while True:
             charge = yield from self._charge_flow(account, cost, options, began)
@@ -305,15 +282,20 @@ class _Gate:
         `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
         """
         sent, began, attempt = when
-        if response.status != TOO_MANY_REQUESTS:
-            yield from account.recharge_if_late_flow(charge)
         advice = (
             read(response.headers, self.clock.ns() / 1e9) if has_rate_limit_headers(response.headers) else NO_ADVICE
         )
-        if response.status in REFUSAL_STATUSES:
-            yield from self._handle_refusal_flow(account, charge, sent, response.status, advice.retry_after)
+        status = effective_status(response.status, advice)
+        if status != TOO_MANY_REQUESTS:
+            yield from account.recharge_if_late_flow(charge)
+        if status in REFUSAL_STATUSES:
+            told = yield from read_refusal_flow(account.provider.counting, response, advice)
+            wait = required_wait(advice) if told.retry_after is None else told.retry_after
+            yield from self._handle_refusal_flow(account, charge, sent, status, wait)
+            if told.limits and account.provider.learn != "off":
+                self._counts["corrected"] += yield from account.learn_flow(told)
             spent = self.clock.steady() - began
-            rules = account.provider.retries, attempt, response.status, call.method, spent, advice.retry_after
+            rules = account.provider.retries, attempt, status, call.method, spent, wait
             return retry_pause(*rules, self._chance()) if call.replays else None
         account.account_capacity.record_success()
         if advice.limits and account.provider.learn != "off":
@@ -332,10 +314,11 @@ class _Gate:
     # ---- inspection --------------------------------------------------------------------------------------------------
 
     def _peek_arguments(self, call: OutboundRequest, times: int) -> tuple[Account, Cost] | None:
-        account = self.account_of(call)
-        if account is None:
+        provider = self.find_provider(call.url)
+        if provider is None:
             return None
-        cost = cost_of(account, call, None)
+        account, plan = self._plan(provider, call, self._defaults)
+        cost = plan.cost
         if isinstance(cost, Mapping):
             return account, {unit: amount * times for unit, amount in cost.items()}
         return account, cost * times

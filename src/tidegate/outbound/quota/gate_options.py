@@ -1,4 +1,4 @@
-"""The keyword options of gates, as types for those who pass them on."""
+"""The keyword options of gates, as types for code that passes them on."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class CommonGateOptions(TypedDict, total=False):
     observer: Observer | None
     chance: Callable[[], float]
     reload: float | None
+    tokenizer: object
 
 
 class GateOptions(CommonGateOptions, total=False):

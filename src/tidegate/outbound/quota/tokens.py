@@ -1,11 +1,11 @@
-"""What a call to a language model costs: an estimate from its request, the real usage from its response.
+"""What a call to a language model has used, read from its response as the provider's profile describes it.
 
-The formats of OpenAI and Anthropic are supported, as one JSON document and as server-sent events:
+Usage is found in one JSON document, in a JSON list, in server-sent events and in the binary events of AWS:
 
     {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}          OpenAI, chat
-    {"usage": {"input_tokens": 12, "output_tokens": 30, "total_tokens": 42}}               OpenAI, responses
     {"usage": {"input_tokens": 12, "cache_creation_input_tokens": 5, "output_tokens": 30}} Anthropic
     event: message_start … {"message": {"usage": …}}, event: message_delta … {"usage": …}  Anthropic, streamed
+    {"usageMetadata": {"promptTokenCount": 12, "candidatesTokenCount": 30}}                Gemini
 
 Responses are untrusted: what is not understood counts as no usage, nothing raises, no more than `MAX_READ_BYTES` are
 stored, and nothing is read beyond `MAX_DECODED`.
@@ -14,48 +14,73 @@ stored, and nothing is read beyond `MAX_DECODED`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import MAX_INTEGER
+from tidegate.outbound.providers.profile import UsagePart, values_at
+from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
+from tidegate.outbound.quota.request_tokens import is_count, read_json
 
-TOKEN_UNITS: Final = ("tokens", "input-tokens", "output-tokens")
-INPUT_FIELDS: Final = ("input_tokens", "prompt_tokens")
-CACHE_WRITE_FIELDS: Final = ("cache_creation_input_tokens",)  # cache reads do not count towards the providers' limits
-OUTPUT_FIELDS: Final = ("output_tokens", "completion_tokens")
-MAX_ANSWER_FIELDS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-DEFAULT_ANSWER_TOKENS: Final = 1000  # if the request sets no maximum
-BYTES_PER_TOKEN: Final = 4  # approximate; the response corrects the estimate
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate.outbound.providers.profile import Profile
+
 MAX_READ_BYTES: Final = 8 * 2**20  # of a response, or of one event, that are read
 MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
 MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
+MAX_DOCUMENTS: Final = 20_000  # entries of a JSON list that are searched
+BINARY_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')  # in the binary events of AWS
+STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer than usual, so that the count is not too low
+
+Parts = dict[UsagePart, int]
 
 
-def estimate(body: bytes | None) -> dict[str, int]:
-    """Estimate the cost of a request, by unit."""
-    document = _json(body or b"")
-    max_output = next(
-        (document[name] for name in MAX_ANSWER_FIELDS if _is_count(document.get(name))), DEFAULT_ANSWER_TOKENS
-    )
-    input_tokens = -(-len(body or b"") // BYTES_PER_TOKEN)
-    return {"tokens": input_tokens + max_output, "input-tokens": input_tokens, "output-tokens": max_output}
-
-
-def usage(body: bytes | bytearray) -> dict[str, int] | None:
+def usage(body: bytes | bytearray, profile: Profile | None = None, model: str | None = None) -> dict[str, int] | None:
     """Read the usage from a whole response; None if it reports none."""
-    found = _usage(_json(body))
-    return _units(found) if found else None
+    profile = profile or shipped_profile()
+    return counted_units(profile, usage_parts(profile, _found_in(profile, body)), model)
+
+
+def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> dict[str, int] | None:
+    """Return what counts towards each unit; None if no usage was reported."""
+    if not parts:
+        return None
+    parts = dict(parts)
+    if "output" in parts:
+        parts["output"] *= profile.output_rate(model)
+    if "input" not in parts and "output" not in parts:
+        whole = {"tokens": min(MAX_INTEGER, parts.get("total", 0))}
+        return {**dict.fromkeys(profile.counts, 0), **whole} if "total" in parts else None
+    return {unit: min(MAX_INTEGER, sum(parts.get(name, 0) for name in names)) for unit, names in profile.counts.items()}
+
+
+def usage_parts(profile: Profile, found: Mapping[str, int]) -> Parts:
+    """Return the parts of a reported usage, whatever the provider calls them."""
+    parts: Parts = {}
+    for part, names in profile.usage.items():
+        amount = next((found[name] for name in names if name in found), None)
+        if amount is not None:
+            parts[part] = amount
+    return parts
 
 
 class UsageReader:
     """Reads the usage from a response that arrives in chunks, streamed as events or not.
 
-    `coding` is its Content-Encoding; only identity, gzip and deflate are read.
+    `coding` is its Content-Encoding; only identity, gzip and deflate are read. With `watch`, `produced` counts the
+    answer while it arrives.
     """
 
-    def __init__(self, coding: str = "") -> None:
+    def __init__(
+        self, coding: str = "", profile: Profile | None = None, model: str | None = None, *, watch: bool = False
+    ) -> None:
         """Start without data."""
+        self._profile = profile or shipped_profile()
+        self._model = model
+        self._markers = self._profile.usage_markers
         self._decoder = _decoder(coding)
         self._line = bytearray()  # incomplete so far
         self._whole = bytearray()
@@ -63,6 +88,11 @@ class UsageReader:
         self._usage_lines = 0
         self._size = 0
         self._found: dict[str, int] = {}
+        self._parts: Parts | None = None  # once all is read
+        self._complete = False
+        self._watch = watch
+        self._texts = 0  # events with a part of the answer
+        self._text_bytes = 0
 
     def feed(self, piece: bytes) -> None:
         """Read the next chunk of the body."""
@@ -93,22 +123,73 @@ class UsageReader:
             return
         self._events = True
         self._whole.clear()
-        position = lines.find(b"usage")
-        while position >= 0 and self._usage_lines < MAX_USAGE_LINES:
-            self._usage_lines += 1
-            start, end = lines.rfind(b"\n", 0, position) + 1, lines.find(b"\n", position)
-            end = len(lines) if end < 0 else end
-            if lines.startswith(b"data:", start):
-                # Later events repeat or complete the numbers of earlier ones.
-                self._found.update(_usage(_json(lines[start + 5 : end])))
-            position = lines.find(b"usage", end)
+        for last_line in self._profile.stream_ends:
+            if lines.startswith(last_line) or b"\n" + last_line in lines:
+                self._complete = True
+        if self._watch:
+            self._count_text(lines)
+            return
+        for marker in self._markers:
+            position = lines.find(marker)
+            while position >= 0 and self._usage_lines < MAX_USAGE_LINES:
+                self._usage_lines += 1
+                start, end = lines.rfind(b"\n", 0, position) + 1, lines.find(b"\n", position)
+                end = len(lines) if end < 0 else end
+                if lines.startswith(b"data:", start):
+                    # Later events repeat or complete the numbers of earlier ones.
+                    self._found.update(_reported(self._profile, read_json(lines[start + 5 : end])))
+                position = lines.find(marker, end)
+
+    def _count_text(self, lines: bytes) -> None:
+        """Count the parts of the answer in complete lines, and read their usage."""
+        for line in lines.split(b"\n"):
+            if not line.startswith(b"data:"):
+                continue
+            document = read_json(line[5:])
+            length = _text_length(document, self._profile.stream_fields)
+            if length:
+                self._texts += 1
+                self._text_bytes += length
+            self._found.update(_reported(self._profile, document))
+
+    def end(self) -> None:
+        """Note that the whole body has arrived."""
+        self._complete = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the usage is that of the whole answer; events that an abandoned stream began with are not."""
+        return self._complete or not self._events
+
+    @property
+    def produced(self) -> int:
+        """The tokens of the answer that have arrived, estimated: each event has at least one."""
+        counted = max(self._texts, -(-self._text_bytes // STREAM_BYTES_PER_TOKEN))
+        return max(counted, self.parts.get("output", 0) + self.parts.get("reasoning", 0) * self.reasoning_apart)
+
+    @property
+    def reasoning_apart(self) -> int:
+        """1 if the provider reports reasoning apart from other output, else 0."""
+        return int("reasoning" in self._profile.counts.get("output-tokens", ()))
+
+    @property
+    def parts(self) -> Parts:
+        """The usage that was reported so far."""
+        return usage_parts(self._profile, self._found) if self._parts is None else self._parts
+
+    def finish(self) -> Parts:
+        """Return the reported parts, after the last chunk."""
+        self._search(bytes(self._line))
+        self._line.clear()
+        if not self._events and self._size <= MAX_READ_BYTES:
+            self._found.update(_found_in(self._profile, self._whole))
+            self._whole.clear()
+        self._parts = self.parts
+        return self._parts
 
     def result(self) -> dict[str, int] | None:
-        """Return the usage, after the last chunk; None if the response reported none."""
-        self._search(bytes(self._line))
-        if not self._events:
-            return usage(self._whole) if self._size <= MAX_READ_BYTES else None
-        return _units(self._found) if self._found else None
+        """Return what counts towards each unit, after the last chunk; None if the response reported no usage."""
+        return counted_units(self._profile, self.finish(), self._model)
 
 
 def _decoder(coding: str) -> BodyDecoder | None:
@@ -119,36 +200,47 @@ def _decoder(coding: str) -> BodyDecoder | None:
         return None
 
 
-def _json(text: bytes | bytearray) -> dict[str, Any]:
+def _found_in(profile: Profile, body: bytes | bytearray) -> dict[str, int]:
+    """Find the usage in a whole body."""
     try:
-        document = json.loads(text)
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        binary = BINARY_USAGE.findall(body)
+        return _flat(read_json(binary[-1])) if binary else {}
+    found: dict[str, int] = {}
+    for each in document[-MAX_DOCUMENTS:] if isinstance(document, list) else [document]:
+        found.update(_reported(profile, each))
+    return found
 
 
-def _usage(document: dict[str, Any]) -> dict[str, int]:
-    """Find the usage: at the top level, or in `message` (Anthropic) or `response` (OpenAI)."""
-    for position in (document, document.get("message"), document.get("response")):
-        found = position.get("usage") if isinstance(position, Mapping) else None
-        if isinstance(found, Mapping):
-            return {name: amount for name, amount in found.items() if isinstance(name, str) and _is_count(amount)}
+def _reported(profile: Profile, document: Any) -> dict[str, int]:  # noqa: ANN401 - any JSON value
+    """Return the numbers of the usage in a document, by their paths."""
+    for path in profile.usage_at:
+        for found in values_at(document, path):
+            if isinstance(found, dict):
+                return _flat(found)
     return {}
 
 
-def _units(found: Mapping[str, int]) -> dict[str, int] | None:
-    input_tokens = next((found[name] for name in INPUT_FIELDS if name in found), None)
-    output_tokens = next((found[name] for name in OUTPUT_FIELDS if name in found), None)
-    if input_tokens is None and output_tokens is None and "total_tokens" not in found:
-        return None
-    input_tokens = (input_tokens or 0) + sum(found.get(name, 0) for name in CACHE_WRITE_FIELDS)
-    total = found.get("total_tokens", input_tokens + (output_tokens or 0))
-    return {
-        "tokens": min(MAX_INTEGER, total),
-        "input-tokens": min(MAX_INTEGER, input_tokens),
-        "output-tokens": min(MAX_INTEGER, output_tokens or 0),
-    }
+def _flat(usage: dict[str, Any]) -> dict[str, int]:
+    found = {name: amount for name, amount in usage.items() if is_count(amount)}
+    for outer, details in usage.items():
+        if isinstance(details, dict):
+            found |= {f"{outer}.{name}": amount for name, amount in details.items() if is_count(amount)}
+    return found
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER
+def _text_length(document: dict[str, Any], fields: frozenset[str]) -> int:
+    """Return the bytes of an answer that an event carries: the strings of these fields, at any depth."""
+    length, waiting = 0, [document]
+    while waiting:
+        value: Any = waiting.pop()
+        if isinstance(value, dict):
+            for name, each in value.items():
+                if isinstance(each, str):
+                    length += len(each.encode("utf-8", "surrogatepass")) if name in fields else 0
+                else:
+                    waiting.append(each)
+        elif isinstance(value, list):
+            waiting += value
+    return length

@@ -4,12 +4,12 @@ source.py      a Source and its YAML file
 schedule.py    when a source is due next: intervals and cron expressions
 ledger.py      what survives a crash: when each source is due, its last result, requests in flight
 scheduler.py   which sources may be fetched now: the first check of capacity
-fetch.py       fetches one source: the second check, within a size and a time
-download.py    redirects without secrets, bodies within a size
+fetch.py       fetches one source: the second check of capacity, then the request, within a maximum size and time
+download.py    follows redirects without secrets, and reads bodies up to a maximum size
 failures.py    says what failed: DNS, TLS, a refused connection
 delivery.py    where a body is stored
 runner.py      runs scheduler and workers until stopped
-control.py     how commands talk to a running service
+control.py     how commands call a running service
 configured.py  the sources that a service runs
 """
 

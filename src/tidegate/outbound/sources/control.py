@@ -1,4 +1,4 @@
-"""How commands talk to a running service: lines of JSON over a loopback connection, with a token.
+"""How commands call a running service: lines of JSON over a loopback connection, with a token.
 
 The service writes `control.json` (its port, process id and token) into its data folder, readable by its owner only: any
 process that can read this file can control the service.
@@ -109,7 +109,7 @@ def send_command(data: Path, **command: object) -> dict[str, Any]:
                 reply: dict[str, Any] = json.loads(response.readline())
     except (OSError, ValueError, KeyError) as error:
         message = (
-            f"no service with the data folder {data} responds ({error}): start one with 'tidegate start --data {data}'"
+            f"no service responds for the data folder {data} ({error}): start one with 'tidegate start --data {data}'"
         )
         raise StoreUnavailable(message) from None
     if "error" in reply:

@@ -101,7 +101,7 @@ def _explain(source: Source, error: Exception) -> str:
 
 
 def rate_limit_exceeded(why: str, wait: float | None = None) -> FetchResult:
-    """Return the result of a fetch that is put back: the log and the ledger show its name."""
+    """Return the result of a fetch that is requeued: the log and the ledger show its name."""
     return FetchResult(FetchStatus.RATE_LIMIT_EXCEEDED, f"{FetchStatus.RATE_LIMIT_EXCEEDED.value} ({why})", wait)
 
 

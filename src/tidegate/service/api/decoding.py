@@ -179,7 +179,7 @@ def name_of(info: inspect.Type, position: int) -> str:
 
 
 def describe_length(info: inspect.ListType | inspect.VarTupleType | inspect.StrType) -> str:
-    """Return the bounds of a length, with a space behind them."""
+    """Return the bounds of a length, followed by a space."""
     minimum, maximum = info.min_length, info.max_length
     if maximum is None:
         return f"at least {minimum} " if minimum else ""
@@ -187,7 +187,7 @@ def describe_length(info: inspect.ListType | inspect.VarTupleType | inspect.StrT
 
 
 def describe_bounds(info: inspect.IntType | inspect.FloatType) -> str:
-    """Return the bounds of a number, with a space before them."""
+    """Return the bounds of a number, preceded by a space."""
     if info.ge is not None and info.le is not None:
         return f" from {info.ge} to {info.le}"
     bounds = ((info.gt, "above"), (info.ge, "of at least"), (info.lt, "below"), (info.le, "at most"))

@@ -115,7 +115,7 @@ class LeaseCache:
         return None
 
     def begin_lease(self, policy_key: PolicyKey) -> bool:
-        """Begin to request a lease; False if another call does. Concurrent requests would lease more than is used."""
+        """Begin to request a lease; False if another call is requesting one: together they would lease too much."""
         with self._lock:
             if policy_key in self._requesting:
                 return False

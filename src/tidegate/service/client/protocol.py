@@ -396,6 +396,11 @@ def peek_body(policy: str, key: Key, cost: Cost) -> PeekRequest:
     return PeekRequest(policy=policy, key=json_key(key), cost=as_cost(cost))
 
 
+def provider_peek_body(provider: str, cost: Cost | None) -> PeekRequest:
+    """Build such a request about a provider; a cost of None is the provider's own."""
+    return PeekRequest(provider=provider, cost=msgspec.UNSET if cost is None else as_cost(cost))
+
+
 def cost_body(policy: str, key: Key, cost: Cost) -> CostRequest:
     """Build a request with its subject and cost."""
     return CostRequest(policy=policy, key=json_key(key), cost=as_cost(cost))

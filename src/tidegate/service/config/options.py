@@ -25,6 +25,7 @@ from tidegate.service.config.values import (
     read_fetchers,
     read_lease,
     read_metrics_token,
+    read_namespace,
     read_path,
     read_paths,
     read_permissions,
@@ -62,6 +63,7 @@ class ServiceOption(NamedTuple):
 
 
 STRING: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
+ADDRESS: Final = {"type": ["string", "integer"]}
 DURATION: Final = {"type": ["string", "number"]}
 BOOLEAN: Final = {"type": "boolean"}
 INTEGER: Final[dict[str, Any]] = {"type": "integer", "minimum": 1}
@@ -78,14 +80,14 @@ OPTIONS: Final = (
         "listen",
         read_address,
         "address of the HTTP server (default: 127.0.0.1:8080)",
-        {"type": ["string", "integer"]},
+        ADDRESS,
         "ADDRESS",
     ),
     ServiceOption(
         "grpc",
         read_address,
         "address of the gRPC server for Envoy (default: none)",
-        {"type": ["string", "integer"]},
+        ADDRESS,
         "ADDRESS",
     ),
     ServiceOption(
@@ -99,7 +101,7 @@ OPTIONS: Final = (
         "resp",
         read_address,
         "address of the server for Redis clients (default: none)",
-        {"type": ["string", "integer"]},
+        ADDRESS,
         "ADDRESS",
     ),
     ServiceOption("resp_tls_cert", read_path, "file with the TLS certificate of the resp address", STRING, "FILE"),
@@ -126,7 +128,7 @@ OPTIONS: Final = (
     ServiceOption(
         "reservation_secret_file",
         read_secrets_file,
-        "file with the secrets for reservation ids, one per line; the first one signs, all verify",
+        "file with the secrets for reservation ids, one per line: the first signs ids, all of them verify ids",
         STRING,
         "FILE",
     ),
@@ -210,7 +212,7 @@ OPTIONS: Final = (
         read_readiness,
         "when /readyz responds with 503 while the store is unavailable: policies, store or process (default: policies)",
         {"enum": list(READINESS)},
-        "WORD",
+        "MODE",
     ),
     ServiceOption("providers", read_paths, "YAML file of a provider (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("provider_dirs", read_paths, "folder of provider files (may be repeated)", STRINGS, "DIR", many=True),
@@ -242,7 +244,7 @@ OPTIONS: Final = (
         read_permissions,
         "for provider files that other users can read: warn, refuse or ignore (default: warn)",
         {"enum": list(PERMISSIONS)},
-        "WORD",
+        "MODE",
     ),
     ServiceOption(
         "bus", read_url, "URL of the bus on which sources share capacity reductions (default: none)", STRING, "URL"
@@ -256,6 +258,13 @@ OPTIONS: Final = (
     ),
     ServiceOption(
         "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (default: none)", STRING, "URL"
+    ),
+    ServiceOption(
+        "swarm_namespace",
+        read_namespace,
+        "namespace of the agents that the dashboard shows (default: agents without a namespace)",
+        STRING,
+        "NAME",
     ),
     ServiceOption(
         "telemetry", ConfigValue.boolean, "export metrics to OpenTelemetry (default: false)", BOOLEAN, "BOOL"

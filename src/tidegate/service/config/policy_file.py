@@ -189,7 +189,7 @@ class _DomainReader:
         key = fields["key"].string()
         value = scalar(fields["value"]) if "value" in fields and not fields["value"].is_null else None
         if value is not None and "*" in value[:-1]:
-            raise fields["value"].error(f"* is only allowed at the end, not as in {value}")
+            raise fields["value"].error(f"'*' is only allowed at the end, not as in {value!r}")
         shared = "share_threshold" in fields and fields["share_threshold"].boolean()
         if shared and (value is None or not value.endswith("*")):
             raise fields["share_threshold"].error("is only allowed with a value that ends with *")

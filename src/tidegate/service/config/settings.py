@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import ConfigError
 from tidegate.policy.config_value import ConfigValue, load, parse
-from tidegate.service.config.options import OPTIONS, STRING, ServiceOption
+from tidegate.service.config.options import ADDRESS, OPTIONS, STRING, ServiceOption
 from tidegate.service.config.policy_file import read_domains, read_policies, read_policy
 from tidegate.service.config.values import DEFAULT_LISTEN, ListenAddress, read_path
 from tidegate.service.decisions.policies import ConfiguredPolicy, ServicePolicies
@@ -42,6 +42,17 @@ DATA_FOLDER: Final = Path("tidegate-data")
 OPTIONS_BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
 SECRET_FILES: Final = ("_token_file", "_secret_file")
+
+
+class SettingOrigin(NamedTuple):
+    """Where a setting was set: a line of a file, an environment variable or an option."""
+
+    file: str | None
+    line: int | None
+    field: str
+
+
+DEFAULT_STORE_ORIGIN: Final = SettingOrigin(None, None, "store")
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,7 @@ class Settings:
     bus: str | None = field(default=None, repr=False)
     budget: bool | Path = False
     swarm: str | None = field(default=None, repr=False)
+    swarm_namespace: str = ""
     telemetry: bool = False
     fetches: bool = True  # False in all workers but the first: they only grant permits of the providers
     demo: bool = False  # generate demonstration traffic; only set by `start --demo`
@@ -92,6 +104,7 @@ class Settings:
     flags: Mapping[str, Flag] = field(default_factory=dict, repr=False, compare=False)
     policy_flags: tuple[str, ...] = field(default=(), repr=False, compare=False)  # NAME=LIMITS
     secrets: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # files that hold tokens or secrets
+    store_origin: SettingOrigin = field(default=DEFAULT_STORE_ORIGIN, repr=False, compare=False)
 
     @property
     def runs_sources(self) -> bool:
@@ -111,7 +124,7 @@ class Settings:
 
     def restart_needed(self, other: Settings) -> tuple[str, ...]:
         """Return the names of the settings that differ and only take effect after a restart."""
-        skipped = ("fetches", "demo", "policies", "file", "flags", "policy_flags", "secrets")
+        skipped = ("fetches", "demo", "policies", "file", "flags", "policy_flags", "secrets", "store_origin")
         names = [each.name for each in fields(self) if each.name not in skipped]
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
@@ -148,6 +161,7 @@ def load_settings(
         flags=flags,
         policy_flags=policies,
         secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith(SECRET_FILES)),
+        store_origin=_find_origin(chosen.get("store")),
     )
     _check(settings, {**{option.name: document for option in OPTIONS}, **chosen})
     return settings
@@ -162,15 +176,8 @@ def _read_policies(
     in_environment = [
         text for text in environment.get(f"{ENVIRONMENT_PREFIX}POLICIES", "").split(LIST_SEPARATOR) if text.strip()
     ]
-    for place, text in (
-        *((f"{ENVIRONMENT_PREFIX}POLICIES", text) for text in in_environment),
-        *(("--policy", text) for text in policies),
-    ):
-        name, equals, limits = text.partition("=")
-        setting = ConfigValue(limits.strip(), field=place)
-        if not equals:
-            raise setting.error(f"expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not {text}")
-        entries[name.strip()] = read_policy(name.strip(), setting)
+    entries |= _read_policy_texts(in_environment, f"{ENVIRONMENT_PREFIX}POLICIES")
+    entries |= _read_policy_texts(policies, "--policy")
     domains: dict[str, DescriptorDomain] = {}
     if "domains" in in_file and not in_file["domains"].is_null:
         domains = read_domains(in_file["domains"])
@@ -180,6 +187,26 @@ def _read_policies(
                 message = f"the descriptor {variant.policy.name!r} has the name of a policy: rename the policy"
                 raise in_file["domains"].error(message)
     return entries, domains
+
+
+def _read_policy_texts(texts: Sequence[str], place: str) -> dict[str, ConfiguredPolicy]:
+    """Read policies that are written as NAME=LIMITS; errors name the option or the variable."""
+    found: dict[str, ConfiguredPolicy] = {}
+    for text in texts:
+        name, equals, limits = text.partition("=")
+        name = name.strip()
+        setting = ConfigValue(limits.strip(), field=place)
+        if not equals:
+            raise setting.error(f"expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not {text!r}")
+        if name in found:
+            raise setting.error(f"the policy {name!r} is set twice: separate its limits with commas, or remove one")
+        found[name] = read_policy(name, setting)
+    return found
+
+
+def _find_origin(store: ConfigValue | None) -> SettingOrigin:
+    """Return where the store was set."""
+    return DEFAULT_STORE_ORIGIN if store is None else SettingOrigin(store.file, store.line, store.field or "store")
 
 
 def _read_strings(
@@ -197,11 +224,19 @@ def _read_strings(
             texts = text.split(LIST_SEPARATOR) if isinstance(text, str) else text
             found[option.name] = ConfigValue([each.strip() for each in texts if each.strip()], field=place)
             continue
-        # A string stays a string, even if YAML would read it as another type.
-        plain = option.schema is STRING or option.secret
-        setting = ConfigValue(text) if plain or not isinstance(text, str) else parse(text)
-        found[option.name] = replace(setting, file=None, line=None, field=place)
+        # A string stays a string, even if YAML would read it as another type. An IPv6 address is not valid YAML.
+        plain = option.schema in (STRING, ADDRESS) or option.secret
+        is_yaml = isinstance(text, str) and not plain
+        found[option.name] = _parse_value(str(text), place) if is_yaml else ConfigValue(text, field=place)
     return found
+
+
+def _parse_value(text: str, place: str) -> ConfigValue:
+    """Parse the YAML of an environment variable or option; errors name it."""
+    try:
+        return replace(parse(text), file=None, line=None, field=place)
+    except ConfigError as error:
+        raise ConfigError(error.detail, field=place) from None
 
 
 def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
@@ -218,7 +253,7 @@ def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
         raise ConfigError(message, file=places[name].file, line=places[name].line, field=places[name].field or name)
     if (settings.resp_tls_cert is None) != (settings.resp_tls_key is None):
         name = "resp_tls_cert" if settings.resp_tls_key is None else "resp_tls_key"
-        raise places[name].error("the certificate and its key are needed: set resp_tls_cert and resp_tls_key")
+        raise places[name].error("requires both files: set resp_tls_cert and resp_tls_key")
     if settings.workers > 1 and settings.store.startswith("memory:"):
         place = places["workers"]
         message = f"{settings.workers} processes cannot share a store in memory: use a shared store such as sqlite:///limits.db"

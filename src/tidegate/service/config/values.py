@@ -200,6 +200,18 @@ def read_url(setting: ConfigValue) -> str:
     return text
 
 
+def read_namespace(setting: ConfigValue) -> str:
+    """Read the namespace of a swarm."""
+    from tidegate.adaptive.capacities import subject_in  # noqa: PLC0415 - most services show no swarm
+
+    namespace = setting.string()
+    try:
+        subject_in(namespace, "")
+    except ConfigError as error:
+        raise setting.error(str(error).removeprefix("namespace: ")) from None
+    return namespace
+
+
 def read_budget(setting: ConfigValue) -> bool | Path:
     """Read which budget to show: true for the RATE_LIMIT_* variables, or the path of a file."""
     try:

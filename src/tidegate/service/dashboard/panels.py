@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.adaptive import SUBJECT, CapacityUpdate
+from tidegate.adaptive.capacities import subject_in
 from tidegate.adaptive.signing import MalformedError
 from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.core.bounds import SECOND
@@ -124,14 +125,15 @@ def bus_panel(bus: Bus, where: str = "") -> Panel:
 class SwarmPanel:
     """A panel of the agents on a bus, the capacity of each resource over time, and its reductions."""
 
-    def __init__(self, bus: Bus, secret: str | bytes | None = None) -> None:
-        """Subscribe to the bus; agents are polled only while a page is open."""
+    def __init__(self, bus: Bus, secret: str | bytes | None = None, namespace: str = "") -> None:
+        """Subscribe to the bus, for the agents of a namespace; they are polled only while a page is open."""
         self._bus = bus
         self._secret = secret
-        self._watcher = Watcher(bus, secret)
+        self._namespace = namespace
+        self._watcher = Watcher(bus, secret, namespace)
         self._updates: deque[CapacityUpdate] = deque(maxlen=MAX_REDUCTIONS)
         self._points: dict[str, deque[tuple[int, int, int]]] = {}
-        self._subscription = bus.subscribe(SUBJECT, self._on_update)
+        self._subscription = bus.subscribe(subject_in(namespace, SUBJECT), self._on_update)
 
     def _on_update(self, event: Event) -> None:
         try:
@@ -145,6 +147,7 @@ class SwarmPanel:
         self._watcher.ask()
         self._add_points(agents)
         return {
+            "namespace": self._namespace,
             "agents": [_describe_agent(agent) for agent in agents],
             "resources": {name: list(points) for name, points in self._points.items()},
             "reductions": [_describe_update(update) for update in list(self._updates)],

@@ -101,7 +101,7 @@ class ProcessStatus:
         return self._app.decider.waiting_by_policy()
 
     def mark_viewed(self) -> None:
-        """Do nothing: the overview itself tells the only process."""
+        """Do nothing: the overview itself notifies the only process."""
 
 
 def report_process(app: App, since: int) -> ProcessReport:

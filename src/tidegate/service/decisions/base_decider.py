@@ -7,6 +7,7 @@ policy that the configuration can select has one AsyncLimiter on the shared stor
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.decision import Decision
@@ -81,7 +82,7 @@ class BaseDecider:
     # ---- policies ----------------------------------------------------------------------------------------------------
 
     def update_policies(self, policies: ServicePolicies) -> None:
-        """Replace all policies at once. Consumed permits stay consumed, and waiting calls keep waiting."""
+        """Replace all policies at once. Used permits stay used, and waiting calls keep waiting."""
         self.policies = policies
         self._fast_paths.clear()
         for slot, policy_limiter in list(self._policy_limiters.items()):
@@ -181,11 +182,11 @@ class BaseDecider:
             return await self._deny_if_blocked(policy_limiter, key, cost, verb)
         except asyncio.CancelledError:
             if not was_repeated(call):
-                self._refund_abandoned(policy_limiter.policy, key, cost, decision, verb)
+                self.refund_abandoned(policy_limiter.policy, key, cost, decision, verb)
                 self._background.start(forget_call(self._keyed_store(call)))
             raise
 
-    def _refund_abandoned(
+    def refund_abandoned(
         self, policy: Policy, key: Key, cost: Cost, decision: Decision | None, verb: str = "acquire"
     ) -> None:
         """Refund, in the background, what a decision charged if its caller was cancelled."""
@@ -269,11 +270,10 @@ class BaseDecider:
         try:
             decided = await asyncio.gather(*tasks)
         except asyncio.CancelledError:  # the caller gets no result, so the decided asks are refunded too
-            if tasks:
-                await asyncio.wait(tasks)  # they were cancelled, too
-            for number, task in zip(missing, tasks, strict=True):
-                results[number] = None if task.cancelled() else task.result()
+            # Without awaiting, since this task may be cancelled again. The tasks were cancelled; some may have ended.
             self._refund_all_abandoned(listed, results)
+            for number, task in zip(missing, tasks, strict=True):
+                task.add_done_callback(partial(self._refund_ended, listed[number]))
             raise
         for number, result in zip(missing, decided, strict=True):
             results[number] = result
@@ -299,11 +299,16 @@ class BaseDecider:
         found = self.find(subject)
         return None if found is None else (found[0].policy, found[1], found[0].policy.one)
 
+    def _refund_ended(self, ask: tuple[Subject, Cost], task: asyncio.Task[Any]) -> None:
+        """Refund what a task of a cancelled batch has charged, if it was not cancelled itself."""
+        if not task.cancelled() and task.exception() is None:
+            self._refund_all_abandoned([ask], [task.result()])
+
     def _refund_all_abandoned(self, asks: list[tuple[Subject, Cost]], results: list[Any]) -> None:
         for (subject, cost), result in zip(asks, results, strict=True):
             found = self.find(subject) if isinstance(result, Decision) else None
             if found is not None:
-                self._refund_abandoned(found[0].policy, found[1], cost, result)
+                self.refund_abandoned(found[0].policy, found[1], cost, result)
 
     def _acquire_from_lease(self, subject: Subject, cost: Cost) -> object:
         """Decide from a lease that this process already holds, without a task; ASK_STORE if it cannot."""
@@ -360,7 +365,7 @@ class BaseDecider:
             if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
                 key = check_key(key)
             decision = acquire_now(key, 1)
-            if decision.within_limits:
+            if decision[0]:  # within the limits
                 count.allowed += 1
                 if near_limit.samples_left:
                     near_limit.record(policy, key, decision)
@@ -412,7 +417,7 @@ class BaseDecider:
                 decisions = await self.store.apply_async("acquire", store_asks)
             except asyncio.CancelledError:
                 for ask, earlier in zip(asks, found, strict=True):
-                    self._refund_abandoned(*ask, earlier)
+                    self.refund_abandoned(*ask, earlier)
                 raise
             for number, decision in zip(group, decisions, strict=True):
                 found[number] = self._record_one_of_group(*asks[number], decision)

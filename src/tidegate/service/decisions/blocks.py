@@ -22,12 +22,13 @@ from tidegate.policy import Policy, normal_key
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from tidegate.policy import Key
     from tidegate.stores import Store
 
     BlockKey = tuple[str, Key]  # a policy's name and a key
+    FindBlocks = Callable[[], Awaitable[Iterable[BlockKey]]]
 
 MILLISECOND: Final = SECOND // 1000
 # While the store is unavailable, no new block is found; keys that this process knows to be blocked stay blocked.
@@ -69,6 +70,7 @@ class Blocks:
         self._shared_until = 0  # until when there may be blocks that other processes made
         self._latest_end = 0  # when the last block ends
         self.known_elsewhere: Callable[[], Iterable[BlockKey]] = tuple  # the blocks of other workers of the service
+        self.find_elsewhere: FindBlocks = _find_none  # the blocks of other services on the store
 
     @property
     def active(self) -> bool:
@@ -152,11 +154,11 @@ class Blocks:
         return [Block(*block_key, (known.until - now) / SECOND) for block_key, known in found]
 
     async def find_all(self) -> builtins.list[Block]:
-        """List the blocks that this or another worker made or found; the store is asked whether they still last."""
+        """List the blocks that this or another worker or service knows; the store is asked whether they still last."""
         if not self._unshared:
+            found = dict.fromkeys((*self._known, *self.known_elsewhere(), *await self.find_elsewhere()))
             now = self._clock.steady()
             current = {key for key, known in self._known.items() if now - known.checked_at < CACHE_TTL}
-            found = dict.fromkeys((*self._known, *self.known_elsewhere()))
             for block_key in [each for each in found if each not in current][:MAX_CHECKED]:
                 await self._peek(block_key)
         return self.list()
@@ -201,6 +203,10 @@ class Blocks:
         if isinstance(decision, LocalDecision):
             raise StoreUnavailable("the store is unavailable: the block was not changed")
         return decision
+
+
+async def _find_none() -> Iterable[BlockKey]:
+    return ()
 
 
 def check_duration(duration: object) -> float:

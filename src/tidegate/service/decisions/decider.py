@@ -191,7 +191,7 @@ class Decider(BaseDecider):
             return GrantedLease(await self.acquire(subject, cost, call=call), None, 0, 0.0, 0.0)
         policy.costs(cost)  # raises if the cost is invalid
         needed = cost if isinstance(cost, int) else 1
-        # Only a part of each burst: other clients need permits, too.
+        # Only a part of each burst: other clients need permits too.
         bursts = (limit.burst // BURST_DIVISOR for limit, one in zip(policy.limits, policy.one, strict=True) if one)
         wanted = max(needed, min((max_permits, *bursts)))
         decision, permits = await self._charge_up_to(policy_limiter, key, needed, wanted, self._keyed_store(call))
@@ -228,12 +228,16 @@ class Decider(BaseDecider):
             wanted = max(needed, min(wanted // 2, decision.remaining))
 
     async def commit(self, reservation_id: str, actual: Cost | None = None, call: KeyedCall | None = None) -> None:
-        """Replace the estimate by the actual cost (None: the estimate was right)."""
+        """Replace the estimate with the actual cost (None: the estimate was right)."""
         await self._settle(reservation_id, lambda reservation: reservation.commit(actual), actual, call)
 
     async def cancel(self, reservation_id: str, call: KeyedCall | None = None) -> None:
         """Refund the estimate."""
         await self._settle(reservation_id, lambda reservation: reservation.cancel(), None, call)
+
+    def cancel_abandoned(self, reservation_id: str) -> None:
+        """Cancel a reservation in the background: its caller is gone, and did not get its id."""
+        self._background.start(self.cancel(reservation_id))
 
     async def _settle(
         self, reservation_id: str, settle: Callable[[Any], Any], actual: Cost | None, call: KeyedCall | None
@@ -309,7 +313,7 @@ class Decider(BaseDecider):
         return self.blocks.list()
 
     async def find_blocks(self) -> list[Block]:
-        """List the blocks that this process or another worker of the service knows of, as the store has them."""
+        """List the blocks that this process, another worker or another service knows of, as the store has them."""
         return await self.blocks.find_all()
 
     def _limited_key(self, subject: Subject) -> tuple[str, Key]:
@@ -338,7 +342,7 @@ class Decider(BaseDecider):
         return described
 
     async def probe(self) -> None:
-        """Check that the store is available, without changing anything; raise if it does not."""
+        """Check that the store is available, without changing anything; raise if it is not."""
         decision = (await self.store.apply_async("peek", ((PROBE_POLICY, "ready", (1,)),)))[0]
         if isinstance(decision, LocalDecision):
             raise StoreUnavailable("the store is unavailable: see the logs of the service and of the store")

@@ -8,7 +8,7 @@ within two periods. A store needs nothing but `apply` for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
@@ -17,14 +17,16 @@ from tidegate.service.decisions.write_once import (
     NUMBER_BYTES,
     NUMBER_LIMIT,
     digest_number,
+    pack_bytes,
     read_numbers,
+    unpack_bytes,
     was_written,
     write_once_policy,
     written_at,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from tidegate.stores import Store
 
@@ -56,30 +58,35 @@ class ServiceDirectory:
         self._store = store.unleased
         self._clock = self._store.clock
         self._name = name.encode("utf-8", "replace")[:MAX_NAME_BYTES]
-        self._identity = digest_number(*(str(part).encode() for part in (name, *identity)))
-        self._cached: tuple[int, list[ServiceRecord]] | None = None  # until when, in steady time
+        self.identity: int = digest_number(*(str(part).encode() for part in (name, *identity)))
+        self._cached: tuple[int, dict[int, ServiceRecord]] | None = None  # until when, in steady time; by identity
 
     async def announce(self, admitted: int, denied: int) -> bool:
         """Write the record of the current period, unless it is written; return whether it is."""
         if self._store.instant:
             return False
-        padded = self._name.ljust(MAX_NAME_BYTES, b"\0")
-        name = (padded[start : start + NUMBER_BYTES] for start in range(0, MAX_NAME_BYTES, NUMBER_BYTES))
         counts = (min(count, NUMBER_LIMIT - 1) for count in (admitted, denied))
-        numbers = (self._identity, *(int.from_bytes(part, "big") for part in name), *counts)
+        numbers = (self.identity, *pack_bytes(self._name, NAME_NUMBERS), *counts)
         period = await self._period()
         for place in range(MAX_SERVICES if period is not None else 0):
             entry = await self._apply("acquire", f"{period}", f"{place}", (1, *numbers))
             if isinstance(entry, LocalDecision):
                 return False
-            if not was_written(entry) or read_numbers(entry)[0] == self._identity:
+            if not was_written(entry) or read_numbers(entry)[0] == self.identity:
                 return True
         return False
 
     async def list(self) -> list[ServiceRecord]:
         """List the services on the store, by name; none while the store is unavailable or is not shared."""
+        return sorted((await self._find_all()).values())
+
+    async def find_others(self) -> Iterable[int]:
+        """Return the identities of the other services on the store."""
+        return [identity for identity, record in (await self._find_all()).items() if not record.own]
+
+    async def _find_all(self) -> Mapping[int, ServiceRecord]:
         if self._store.instant:
-            return []
+            return {}
         now = self._clock.steady()
         if self._cached is None or self._cached[0] <= now:
             self._cached = (now + CACHE_TTL, await self._read())
@@ -92,7 +99,7 @@ class ServiceDirectory:
             await self.announce(*count())
             await self._clock.wait_async(signal, self._clock.steady() + ANNOUNCE_INTERVAL)
 
-    async def _read(self) -> Any:  # noqa: ANN401 - in this class, `list` is a method
+    async def _read(self) -> dict[int, ServiceRecord]:
         period = await self._period()
         found: dict[int, ServiceRecord] = {}
         for each in () if period is None else (period, period - 1):
@@ -101,12 +108,12 @@ class ServiceDirectory:
                 if isinstance(entry, LocalDecision) or not was_written(entry):
                     break
                 identity, *name, admitted, denied = read_numbers(entry)
-                text = b"".join(number.to_bytes(NUMBER_BYTES, "big") for number in name).rstrip(b"\0")
+                text = unpack_bytes(name).rstrip(b"\0")
                 ago = max(0, entry.at - written_at(entry)) / SECOND
-                own = identity == self._identity
+                own = identity == self.identity
                 record = ServiceRecord(text.decode("utf-8", "replace"), admitted, denied, own, ago)
                 found.setdefault(identity, record)
-        return sorted(found.values())
+        return found
 
     async def _period(self) -> int | None:
         """Return the number of the current period, by the clock of the store; None while it is unavailable."""

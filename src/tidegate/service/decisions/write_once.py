@@ -15,6 +15,8 @@ from tidegate.core import Limit
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tidegate.core.decision import Decision
 
 NUMBER_BYTES: Final = 6  # bytes of each number of an entry: counts stay far below 2**53
@@ -44,6 +46,18 @@ def read_numbers(entry: Decision) -> tuple[int, ...]:
 def written_at(entry: Decision) -> int:
     """Return when the entry was written, in microseconds since 1970 by the store's clock."""
     return entry.at + entry.views[0][2] - entry.policy_limits[0].length
+
+
+def pack_bytes(data: bytes, numbers: int) -> tuple[int, ...]:
+    """Return the numbers that hold these bytes, at most NUMBER_BYTES each; the rest is filled with zeros."""
+    padded = data.ljust(numbers * NUMBER_BYTES, b"\0")
+    starts = range(0, numbers * NUMBER_BYTES, NUMBER_BYTES)
+    return tuple(int.from_bytes(padded[start : start + NUMBER_BYTES], "big") for start in starts)
+
+
+def unpack_bytes(numbers: Iterable[int]) -> bytes:
+    """Return the bytes that numbers hold, with the zeros at the end."""
+    return b"".join(number.to_bytes(NUMBER_BYTES, "big") for number in numbers)
 
 
 def digest_number(*parts: bytes) -> int:

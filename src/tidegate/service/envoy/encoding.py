@@ -67,7 +67,7 @@ def encode_response(decisions: Sequence[Decision | None], style: Style) -> bytes
 
 
 def is_over(decision: Decision) -> bool:
-    """Return whether this descriptor itself is over its limit: a denial of another descriptor denies it, too."""
+    """Return whether this descriptor itself is over its limit: a denial of another descriptor denies it too."""
     return not decision.allowed and decision.retry != 0
 
 

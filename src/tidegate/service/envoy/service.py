@@ -3,7 +3,7 @@
 All descriptors of a request are decided together: if one is over its limit, none is charged. If the store is
 unavailable and the policy has `on_store_error: deny`, the status is UNAVAILABLE, so that Envoy's failure mode applies.
 
-The server is gRPC's server with threads, which needs half the processor time of `grpc.aio` (bench/front.py). A thread
+The server is gRPC's server with threads, which uses half the CPU time of `grpc.aio` (bench/front.py). A thread
 decides the usual request itself; everything else runs in the event loop of the service, which the thread waits for.
 """
 
@@ -195,7 +195,7 @@ async def serve(decider: Decider, settings: Settings) -> EnvoyServer:
     options = (
         ("grpc.so_reuseport", 1 if settings.workers > 1 else 0),
         ("grpc.max_receive_message_length", 2**20),
-        # As for HTTP: close silent and idle connections, and keep below the limit of open files.
+        # As for HTTP: close silent and idle connections, and keep below the limit on open files.
         ("grpc.server_handshake_timeout_ms", round(settings.read_timeout * 1000)),
         ("grpc.max_connection_idle_ms", round(settings.idle_timeout * 1000)),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),

@@ -61,6 +61,7 @@ class App:
         """Serve this decider, within the bounds of the settings."""
         self.decider = decider
         self.settings = settings
+        self._max_concurrency = settings.max_concurrency
         self.in_flight: int = 0
         self.waiting: int = 0  # active requests that may wait for a permit
         self.draining: bool = False  # about to stop: not ready, but still serving
@@ -178,7 +179,7 @@ class App:
     def find_immediate(self, path: bytes, fields: Fields) -> Verb | None:
         """Return the verb of a POST that `reply_now` may answer, after the checks of its head; None for all others."""
         verb = self._immediate.get(path)
-        if verb is None or self.stopping or self.in_flight >= self.settings.max_concurrency:
+        if verb is None or self.is_busy:
             return None
         headers = dict(fields)
         if headers.get(b"content-type") != b"application/json" or b"idempotency-key" in headers:
@@ -241,7 +242,7 @@ class App:
         return f"{verb.name} wait", self._run_waiting(reply, scope, receive)
 
     async def _run_keyed(self, verb: Verb, run: Function, request: VerbRequest, body: bytes, key: bytes) -> HTTPReply:
-        """Run a verb with an idempotency key; a shared store remembers the key, too."""
+        """Run a verb with an idempotency key; a shared store also remembers the key."""
         if self.decider.store.instant:
             return await run(request)
         call = KeyedCall.read(key, verb.name, body)
@@ -267,6 +268,11 @@ class App:
         if self.waiting >= most - most // FREE_SHARE_DIVISOR:
             raise ProblemError("busy", f"{self.waiting} calls are already waiting: retry without a timeout, or later")
         self.waiting += 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the service would refuse one more request: it is stopping, or enough requests are active."""
+        return self.stopping or self.in_flight >= self._max_concurrency
 
     @property
     def is_full(self) -> bool:

@@ -14,8 +14,8 @@ byte. It does not limit the size of a head, and it starts an unlimited number of
 - a client that is refused while it is still sending can read the response: the connection stays open, and further input
   is discarded, until the client closes it or `read_timeout` has passed;
 - the usual acquire or batch is answered as soon as its last byte is parsed, without a task, a coroutine or an ASGI
-  message (`App.reply_now`), if it arrived whole and no earlier request waits for its response. Everything else goes to
-  the same App.
+  message (`App.reply_now`), if it arrived whole and no earlier request waits for its response. Its head is parsed only
+  the first time (`known_heads`). Everything else goes to the same App.
 
 The attributes of uvicorn's classes that are used here are not documented: tests/service/test_protocol.py lists them,
 and pyproject.toml bounds the version.
@@ -24,12 +24,13 @@ and pyproject.toml bounds the version.
 from __future__ import annotations
 
 import logging
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.service.http.app import CANCELS_KEY, DISCONNECTED_KEY, SECURITY_HEADERS, TASK_KEY, App
+from tidegate.service.http.app import CANCELS_KEY, DISCONNECTED_KEY, TASK_KEY, App
 from tidegate.service.http.connections import NEVER_TICKS, Connections
+from tidegate.service.http.encoding import SECURITY_FIELDS, encode, write_fields
+from tidegate.service.http.last_response import LastResponseTransport
 from tidegate.service.http.problems import HTTPReply, ProblemError
 
 try:
@@ -40,7 +41,6 @@ except ImportError as error:  # pragma: no cover - the development environment h
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
 
     from uvicorn._types import ASGI3Application
     from uvicorn.config import Config
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from tidegate.service.api.verbs import ServiceVerb
-
-    Fields = Iterable[tuple[bytes, bytes]]
+    from tidegate.service.http.encoding import Fields
+    from tidegate.service.http.known_heads import KnownHeads
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -65,12 +65,17 @@ CONNECTION_CLOSE: Final = (b"connection", b"close")
 class HttpConnection(HttpToolsProtocol):
     """One connection of a client."""
 
-    def __init__(self, config: Config, state: ServerState, app: App, connections: Connections) -> None:
+    def __init__(
+        self, config: Config, state: ServerState, app: App, connections: Connections, heads: KnownHeads
+    ) -> None:
         """Serve this app, within the bounds of these connections."""
         super().__init__(config, state, {})
         self.logger: logging.Logger = log
         self.ticks_left: int = connections.read_ticks
         self._problems = app.decider.stats.errors
+        self._app = app
+        self._heads = heads
+        self._input = b""  # what is being parsed, if it began with a new request
         self._find_immediate = app.find_immediate
         self._reply_now = app.reply_now
         self._max_body = app.settings.max_body
@@ -110,9 +115,9 @@ class HttpConnection(HttpToolsProtocol):
         self._cancel_request()
 
     def _cancel_request(self) -> None:
-        """Cancel the request that is being handled: its client is gone."""
+        """Cancel the request that is being handled, once: its client is gone."""
         cycle = self._current_cycle
-        if cycle is not None and not cycle.response_started:
+        if cycle is not None and not cycle.response_started and DISCONNECTED_KEY not in cycle.scope:
             cycle.scope[DISCONNECTED_KEY] = True  # type: ignore[typeddict-unknown-key]  # read by the app
             cycle.disconnected = True  # else uvicorn logs that there is no response
             task = cycle.scope.get(TASK_KEY)
@@ -127,8 +132,22 @@ class HttpConnection(HttpToolsProtocol):
         if self.pipeline or self._unparsed:
             self._unparsed += data
             self.flow.pause_reading()
-        else:
+        elif self._receiving or self._unanswered:
             self._parse(data)
+        elif not self._answer_known(data):
+            self._input = data
+            self._parse(data)
+            self._input = b""
+
+    def _answer_known(self, data: bytes) -> bool:
+        """Answer a usual request at once, without parsing its head, if the head is known."""
+        known = self._heads.find(data)
+        if known is None or self._app.is_busy or self._body_skipped:
+            return False
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self._body = data[known.size :]
+        return self._answer_now(known.verb)
 
     def _parse(self, data: bytes) -> None:
         """Parse chunk by chunk, until requests have to wait for earlier ones."""
@@ -226,7 +245,6 @@ class HttpConnection(HttpToolsProtocol):
             self._immediate = verb
             self._body = b""
             self._in_head = False
-            self._connections.begin_request(self)
         else:
             self._start_cycle()
 
@@ -274,15 +292,15 @@ class HttpConnection(HttpToolsProtocol):
             return True
         if body is None:
             return False
+        if self._input:
+            self._heads.remember(self._input, verb, len(self._body))
         self._immediate, self._body, self._receiving = None, b"", False
         self._immediate_left -= MAX_IMMEDIATE if verb.name == "batch" else 1
-        self.ticks_left = self._connections.idle_ticks  # before the write, which may shorten it
-        self.transport.write(
-            b"HTTP/1.1 200 OK\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n%s"
-            % (write_fields(self.server_state.default_headers), len(body), SECURITY_FIELDS, body)
-        )
+        if self.ticks_left != self._connections.idle_ticks:  # once in a tick is enough
+            self.ticks_left = self._connections.idle_ticks  # before the write, which may shorten it
+            self._connections.renew_wait(self)
+        self.transport.write(b"%s%d\r\n%s\r\n%s" % (self._heads.response_start, len(body), SECURITY_FIELDS, body))
         self.server_state.total_requests += 1
-        self._connections.begin_wait(self)
         return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -427,40 +445,3 @@ class HttpConnection(HttpToolsProtocol):
             )
         else:
             self._close()
-
-
-class LastResponseTransport:
-    """The transport for the last request of a connection."""
-
-    __slots__ = ("_connection", "is_closing", "write")
-
-    def __init__(self, connection: HttpConnection) -> None:
-        """Write to this connection."""
-        self._connection = connection
-        self.write: Callable[[bytes], None] = connection.transport.write
-        self.is_closing: Callable[[], bool] = connection.transport.is_closing
-
-    def close(self) -> None:
-        """Close the connection after the client had time to read the response."""
-        self._connection.close_after_response()
-
-
-SECURITY_FIELDS: Final = b"".join(b"%s: %s\r\n" % field for field in SECURITY_HEADERS)
-
-
-def encode(reply: HTTPReply, more: Fields = ()) -> bytes:
-    """Write a response as HTTP/1."""
-    status, body, kind, headers = reply
-    fields: tuple[tuple[bytes, bytes], ...] = (
-        (b"content-type", kind),
-        (b"content-length", b"%d" % len(body)),
-        *SECURITY_HEADERS,
-        *headers,
-        *more,
-    )
-    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, HTTPStatus(status).phrase.encode(), write_fields(fields), body)
-
-
-def write_fields(fields: Fields) -> bytes:
-    """Write header fields as HTTP/1."""
-    return b"".join(b"%s: %s\r\n" % field for field in fields)

@@ -14,6 +14,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tidegate.service.http.connections import BACKLOG
+from tidegate.service.http.known_heads import KnownHeads
 from tidegate.service.http.protocol import HttpConnection
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class HttpServer:
         )
         self._config.load()
         self._state = ServerState()
+        self._heads = KnownHeads()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -59,12 +61,13 @@ class HttpServer:
 
     def connect(self) -> HttpConnection:
         """Create the protocol of a new connection."""
-        return HttpConnection(self._config, self._state, self._app, self.connections)
+        return HttpConnection(self._config, self._state, self._app, self.connections, self._heads)
 
     def _tick(self) -> None:
         """Update the Date, and expire connections; the next tick is scheduled even if one connection fails."""
         self._timer = asyncio.get_running_loop().call_later(self.connections.tick_seconds, self._tick)
         self._state.default_headers = [(b"date", formatdate(self._clock.ns() // NANOS, usegmt=True).encode())]
+        self._heads.set_default_fields(self._state.default_headers)
         self.connections.tick()
 
     def close_listener(self) -> None:

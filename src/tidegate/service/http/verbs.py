@@ -143,7 +143,7 @@ class Verbs:
         return usage_response(await self.decider.usage(request.subject))
 
     async def refund(self, request: CostRequest, call: KeyedCall | None = None) -> DoneResponse:
-        """Give permits back."""
+        """Refund permits."""
         await self.decider.refund(request.subject, request.cost, call)
         return DONE
 
@@ -187,7 +187,7 @@ class Verbs:
         return _batch_response(await self._batch_keys(policy, keys, call), "keys")
 
     def _batch_from_memory(self, request: BatchRequest) -> BatchResponse | None:
-        """Decide on a batch whose asks all have a fast path; None if one has not."""
+        """Decide on a batch whose asks all have a fast path; None if one of them has none."""
         if request.asks is not UNSET:
             fast_paths = self._find_fast_paths(request.asks)
             return None if fast_paths is None else self._run_fast_paths(fast_paths, "asks")

@@ -38,7 +38,8 @@ def read_options(words: Sequence[str], allowed: Sequence[str]) -> dict[str, Any]
     while position < len(words):
         name = words[position].upper()
         if name not in allowed:
-            raise ArgumentError(f"unexpected argument {shorten(words[position])}: expected {' or '.join(allowed)}")
+            expected = " or ".join(allowed) or "no further arguments"
+            raise ArgumentError(f"unexpected argument {shorten(words[position])}: expected {expected}")
         if name.lower() in found:
             raise ArgumentError(f"{name} is given twice")
         end = next(
@@ -84,7 +85,7 @@ def read_number(name: str, values: Sequence[str]) -> float:
 
 
 def read_integer(text: str) -> int | None:
-    """Read a whole number of at most 64 bits; None if the text is none."""
+    """Read a whole number of at most 64 bits; None if the text is not one."""
     number = int(text) if INTEGER.fullmatch(text) else None
     return number if number is not None and -(2**63) <= number < 2**63 else None
 

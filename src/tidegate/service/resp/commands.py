@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
@@ -17,6 +18,7 @@ from tidegate.service.decisions.policy_limiters import MAX_BATCH, Subject
 from tidegate.service.http.problems import ProblemError, problem_from
 from tidegate.service.resp.arguments import ArgumentError, read_options, read_words, shorten
 from tidegate.service.resp.parser import read_usual
+from tidegate.service.resp.provider_commands import PROVIDER_USAGE, ProviderCommands
 from tidegate.service.resp.replies import OK, write_decision, write_map, write_problem, write_usage, write_value
 from tidegate.service.resp.session import REDIS_VERSION
 from tidegate.service.resp.throttle import MIN_WORDS, THROTTLE_USAGE, Throttle
@@ -83,6 +85,7 @@ class Commands:
             "TG.RELEASE": RespCommand(self._release, "release", f"policy key {options}", 2, independent=True),
             "TG.USAGE": RespCommand(self._usage, "usage", "policy key", 2, 2, independent=True),
             "TG.RESET": RespCommand(self._reset, "reset", "policy key", 2, 2, admin=True),
+            "TG.PROVIDER": RespCommand(ProviderCommands(app).run, "acquire", PROVIDER_USAGE, 2, independent=True),
             "CL.THROTTLE": RespCommand(
                 self._run_throttle, "throttle", THROTTLE_USAGE, MIN_WORDS, MIN_WORDS + 1, independent=True
             ),
@@ -98,7 +101,7 @@ class Commands:
         The client must be allowed to request decisions.
         """
         start = self._steady()
-        usual = None if self._app.is_full else read_usual(data)
+        usual = None if self._app.is_busy else read_usual(data)
         if usual is None:
             return None
         policies, keys = usual
@@ -130,7 +133,7 @@ class Commands:
 
         The client must be allowed to request decisions.
         """
-        if not self._throttle.instant or self._app.is_full or any(command_name(c) != "CL.THROTTLE" for c in commands):
+        if not self._throttle.instant or self._app.is_busy or any(command_name(c) != "CL.THROTTLE" for c in commands):
             return None
         start = self._app.begin_request()
         replies = []
@@ -145,18 +148,26 @@ class Commands:
     # ---- running -----------------------------------------------------------------------------------------------------
 
     async def run(self, session: Session, commands: Sequence[Command], send: Callable[[str], None]) -> None:
-        """Run commands in order; `send` the replies of each group of commands. Commands after QUIT are dropped."""
-        start = self._app.begin_request()
-        verb = "batch" if len(commands) > 1 else self._verb(commands[0])
-        try:
-            position = 0
-            while position < len(commands) and not session.closing:
-                count = self._independent(commands, position)
-                group = commands[position : position + count]
+        """Run commands in order; `send` the replies of each group of commands. Commands after QUIT are dropped.
+
+        If this is cancelled, because the client is gone, what the commands without a reply were charged is refunded.
+        """
+        position = 0
+        while position < len(commands) and not session.closing:
+            count = self._independent(commands, position)
+            group = commands[position : position + count]
+            verb = "batch" if count > 1 else self._verb(group[0])
+            start = self._app.begin_request()
+            try:
                 send("".join(await self._run_group(session, group)))
-                position += count
-        finally:
-            self._app.end_request(verb, start)
+            except asyncio.CancelledError:
+                for refund in session.refunds:
+                    refund()
+                raise
+            finally:
+                session.refunds.clear()
+                self._app.end_request(verb, start)
+            position += count
 
     def _verb(self, command: Command) -> str:
         """Return the name of the histogram for a command; a call that may wait has its own, as over HTTP."""
@@ -279,6 +290,8 @@ class Commands:
             result = await self._decider.reserve(Subject(words[0], words[1]), **options)
         finally:
             self._app.waiting -= waits
+        if result.id is not None:
+            session.refunds.append(partial(self._decider.cancel_abandoned, result.id))
         return write_decision(result.decision, result.id, session.protocol)
 
     async def _commit(self, _session: Session, words: Sequence[str]) -> str:
@@ -301,8 +314,8 @@ class Commands:
         await self._decider.reset(Subject(words[0], words[1]))
         return OK
 
-    async def _run_throttle(self, _session: Session, words: Sequence[str]) -> str:
-        return await self._throttle.run(words)
+    async def _run_throttle(self, session: Session, words: Sequence[str]) -> str:
+        return await self._throttle.run(words, session.refunds)
 
     # ---- about the service -------------------------------------------------------------------------------------------
 

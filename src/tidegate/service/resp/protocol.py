@@ -57,10 +57,18 @@ class RespConnection(asyncio.Protocol):
 
     # ---- the transport -----------------------------------------------------------------------------------------------
 
+    def begin_handshake(self, transport: asyncio.Transport) -> None:
+        """Count the connection before its TLS handshake, which has to be complete within `read_timeout`."""
+        self.transport = transport
+        self._connections.add(self)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection."""
         self.transport = transport  # type: ignore[assignment]  # a stream
-        self._connections.add(self)
+        if self._finished:  # it was closed during its handshake
+            self.transport.abort()
+        else:
+            self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
         """Cancel the commands of a client that is gone."""
@@ -99,6 +107,8 @@ class RespConnection(asyncio.Protocol):
         """Continue."""
         self._writing_paused = False
         self._unsent = 0
+        self.ticks_left = self._connections.read_ticks  # nothing was read from the client meanwhile
+        self._limit_wait()
         if self._task is None and not self._finished:
             self._parse()
         self._limit_input()

@@ -83,7 +83,7 @@ def describe_decision(decision: Decision | None) -> list[Value]:
 
 
 def to_millis(micros: int) -> int:
-    """Convert to milliseconds, rounding up, so that the time is over then; NEVER stays -1."""
+    """Convert to milliseconds, rounding up, so that the time has passed by then; NEVER stays -1."""
     return NEVER if micros == NEVER else ceil_div(micros, MILLISECOND)
 
 

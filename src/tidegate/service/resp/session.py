@@ -42,6 +42,7 @@ class Session:
         self.name: str = ""
         self.closing: bool = False  # the client has sent QUIT
         self.in_transaction: bool = False  # MULTI was refused: so are all commands until EXEC, and nothing is charged
+        self.refunds: list[Callable[[], None]] = []  # of commands that were charged, and have no reply yet
         self._app = app
         self._needs_token = app.settings.decision_token is not None
         self._has_token = False

@@ -1,6 +1,6 @@
-"""`CL.THROTTLE key max_burst count period [quantity]`, as the Redis module redis-cell has it.
+"""`CL.THROTTLE key max_burst count period [quantity]`, as in the Redis module redis-cell.
 
-Its parameters are a limit that is made on the spot: a token bucket that holds max_burst + 1 permits and refills `count`
+The parameters of each call define its limit: a token bucket that holds max_burst + 1 permits and refills `count`
 permits every `period` seconds, which is what redis-cell's algorithm (GCRA) admits. All keys are counted under one
 internal policy, so that a call with other parameters continues with the usage of its key.
 
@@ -10,7 +10,7 @@ The reply is as redis-cell's: 1 if limited, max_burst + 1, the remaining permits
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core import Limit
@@ -21,7 +21,7 @@ from tidegate.service.decisions.policy_limiters import CountedPolicy, check_key
 from tidegate.service.resp.arguments import ArgumentError, read_integer, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.policy import Key
@@ -55,14 +55,15 @@ class Throttle:
             return write_throttled(self._decider.acquire_now(counted, key, quantity))
         return write_throttled(self._decider.store.apply_one("peek", counted.policy, key, (0,)))
 
-    async def run(self, words: Sequence[str]) -> str:
-        """Run a call with these arguments."""
+    async def run(self, words: Sequence[str], refunds: list[Callable[[], None]]) -> str:
+        """Run a call with these arguments; add to `refunds` what refunds it."""
         if self.instant:
             return self.run_now(words)
         counted, key, quantity = self._read(words)
         if not quantity:
             return write_throttled(await self._decider.peek_policy(counted.policy, key, 0))
         (decision,) = await self._decider.decide_all(((counted.policy, key, quantity),))
+        refunds.append(partial(self._decider.refund_abandoned, counted.policy, key, quantity, decision))
         return write_throttled(decision)
 
     def _read(self, words: Sequence[str]) -> tuple[CountedPolicy, Key, int]:

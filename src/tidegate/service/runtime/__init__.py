@@ -1,1 +1,1 @@
-"""Runs the service: processes, servers, and the components beside the decisions."""
+"""Runs the service: processes, servers, and the other components of a process."""

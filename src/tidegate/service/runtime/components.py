@@ -137,7 +137,8 @@ class Components:
 
         bus = open_bus(url)
         self._stack.callback(bus.close)
-        panel = self.app.panels["swarm"] = swarm_panel(bus, os.environ.get(SWARM_SECRET_VARIABLE) or None)
+        secret = os.environ.get(SWARM_SECRET_VARIABLE) or None
+        panel = self.app.panels["swarm"] = swarm_panel(bus, secret, self.settings.swarm_namespace)
         self._stack.callback(panel.close)
         self._add_bus("swarm", bus, url)
 

@@ -1,4 +1,4 @@
-"""The limit of open files and sockets (file descriptors) of this process."""
+"""The limit on open files and sockets (file descriptors) of this process."""
 
 from __future__ import annotations
 

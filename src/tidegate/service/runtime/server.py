@@ -1,7 +1,7 @@
 """Runs the service: HTTP, RESP and gRPC, in one or several processes.
 
 The servers were chosen by measurement (bench/front.py): uvicorn's httptools protocol on uvloop can be extended in
-Python, so that a usual request needs no task; gRPC's server with threads needs half the processor time of `grpc.aio`.
+Python, so that a usual request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tidegate.errors import ConfigError
 from tidegate.observe.logs import DecisionLog
 from tidegate.service.config.reload import Reloader
 from tidegate.service.config.settings import ListenAddress, Settings
+from tidegate.service.decisions.block_directory import BlockDirectory
 from tidegate.service.decisions.decider import Decider
 from tidegate.service.decisions.service_directory import ServiceDirectory
 from tidegate.service.http import App
@@ -92,6 +93,7 @@ class ServiceProcess:
         identity = (source.process_id, source.started_at)
         self.directory: ServiceDirectory = ServiceDirectory(self.store, service_name(settings), identity)
         self.app.overview.directory = self.directory
+        self.block_directory: BlockDirectory = BlockDirectory(self.store, self.directory, self.decider.blocks)
         self._announces = link is None or link.first
         self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
@@ -151,12 +153,12 @@ class ServiceProcess:
             # The servers and the components stop concurrently, each within `stop_within`.
             await asyncio.gather(self._stop_servers(http, background, envoy, resp), self.components.stop())
         if self.components.fetch_task is not None:
-            self.components.fetch_task.result()  # raises if fetching failed: then the service fails, too
+            self.components.fetch_task.result()  # raises if fetching failed: then the service fails too
 
     async def _announce(self) -> None:
-        """Let the services that share the store list this one."""
+        """Let the services that share the store list this one, and its blocks."""
         if self._announces:
-            await self.directory.run(self.app.overview.count_decisions)
+            await asyncio.gather(self.directory.run(self.app.overview.count_decisions), self.block_directory.run())
 
     async def _drain(self) -> None:
         """Report that the service is not ready, and give load balancers time to notice."""
@@ -210,16 +212,21 @@ def service_name(settings: Settings) -> str:
 
 
 def open_service_store(settings: Settings, clock: Clock | None = None) -> Store:
-    """Open the store of the settings, with leases if `lease` is set."""
-    return OpenedStore.open(settings.store, clock=clock, lease=settings.lease).store
+    """Open the store of the settings, with leases if `lease` is set. An error names where the store was set."""
+    try:
+        return OpenedStore.open(settings.store, clock=clock, lease=settings.lease).store
+    except ConfigError as error:
+        if error.field != "store":
+            raise
+        raise ConfigError(error.detail, **settings.store_origin._asdict()) from None
 
 
 def bounded_connections(settings: Settings, descriptors: int | None) -> Connections:
-    """Bound the number of connections by the settings and by the limit of open files."""
+    """Bound the number of connections by the settings and by the limit on open files."""
     addresses = 1 if settings.grpc is None else 2
     max_connections = fit_connections(settings.max_connections, descriptors, addresses)
     if max_connections < settings.max_connections:
-        log.warning("max_connections is lowered to %d: the limit of open files is %d", max_connections, descriptors)
+        log.warning("max_connections is lowered to %d: the limit on open files is %d", max_connections, descriptors)
     return Connections(max_connections, settings.read_timeout, settings.idle_timeout)
 
 
@@ -281,8 +288,13 @@ async def serve(
     loop.add_signal_handler(signal.SIGINT, partial(service.stop, drain=False))
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, service.reloader.request_reload)
-    log.info("serving on http://%s, process %d", settings.listen, os.getpid())
-    await service.run(ready)
+
+    def report_ready(settings: Settings, components: Components | None) -> None:
+        log.info("serving on http://%s, process %d", settings.listen, os.getpid())
+        if ready is not None:
+            ready(settings, components)
+
+    await service.run(report_ready)
     log.info("stopped")
 
 

@@ -101,7 +101,7 @@ class WorkerLink:
         self.check()
 
     def request_reload(self) -> None:
-        """Do nothing at SIGHUP: the parent process gets it, too, and reads the file."""
+        """Do nothing at SIGHUP: the parent process also gets it, and reads the file."""
 
     def check(self) -> None:
         """Follow the parent process, if the policies in effect or the state of the file have changed."""

@@ -139,7 +139,7 @@ class SharedStats(Stats):
         was_full = self._area.full
         row = self._area.row(name, width, self._clock.steady())
         if self._area.full and not was_full:
-            log.error("too many names of policies and limits to count: the totals of the workers lack further ones")
+            log.error("too many names of policies and limits: the totals of the workers do not include further ones")
         return row
 
     def _new_count(self, policy: str) -> DecisionCount:

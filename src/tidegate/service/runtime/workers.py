@@ -39,7 +39,6 @@ SPAWN_CONTEXT: Final = multiprocessing.get_context("spawn")  # threads of stores
 FIRST_WORKER_ONLY: Final[dict[str, Any]] = {
     "fetches": False,
     "bus": None,
-    "budget": False,
     "swarm": None,
     "demo": False,
 }
@@ -148,7 +147,7 @@ class WorkerPool:
                 ready(self._settings, None)
                 ready = None
             for slot in ended:
-                self._memory.areas[slot.number].process_id = 0  # its report is not counted any more
+                self._memory.areas[slot.number].process_id = 0  # its report no longer counts
                 if not self._stopping:
                     self._schedule_restart(slot)
             self._check_file()
@@ -190,7 +189,7 @@ class WorkerPool:
         process.close()
         error_type, reason = self._failures.pop(pid, (ConfigError, f"process {pid} ended with exit code {code}"))
         if self._ready_count < self._settings.workers:
-            raise error_type(reason)  # failed during the first start: a replacement would fail, too
+            raise error_type(reason)  # failed during the first start: a replacement would fail too
         now = self._clock.steady()
         slot.pause = restart_pause(slot.pause, now - slot.started_at)
         slot.restart_at = now + slot.pause * SECOND

@@ -1,4 +1,4 @@
-"""Decides at memory speed from shares of permits that it takes in advance from a shared store, one round trip each.
+"""Makes decisions in memory, from shares of permits that it takes in advance from a shared store.
 
 store.py           LeasedStore: runs the flows in threads and tasks; the fast path for calls that a share answers
 manager.py         LeaseManager: acquires, renews and returns shares, as flows of store requests
@@ -6,6 +6,8 @@ policy_leases.py   the leases of one policy
 share.py           the shares of one key
 terms.py           how long a lease lasts, and the stricter limits for the store; the proof that no limit is exceeded
 renewal.py         renews and returns shares in the background
+steps.py           the steps of the flows, and the background jobs
+alternatives.py    charges the first of several alternatives that a share or the store allows
 """
 
 from tidegate.stores.lease.store import LeasedStore

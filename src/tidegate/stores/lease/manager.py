@@ -16,10 +16,12 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.lock import Lock, locked
+from tidegate.stores.base import Alternatives
 from tidegate.stores.cancellation import DROPPABLE
+from tidegate.stores.lease.alternatives import choose_flow
 from tidegate.stores.lease.policy_leases import PolicyLeases
 from tidegate.stores.lease.share import NO_SHARE, CachedDenial, LeasedShare
-from tidegate.stores.lease.steps import DeferredCall, Renewal, StoreRequest
+from tidegate.stores.lease.steps import DeferredCall, Renewal, StoreRequest, with_policy_limits
 from tidegate.stores.lease.terms import share_lifetime
 
 if TYPE_CHECKING:
@@ -60,6 +62,12 @@ class LeaseManager:
 
     def apply_flow(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> LeaseFlow:
         """Apply a verb, as `Store.apply` does."""
+        if isinstance(asks, Alternatives):
+            return choose_flow(self, verb, asks, now, at)
+        return self.apply_together_flow(verb, asks, now, at)
+
+    def apply_together_flow(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> LeaseFlow:
+        """Apply a verb to asks that are decided together."""
         if len(asks) == 1:
             policy, key, costs = asks[0]
             leases = self.find_policy_leases(policy)
@@ -82,6 +90,26 @@ class LeaseManager:
         strict_asks = [(self.find_policy_leases(policy).strict, key, costs) for policy, key, costs in asks]
         decisions = yield StoreRequest(verb, strict_asks, now, at)
         return [with_policy_limits(policy, decision) for (policy, _, _), decision in zip(asks, decisions, strict=True)]
+
+    @locked
+    def decide_held(self, verb: str, asks: Sequence[Ask], given: int | None) -> Decision | None:
+        """Decide one ask from the share or the cached denial of its key; None if the store has to be asked."""
+        if len(asks) != 1 or verb != "acquire" or given is not None:
+            return None
+        policy, key, costs = asks[0]
+        leases, now = self.by_policy.get(policy.name), self.steady()
+        if leases is None or leases.policy != policy or not any(costs):
+            return None
+        self.sweep(leases, now, SWEEP_PER_CALL)
+        key_lease = leases.key_leases.get(key)
+        return None if key_lease is None else self.decide_locally(leases, key_lease, costs, now)
+
+    def may_hold(self, asks: Sequence[Ask]) -> bool:
+        """Return whether a share or a cached denial may decide an alternative."""
+        policy, key, _ = asks[0]
+        leases = self.by_policy.get(policy.name)
+        key_lease = None if leases is None or len(asks) > 1 else leases.key_leases.get(key)
+        return key_lease is not None and (key_lease.share is not NO_SHARE or key_lease.denial is not None)
 
     def acquire_flow(self, leases: PolicyLeases, key: Key, costs: Costs) -> LeaseFlow:
         """Acquire permits for a call: from a share, or from the store together with a new share."""
@@ -139,7 +167,7 @@ class LeaseManager:
         """Request a share and take the permits of a call from it; returns None if the store denies it."""
         try:
             (decision,) = yield StoreRequest("hold", [(leases.strict, key_lease.key, request)], share=True)
-        except CancelledError:  # the store gives the charge back
+        except CancelledError:  # the store refunds the charge
             self.clear_pending(key_lease)
             raise
         except BaseException:
@@ -196,8 +224,20 @@ class LeaseManager:
         self, leases: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision
     ) -> LeaseFlow | None:
         """Record a decision of the store; after a denial, return a flow that returns the shares of the key, if any."""
+        return self.record(leases, leases.key_leases.get(key), key, costs, sent, decision)
+
+    @locked
+    def record_denial(
+        self, leases: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision
+    ) -> LeaseFlow | None:
+        """Record a denial, also of a key that has no lease yet."""
+        return self.record(leases, leases.find_or_add(key, self.steady()), key, costs, sent, decision)
+
+    def record(
+        self, leases: PolicyLeases, key_lease: KeyLease | None, key: Key, costs: Costs, sent: int, decision: Decision
+    ) -> LeaseFlow | None:
+        """Do what `record_decision` does. Requires the lock."""
         received = self.steady()
-        key_lease = leases.key_leases.get(key)
         if key_lease is None:
             return None
         key_lease.store_remaining = [view[0] for view in decision.views]
@@ -239,7 +279,7 @@ class LeaseManager:
         return self.start_returns(leftovers)
 
     def forget_denial(self, policy: Policy, key: Key) -> None:
-        """Discard the cached denial of a key: permits may have been given back."""
+        """Discard the cached denial of a key: permits may have been refunded."""
         key_lease = self.find_policy_leases(policy).key_leases.get(key)
         if key_lease is not None:
             key_lease.denial = None
@@ -444,10 +484,3 @@ def is_running(flow: weakref.ref[LeaseFlow]) -> bool:
     """Return whether a flow exists and has not ended."""
     found = flow()
     return found is not None and found.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
-
-
-def with_policy_limits(policy: Policy, decision: Decision) -> Decision:
-    """Return a decision on the stricter limits as one on the policy's own limits."""
-    if decision.policy_limits is policy.limits:
-        return decision
-    return Decision.of_views(decision.at, policy.limits, decision.views, within_limits=decision.within_limits)

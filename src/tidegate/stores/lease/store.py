@@ -45,6 +45,7 @@ class LeasedStore(Store):
         super().__init__(clock or inner.clock)
         self.wait_queues: weakref.WeakSet[WaitQueue] = inner.wait_queues
         self.inner = inner
+        self.decides_alternatives: bool = inner.decides_alternatives  # type: ignore[misc]  # same as the inner store
         self.lease: Lease = lease or Lease()
         self._owns = owns
         self.manager: LeaseManager = LeaseManager(
@@ -173,7 +174,7 @@ class LeasedStore(Store):
     def metrics(self) -> dict[str, int]:
         """Return the metrics of the inner store, and by unit the permits granted to this process and their outcome.
 
-        `lease_outstanding_…` are unused permits of shares: other processes may be denied earlier by as much.
+        `lease_outstanding_…` are unused permits of shares: other processes cannot use them.
         `lease_lost_…` could not be returned, or their request had no reply, or their call was interrupted; they count
         as used until their window ends.
         """

@@ -110,7 +110,7 @@ def make_stricter(limit: Limit, length: int) -> Limit:
 
 
 def share_lifetime(limits: Sequence[Limit], costs: Sequence[int], views: Sequence[View], length: int) -> int:
-    """Return how many microseconds after its charge a share may be used: no charged window may end before."""
+    """Return how many microseconds after its charge a share may be used: it ends with the first charged window."""
     for limit, cost, (_, _, reset) in zip(limits, costs, views, strict=True):
         if cost and limit.rules.windowed:
             length = min(length, reset)

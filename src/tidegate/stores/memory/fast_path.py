@@ -2,7 +2,7 @@
 
 The fast path serves calls with an integer cost that find a state of exactly their policy, or no state. Every function
 here does what `MemoryStore.apply_one` does, without the parts that such calls do not need; tests compare the two. A
-cost of 1 has functions of its own, for the sake of a few nanoseconds; they pass other costs on to `_other_costs_of_one`
+cost of 1 has its own functions, which saves a few nanoseconds; they pass other costs on to `_other_costs_of_one`
 or `_other_costs_of_several`. All other calls go to `slow_path`, after the lock is released. `tidegate.lock` explains
 how the lock is taken and why `held` is set. Decisions are built from tuples: `Decision.of_states` would cost a tenth of
 the call.

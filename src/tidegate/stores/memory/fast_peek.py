@@ -1,6 +1,6 @@
 """The fast path of `peek` and `usage` in the memory store: the same as `memory.fast_path`, without changing a state.
 
-Decisions are built from tuples, as there.
+Decisions are built from tuples, as in `memory.fast_path`.
 """
 
 from __future__ import annotations

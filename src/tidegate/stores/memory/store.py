@@ -11,7 +11,7 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import VERBS, Decision, States, acquire
 from tidegate.errors import ConfigError
 from tidegate.lock import Lock, locked
-from tidegate.stores.base import Store
+from tidegate.stores.base import Store, decide_in_turn
 from tidegate.stores.memory.fast_path import StoreAccess, build_fast_path
 from tidegate.stores.memory.fast_peek import build_fast_peek
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
+ZERO_COST: Final = (0,)
+NEW: Final = tuple.__new__  # faster than the constructor
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
 
@@ -48,6 +50,7 @@ class MemoryStore(Store):
     """
 
     instant = True
+    decides_alternatives = True
 
     def __init__(
         self,
@@ -91,6 +94,14 @@ class MemoryStore(Store):
     def limit_entries(self, max_entries: int) -> None:
         """Keep at most this many keys from now on; existing keys are kept."""
         self.max_entries = max_entries
+
+    @locked
+    def clear(self) -> bool:
+        """Forget the usage of all keys."""
+        for table in self._tables.values():
+            for key in tuple(table.entries):
+                self._forget(table, key)
+        return True
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
         """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
@@ -150,11 +161,48 @@ class MemoryStore(Store):
             if self._warn:
                 self._warn_full()
 
+    def acquire_known(self, asks: Sequence[Ask]) -> list[Decision] | None:
+        """Charge several keys together as `apply` does, if they are known, have one limit each, and all allow it.
+
+        Returns None in all other cases: then nothing is charged, and `apply` decides. The keys must differ.
+        """
+        lock = self.lock
+        held = lock.token
+        try:
+            del held[0]
+        except IndexError:
+            lock.contend()
+        try:
+            if self._counting:
+                return None
+            now = self._ns() // 1000
+            tables = self._tables
+            charged = []
+            decisions = []
+            for policy, key, costs in asks:
+                limit, table = policy.only, tables.get(policy.name)
+                if limit is None or table is None or now >= table.due:
+                    return None
+                entry = table.entries.get(key)
+                if entry is None or entry[0] is not limit:
+                    return None
+                state = limit.charge(entry, limit, costs[0], now)
+                if state is None:
+                    return None
+                charged.append((table.entries, key, state))
+                decisions.append(NEW(Decision, (True, now, policy.limits, (state,), ZERO_COST)))
+            for entries, key, state in charged:
+                entries[key] = state
+            return decisions
+        finally:
+            lock.release(None)
+
     @locked
     def _apply(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
         if self._counting:
             self._recount()
-        return self._decide(verb, asks, self._ns() // 1000 if now is None else now, at)
+        now = self._ns() // 1000 if now is None else now
+        return decide_in_turn(asks, lambda together: self._decide(verb, together, now, at))
 
     @locked
     def _prepare_table(self, policy: Policy) -> Table:
@@ -212,7 +260,7 @@ class MemoryStore(Store):
         `before` is how many keys of the same call may be inserted before this one.
         """
         table = self._table(policy)
-        self._sweep_order.rotate()  # so that keys of unused policies are dropped, too
+        self._sweep_order.rotate()  # so that keys of unused policies are dropped too
         self._sweep(table, now)
         self._sweep(self._sweep_order[0], now)
         room = self.max_entries - before
@@ -283,7 +331,7 @@ class MemoryStore(Store):
         return Decision.of_views(now, policy.limits, views, within_limits=False)
 
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
-        """Store the new states, together with live states of limits that are not in the policy (any more)."""
+        """Store the new states, together with live states of limits that are no longer in the policy."""
         old = table.entries.get(key)
         entry = write_entry(old, policy, states, now)
         if entry is None:

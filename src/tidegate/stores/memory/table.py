@@ -147,7 +147,7 @@ def read_entry(entry: Entry | None, policy: Policy) -> Sequence[State | None]:
 
 
 def write_entry(old: Entry | None, policy: Policy, states: States, now: int) -> Entry | None:
-    """Build an entry of new states, keeping live states of limits that are not in the policy (any more)."""
+    """Build an entry of new states, keeping live states of limits that are no longer in the policy."""
     if old is not None and old[0] is not policy.limits and old[0] is not policy.only:
         names = {limit.identity for limit in policy.limits}
         known = [(limit_of(state), state) for state in states_of(old)]

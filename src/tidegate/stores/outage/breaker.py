@@ -47,8 +47,7 @@ class CircuitBreaker:
     def retry_after(self, now: int) -> int:
         """Return after how many microseconds a call may find the store available.
 
-        While a probe is running that is unknown, and the probe may take long: so not before a failed probe would be
-        repeated.
+        While a probe is running, this is unknown: then it is the time until a failed probe would be repeated.
         """
         return self._pause if self._probing else max(0, self.probe_due - now)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
+from tidegate.stores.base import decide_in_turn
 from tidegate.stores.memory.store import MemoryStore
 from tidegate.stores.outage.local_share import (
     MAX_KEYS,
@@ -18,6 +19,7 @@ from tidegate.stores.outage.local_share import (
     share_decision,
     shared_costs,
 )
+from tidegate.stores.outage.peers import WHOLE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from tidegate.stores.outage.local_share import LocalShare, SharePolicy
     from tidegate.stores.outage.server_clock import ServerClock
 
-MAX_PENDING_CORRECTIONS: Final = 10_000  # kept until the store is back; further corrections are dropped and counted
+MAX_PENDING_CORRECTIONS: Final = 10_000  # until the store is available again; further ones are dropped and counted
 MIN_RETRY: Final = 1000  # microseconds after which a call that was denied during a change of state may retry
 
 
@@ -56,6 +58,21 @@ class Fallback:
         self._clock = clock
         self._steady = steady
 
+    def describe_modes(self) -> str:
+        """Describe, for the log, how calls are decided during the outage."""
+        outcomes = {"deny": "are denied", "allow": "are allowed without limit"}
+        described = []
+        for name, mode in sorted(self.modes.items()):
+            if mode == "local" and name in self.shares:
+                latest = self._server_clock.latest(self._steady.steady())
+                part = 100 * self.shares[name].peers.claimed_share(latest)[0] / WHOLE_LIMIT
+                described.append(
+                    f"calls to policy {name!r} are decided by this process's share, {part:.3g} % of the limit"
+                )
+            else:
+                described.append(f"calls to policy {name!r} {outcomes.get(mode, 'are denied')}")
+        return ", ".join(described) or "calls are decided by on_store_error of their policies"
+
     def decide(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, *, in_doubt: bool = False
     ) -> list[Decision]:
@@ -76,7 +93,7 @@ class Fallback:
                 earliest, latest = self._server_clock.earliest(steady), self._server_clock.latest(steady)
             if verb == "adjust":
                 return [self._correct(ask, earliest, at, in_doubt=in_doubt) for ask in asks]
-            decisions = self._decide(verb, asks, earliest, latest, wait)
+            decisions = decide_in_turn(asks, lambda together: self._decide(verb, together, earliest, latest, wait))
             if verb != "peek":
                 allowed = sum(decision.allowed for decision in decisions)
                 self.allowed += allowed
@@ -114,7 +131,7 @@ class Fallback:
         return decisions
 
     def _share_policy(self, policy: Policy, key: Key, earliest: int, latest: int) -> SharePolicy | None:
-        """Return the share that may be spent; None if the store is back or too many keys are remembered."""
+        """Return the share that may be spent; None if the outage is over or too many keys are remembered."""
         share = self.shares.get(policy.name)
         if share is None or not self._breaker.is_open:
             return None
@@ -148,7 +165,7 @@ class Fallback:
         return dict.fromkeys(local, nothing) | dict(zip(indexes, local_decisions, strict=True))
 
     def _correct(self, ask: Ask, now: int, at: int | None, *, in_doubt: bool) -> Decision:
-        """Correct a charge made here now; keep the correction of a charge made by the store until it is back."""
+        """Correct a charge made here now; queue the correction of a charge made by the store."""
         policy, key, costs = ask
         share = self.shares.get(policy.name)
         if share is not None and at is not None:

@@ -10,45 +10,38 @@ import threading
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import Clock, SystemClock, ThreadSignal
-from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import MAX_INTEGER, SECOND
-from tidegate.core.decision import Decision
+from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit
-from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.errors import Closed, ConfigError
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
 from tidegate.policy import Policy
-from tidegate.stores.base import Store
-from tidegate.stores.cancellation import BackgroundTasks, corrections
-from tidegate.stores.outage.bounded_calls import DeadlineTasks, DeadlineThreads
+from tidegate.stores.base import Alternatives, Store
 from tidegate.stores.outage.breaker import CircuitBreaker
+from tidegate.stores.outage.double_cost import doubled, original_decisions
 from tidegate.stores.outage.fallback import MIN_RETRY, Fallback, only_charges
 from tidegate.stores.outage.local_share import LocalShare
 from tidegate.stores.outage.peers import WHOLE_LIMIT, Peers
 from tidegate.stores.outage.server_clock import ServerClock
+from tidegate.stores.outage.store_calls import OUTAGE_ERRORS, StoreCalls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from tidegate.clock import Signal
+    from tidegate.core.decision import Decision
     from tidegate.flow import Flow
     from tidegate.policy import Key
     from tidegate.stores.base import Ask, WaitQueue
 
 log: logging.Logger = logging.getLogger(__name__)
 
-OUTAGE_ERRORS: Final = (
-    StoreUnavailable,
-    OSError,
-)  # raised by a store that is unavailable; OSError by one that does not translate errors of its driver
 DECIDING_VERBS: Final = ("acquire", "hold", "peek")
 MIN_SECONDS: Final = 0.001  # bounds of deadline, local_for and beat
 MAX_SECONDS: Final = 1_000_000
-CONNECT_DEADLINE: Final = 1.0  # seconds for a call that has to connect
-FIRST_CALL_TRIES: Final = 3
 PROBE_POLICY: Final = Policy(
     "tidegate.probe", (Limit(2**40, "1m", algorithm="fixed_window"),)
 )  # always allowed, so that a probe writes
@@ -67,7 +60,7 @@ class GuardedStore(Store):
     seconds a process may spend its share, at least. `beat` is the interval in seconds at which processes with a `local`
     policy exchange heartbeats.
 
-    A caller that decides itself what holds during an outage logs that, with `report_outages`.
+    A caller that handles outages itself replaces the log lines by a function: `report_outages`.
 
     `clock` measures deadlines and pauses. `number` identifies this process. Set `background` to False in tests that
     call `maintain` themselves.
@@ -100,6 +93,7 @@ class GuardedStore(Store):
                     f"must be a number of seconds from {MIN_SECONDS} to {MAX_SECONDS}, not {value!r}", field=name
                 )
         self.store = store
+        self.decides_alternatives: bool = store.decides_alternatives  # type: ignore[misc]  # same as the guarded store
         self.deadline = deadline
         self._beat = round(beat * SECOND)
         self._term = max(2 * round(local_for * SECOND), 100 * self._beat)
@@ -108,25 +102,22 @@ class GuardedStore(Store):
         self._background = background
         self._bounded = bounded
         self._report: Callable[[str | None], object] | None = None
-        self._ask_one: Callable[..., Decision] = store.apply_one if bounded else self._ask_one_bounded
         at_fork(child=self._reset)
         self._reset()
 
     def _reset(self) -> None:
         """Set the initial state, also in a forked process."""
-        self._workers = None if self._bounded else DeadlineThreads()
-        self._tasks = DeadlineTasks()
-        self._cancelled_calls = BackgroundTasks()
         self._breaker = CircuitBreaker()
         self._server_clock = ServerClock()
         self._fallback = Fallback(self._breaker, self._server_clock, self.clock, self._steady)
+        self._calls = StoreCalls(self.store, self.deadline, self._steady, self._fallback, bounded=self._bounded)
+        self._ask_one: Callable[..., Decision] = self.store.apply_one if self._bounded else self._calls.apply_one
         self._shares = self._fallback.shares
         self._lock = self._fallback.lock  # also held when an outage starts or ends
         self._maintenance_lock = threading.Lock()
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._tries = FIRST_CALL_TRIES  # how often a call is sent before an outage starts
         self._failed_ask: Ask | None = None  # the ask that failed: in a cluster, other keys may still work
         self._decided_before = 0
         self._at_exit: Callable[[], None] | None = None
@@ -138,7 +129,7 @@ class GuardedStore(Store):
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        if self._breaker.is_open or self._tries > 1 or policy.on_store_error == "local":
+        if self._breaker.is_open or self._calls.tries > 1 or policy.on_store_error == "local":
             return self.apply(verb, ((policy, key, costs),), now, at)[0]
         outages = self._breaker.outages
         try:
@@ -184,15 +175,15 @@ class GuardedStore(Store):
             yield None
         outages = self._breaker.outages
         sent = self._asks_to_send(verb, asks)
-        for left in range(self._tries_for(verb) if sent else 0, 0, -1):
+        for left in range(self._calls.tries_for(verb) if sent else 0, 0, -1):
             try:
                 answers = yield sent
             except OUTAGE_ERRORS as error:
                 if left == 1:
                     self._record_failure(error, outages, asks)
             else:
-                self._tries = 1
-                return answers if sent is asks else self._original_decisions(asks, sent, answers)
+                self._calls.tries = 1
+                return answers if sent is asks else original_decisions(asks, sent, answers, self._beat)
         return self._fallback.decide(verb, asks, now, at, in_doubt=bool(sent))
 
     def report_outages(self, report: Callable[[str | None], object]) -> None:
@@ -236,14 +227,14 @@ class GuardedStore(Store):
     async def close_async(self) -> None:
         """Leave the peers and close the store, without blocking the event loop."""
         await asyncio.to_thread(self._leave_peers)
-        await self._cancelled_calls.finish()
+        await self._calls.finish()
         await self.store.close_async()
 
     # ---- calls to the store ------------------------------------------------------------------------------------------
 
     def _is_simple(self, asks: Sequence[Ask]) -> bool:
         """Return whether the call can go straight to the store: the usual case, which must be fast."""
-        if self._breaker.is_open or self._tries > 1 or self._workers is not None or len(asks) != 1:
+        if self._breaker.is_open or self._calls.tries > 1 or not self._bounded or len(asks) != 1:
             return False
         return asks[0][0].on_store_error != "local"
 
@@ -256,62 +247,13 @@ class GuardedStore(Store):
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Call the store itself, within the deadline. Raises StoreUnavailable if it does not answer."""
-        if self._workers is None:
-            return self.store.apply(verb, asks, now, at)
-        return self._workers.run(partial(self.store.apply, verb, asks, now, at), self._call_deadline())
+        return self._calls.apply(verb, asks, now, at)
 
     async def ask_store_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Call the store itself, without blocking the event loop; the charge of a cancelled call is given back."""
-        if self._workers is None:
-            return await self.store.apply_async(verb, asks, now, at)
-        await self._cancelled_calls.watch()
-        began = self._steady.steady()
-        call: asyncio.Future[list[Decision]]
-        if type(self.store).apply_async is Store.apply_async:  # it would block the event loop
-            call = self._workers.start(partial(self.store.apply, verb, asks, now, at))
-        else:
-            call = asyncio.ensure_future(self.store.apply_async(verb, asks, now, at))
-        try:
-            return await self._tasks.wait(call, self._call_deadline())
-        except asyncio.CancelledError:
-            self._cancelled_calls.start(self._give_back_cancelled(call, (verb, asks, now), began))
-            raise
-
-    async def _give_back_cancelled(
-        self, call: asyncio.Future[list[Decision]], arguments: tuple[str, Sequence[Ask], int | None], began: int
-    ) -> None:
-        """Wait for the answer to a call whose task was cancelled, and give back its charge."""
-        verb, asks, now = arguments
-        for _ in range(2):  # an event loop that ends cancels this task, too
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait((call,), timeout=self._call_deadline())
-                break
-        if not call.done():
-            call.cancel()  # it hangs; the store may undo it by itself
-            return
-        if call.cancelled() or call.exception() is not None:
-            return
-        for back, at in corrections(verb, asks, call.result(), self._steady.steady() - began):
-            try:
-                await self.ask_store_async("adjust", back, now, at)
-            except OUTAGE_ERRORS:
-                self._fallback.decide("adjust", back, now, at, in_doubt=True)
-        if verb != "peek":
-            self.wake(asks)
-
-    def _ask_one_bounded(self, *arguments: Any) -> Decision:  # noqa: ANN401 - the arguments of apply_one
-        assert self._workers is not None  # noqa: S101 - set whenever this method is used
-        return self._workers.run(partial(self.store.apply_one, *arguments), self._call_deadline())
-
-    def _call_deadline(self) -> float:
-        """Return the deadline of a call; the first call has to connect."""
-        return max(self.deadline, CONNECT_DEADLINE) if self._tries > 1 else self.deadline
-
-    def _tries_for(self, verb: str) -> int:
-        """Return how often a call is sent: a correction once, since an unanswered attempt may have arrived."""
-        return min(1, self._tries) if verb == "adjust" else self._tries
+        """Call the store itself, without blocking the event loop; the charge of a cancelled call is refunded."""
+        return await self._calls.apply_async(verb, asks, now, at)
 
     def _needs_sync(self, asks: Sequence[Ask]) -> bool:
         """Return whether a `local` policy is used for the first time: peers are synchronized before it is decided."""
@@ -343,23 +285,17 @@ class GuardedStore(Store):
         latest = self._server_clock.latest(self._steady.steady())
         if not any(self._halved(policy, latest) for policy, _, _ in asks):
             return asks
-        return [
+        sent = [
             (policy, key, doubled(policy, costs)) if self._halved(policy, latest) else (policy, key, costs)
             for policy, key, costs in asks
         ]
+        return asks.replace(sent) if isinstance(asks, Alternatives) else sent
 
     def _halved(self, policy: Policy, latest: int) -> bool:
         if policy.on_store_error != "local":
             return False
         share = self._shares.get(policy.name)
         return share is None or share.peers.all_connected_until <= latest
-
-    def _original_decisions(self, asks: Sequence[Ask], sent: Sequence[Ask], answers: list[Decision]) -> list[Decision]:
-        """Return the decisions for the original costs, if some asks were sent at double cost."""
-        return [
-            answer if costs == sent_costs else halve(answer, costs, self._beat)
-            for (_, _, costs), (_, _, sent_costs), answer in zip(asks, sent, answers, strict=True)
-        ]
 
     # ---- outages -----------------------------------------------------------------------------------------------------
 
@@ -368,7 +304,7 @@ class GuardedStore(Store):
             for policy, _, _ in asks:
                 self._fallback.modes.setdefault(policy.name, policy.on_store_error)
             starts = not self._closed and self._breaker.record_failure(self._steady.steady(), outages)
-            self._tries = 1
+            self._calls.tries = 1
             if starts:
                 self._decided_before = self._fallback.allowed + self._fallback.denied
                 self._failed_ask = asks[0] if asks else None
@@ -376,31 +312,16 @@ class GuardedStore(Store):
             reason = str(error) or type(error).__name__
             if self._report is None:
                 log.error(
-                    "store unavailable: %s; until it is back, %s; probing it in the background",
+                    "store unavailable: %s; until it is available again, %s; probing it in the background",
                     reason,
-                    self._describe_modes(),
+                    self._fallback.describe_modes(),
                 )
             else:
                 self._report(reason)
             self._start_thread()
 
-    def _describe_modes(self) -> str:
-        """Describe, for the log, how calls are decided during the outage."""
-        outcomes = {"deny": "are denied", "allow": "are allowed without limit"}
-        described = []
-        for name, mode in sorted(self._fallback.modes.items()):
-            if mode == "local" and name in self._shares:
-                latest = self._server_clock.latest(self._steady.steady())
-                part = 100 * self._shares[name].peers.claimed_share(latest)[0] / WHOLE_LIMIT
-                described.append(
-                    f"calls to policy {name!r} are decided by this process's share, {part:.3g} % of the limit"
-                )
-            else:
-                described.append(f"calls to policy {name!r} {outcomes.get(mode, 'are denied')}")
-        return ", ".join(described) or "calls are decided by on_store_error of their policies"
-
     def maintain(self) -> int | None:
-        """Do what is due: probe an unavailable store, settle with one that is back, synchronize with the peers.
+        """Do what is due: probe an unavailable store, settle after an outage, synchronize with the peers.
 
         Returns when to call it again, in steady time; None if only an outage makes that necessary.
         """
@@ -466,12 +387,8 @@ class GuardedStore(Store):
     ) -> Decision:
         """Call the store for maintenance, and record the server's time from the answer."""
         before = self._steady.steady()
-        if self._workers is None:
-            decision = self.store.apply_one(verb, policy, key, costs, None, at)
-        else:  # no caller waits for it, so it may take longer without starting an outage
-            call = partial(self.store.apply_one, verb, policy, key, costs, None, at)
-            decision = self._workers.run(call, max(self.deadline, CONNECT_DEADLINE))
-        self._tries = 1
+        decision = self._calls.apply_one_in_background(verb, policy, key, costs, None, at)
+        self._calls.tries = 1
         self._server_clock.record(decision.at, before, self._steady.steady())
         return decision
 
@@ -529,19 +446,3 @@ def _run_maintenance(reference: weakref.ref[GuardedStore], wake: Signal, clock: 
             due = clock.steady() + SECOND
         del guarded
         clock.wait(wake, due)
-
-
-def doubled(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
-    """Double the costs, except for limits without local shares."""
-    pairs = zip(policy.limits, costs, strict=True)
-    return tuple(cost if limit.rules.holds_slots else min(2 * cost, MAX_INTEGER) for limit, cost in pairs)
-
-
-def halve(decision: Decision, costs: tuple[int, ...], wait: int) -> Decision:
-    """Return the decision for the original costs of an ask at double cost."""
-    limits, views = decision.policy_limits, []
-    for limit, cost, used, (_, retry, reset) in zip(limits, costs, decision.used, decision.views, strict=True):
-        left = limit.burst - used
-        left = left if limit.rules.holds_slots else left // 2
-        views.append((left, wait if retry == NEVER and cost <= limit.burst else retry, reset))
-    return Decision.of_signed_views(decision.at, limits, views, within_limits=decision.within_limits)

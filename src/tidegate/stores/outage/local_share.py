@@ -46,7 +46,7 @@ class SharePolicy(NamedTuple):
     limits: tuple[Limit | None, ...]  # None: there is no share of this limit
     share: Policy | None
     since: int  # when the whole share counted as spent
-    until: int  # by when all of it must have come back
+    until: int  # by when all of it must have been refilled
 
 
 class LocalShare:
@@ -59,7 +59,7 @@ class LocalShare:
         self._margin = margin
         self._share_policies: dict[int, SharePolicy] = {}  # by the id of the policy, which the SharePolicy keeps alive
         self._last_posted = -1  # the last beat posted before the outage
-        self._owed: dict[Key, dict[str, int]] = {}  # permits that charging a key has given back and not yet taken again
+        self._owed: dict[Key, dict[str, int]] = {}  # permits that charging a key has refunded and not yet taken again
 
     def starts_at(self) -> int:
         """Return when the share may be spent."""
@@ -82,7 +82,7 @@ class LocalShare:
         return share_policy if latest < share_policy.until else None
 
     def settle(self, ask: AskStore, memory: MemoryStore, now: int) -> None:
-        """Charge to the store what was spent and has not come back yet.
+        """Charge to the store what was spent and has not been refilled yet.
 
         If charging a key fails half-way, the key is charged again: too much, never too little.
         """
@@ -116,7 +116,7 @@ def divide_limit(limit: Limit, units: int, longest: int) -> Limit | None:
 
 
 def may_fit(share_policy: SharePolicy, costs: Sequence[int], earliest: int, latest: int) -> bool:
-    """Return whether there is a share of every limit that is charged, and the charge would come back in time.
+    """Return whether there is a share of every limit that is charged, and the charge would be refilled in time.
 
     Nothing is spent while the current calendar window is uncertain.
     """
@@ -157,7 +157,7 @@ def preload(memory: MemoryStore, key: Key, share_policy: SharePolicy) -> None:
 
 
 def share_decision(share_policy: SharePolicy, costs: Sequence[int], decision: Decision, wait: int) -> LocalDecision:
-    """Return the decision of the share; a cost above the share may be retried when the store is back."""
+    """Return the decision of the share; a cost above the share may be retried after the outage."""
     shared = iter(decision.views)
     limits, views = [], []
     for original, limit, cost in zip(share_policy.policy.limits, share_policy.limits, costs, strict=True):
@@ -189,7 +189,7 @@ def allow_locally(policy: Policy, costs: Sequence[int], at: int) -> LocalDecisio
 
 
 def read_usage(memory: MemoryStore, key: Key, share_policy: SharePolicy, now: int) -> list[int]:
-    """Return how much of each limit was spent here and has not come back yet."""
+    """Return how much of each limit was spent here and has not been refilled yet."""
     if share_policy.share is None:
         return [0] * len(share_policy.limits)
     nothing = (0,) * len(share_policy.share.limits)
@@ -212,8 +212,8 @@ def charge_log(ask: AskStore, policy: Policy, key: Key, index: int, count: int, 
     """Charge a log with an entry of now.
 
     Only a decision adds an entry, so one permit is acquired, and the entry raised. In a full log, one permit of the
-    latest entry is moved: given back, and acquired again now. If another process acquires it first, its entry is
-    raised. The permit that was given back is owed until everything is charged, even if a call in between fails.
+    latest entry is moved: refunded, and acquired again now. If another process acquires it first, its entry is
+    raised. The refunded permit is owed until everything is charged, even if a call in between fails.
     """
     limit = policy.limits[index]
 

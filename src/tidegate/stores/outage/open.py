@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl, urlencode
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
-from tidegate.stores.outage.guarded_store import CONNECT_DEADLINE, GuardedStore
+from tidegate.stores.outage.guarded_store import GuardedStore
+from tidegate.stores.outage.store_calls import CONNECT_DEADLINE
 from tidegate.stores.registry import open_store
 from tidegate.urls import server_url
 

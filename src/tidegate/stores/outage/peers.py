@@ -1,4 +1,4 @@
-"""Which processes share a policy, what each may spend when it is disconnected, and whether one is.
+"""Which processes share a policy, what each may spend when disconnected, and whether one is disconnected.
 
 A process cannot know whether another one still reaches the store, and a store that one process cannot reach may serve
 the others. Together they must never admit more than the limit, whichever of them are disconnected:
@@ -9,13 +9,13 @@ the others. Together they must never admit more than the limit, whichever of the
   decision of the engine: a window of CLAIMABLE_UNITS permits that all claims together cannot exceed.
 - In every *beat* a process **posts** a heartbeat and reads the posts of the beat before. Each process that has a claim
   is identified by a random number; the claims and the posts of a beat name the same processes if their sums are equal.
-- A check at beat k is relied upon until beat k + 3. It reads the posts of beat k - 1. So no process relies on one that
-  last posted in beat p from beat p + 4 on. Only from then on may a disconnected process spend its share, and only what
-  will have come back to the limit before its claims end.
+- A check at beat k is relied upon until beat k + 3. It reads the posts of beat k - 1. So from
+  beat p + 4 on, no process relies on one that last posted in beat p. Only from then on may a disconnected process spend
+  its share, and only the part that the limit will have refilled before its claims end.
 - A process that reaches the store again asks it at double cost, charges what it has spent, and only then posts.
 
 Beats and terms follow the server's clock. Keys contain their number, so a message that arrives late changes a key that
-is not read any more. A lost answer counts against its process: a post may have been read, a claim may not have been
+is no longer read. If an answer is lost, a process assumes the worse case: its post was read, or its claim was not
 granted.
 """
 

@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.decision import Decision
-from tidegate.stores.base import check_ported
+from tidegate.stores.base import Alternatives, check_ported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,25 +16,32 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
 
 MISSING: Final = -1  # status of an answer: calendar windows are missing
+DENIED: Final = 0
+ALLOWED: Final = 1
 MAX_NAME_BYTES: Final = 500  # bytes; longer names are hashed for the index
 
 
 class StoreCall:
-    """One call, as elements of the array parameters of the statement, and its answer."""
+    """One call, as elements of the array parameters of the statement, and its answers.
+
+    A call with alternatives has an element of each array, and an answer, for each that is decided.
+    """
 
     __slots__ = (
-        "answer",
+        "answers",
         "at",
         "costs",
         "counts",
         "error",
+        "groups",
         "keys",
-        "limit_count",
+        "limit_counts",
         "limits",
         "now",
         "policies",
-        "size",
+        "sizes",
         "verb",
+        "verbs",
     )
     at: str
     costs: str
@@ -44,37 +51,44 @@ class StoreCall:
     now: str
     policies: str
 
-    def __init__(self, verb: str, size: int) -> None:
-        """Prepare a call with this number of keys."""
+    def __init__(self, verb: str, asks: Sequence[Ask]) -> None:
+        """Prepare a call for these keys."""
         self.verb: str = verb
-        self.size: int = size
-        self.limit_count: int = 0
+        self.groups: Sequence[Sequence[Ask]] = asks.groups() if isinstance(asks, Alternatives) else (asks,)
+        self.verbs: str = ",".join([verb, *[f"else_{verb}"] * (len(self.groups) - 1)])
+        self.sizes: str = ",".join([str(len(group)) for group in self.groups])
+        self.limit_counts: list[int] = [sum([len(policy.limits) for policy, _, _ in group]) for group in self.groups]
         self.policies = self.keys = self.counts = self.limits = self.costs = self.now = self.at = ""
-        self.answer: list[int] = []
+        self.answers: list[list[int]] = []
         self.error: Exception | None = None
 
-    def take_answer(self, numbers: list[int]) -> list[int]:
-        """Take the answer of this call from the front of the numbers; return the rest."""
-        end = 2 + self.limit_count * (1 if numbers[0] == MISSING else 3)
-        self.answer = numbers[:end]
-        return numbers[end:]
+    def repeat(self, element: str) -> str:
+        """Return an element for each group."""
+        return ",".join([element] * len(self.groups))
 
-    def result(self) -> list[int]:
-        """Return the answer, or raise the error."""
-        if not self.answer and self.error is not None:
+    def take_answers(self, numbers: list[int]) -> list[int]:
+        """Take the answers of this call from the front of the numbers; return the rest."""
+        self.answers = []
+        for count in self.limit_counts:
+            end = 2 + count * (1 if numbers[0] == MISSING else 3)
+            self.answers.append(numbers[:end])
+            numbers = numbers[end:]
+            if self.answers[-1][0] != DENIED:
+                break
+        return numbers
+
+    def result(self) -> list[list[int]]:
+        """Return the answers, or raise the error."""
+        if not self.answers and self.error is not None:
             raise self.error
-        return self.answer
+        return self.answers
 
 
-def decode_decisions(
-    asks: Sequence[Ask],
-    allowed: bool,  # noqa: FBT001 - data
-    at: int,
-    numbers: list[int],
-) -> list[Decision]:
-    """Decode the server's answer."""
+def decode_decisions(asks: Sequence[Ask], answer: list[int]) -> list[Decision]:
+    """Decode the server's answer to asks that were decided together."""
+    status, at, *numbers = answer
     views: list[View] = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
-    decisions, position = [], 0
+    allowed, decisions, position = status == ALLOWED, [], 0
     for policy, _, _ in asks:
         end = position + len(policy.limits)
         decisions.append(Decision.of_signed_views(at, policy.limits, views[position:end], within_limits=allowed))

@@ -94,8 +94,11 @@ class Connection:
 
     def prepare_flow(self, statement: bytes, until: int) -> IOFlow[None]:
         """Prepare the statement that `call_flow` runs."""
-        self._pgconn.send_prepare(STATEMENT, statement)
-        yield from self._results_flow("prepare", until)
+        try:
+            self._pgconn.send_prepare(STATEMENT, statement)
+            yield from self._results_flow("prepare", until)
+        except psycopg.Error as error:
+            raise self.explain("prepare", str(error)) from None
 
     def query_flow(self, what: str, sql: str, until: int) -> IOFlow[list[pq.abc.PGresult]]:
         """Run SQL without parameters. Several statements are one transaction unless they control it themselves."""

@@ -1242,7 +1242,8 @@ end $$;
 
 -- Decide calls one after another, as if each had come alone. The arguments are those of `decide` for all calls, concatenated;
 -- `sizes` is the number of asks of each call. A null instant means the clock of this server, read after the keys are locked.
--- The answers are concatenated.
+-- The answers are concatenated. A verb that begins with `else_` is an alternative to the call before it: it is decided at the
+-- same instant, and only if that call was denied; otherwise it has no answer.
 create or replace function tidegate.apply(
     verbs text[], sizes int[], policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[],
     instants bigint[], ats bigint[], sweeps int
@@ -1252,6 +1253,8 @@ declare
     now bigint;
     number bigint;
     done boolean;
+    answer bigint[];
+    alternative boolean;
     ask int := 0;
     place int := 0;
     places int;
@@ -1269,15 +1272,21 @@ begin
         answers := tidegate.decide(verbs[1], policies, keys, counts, limits, costs, now, ats[1]);
     else
         for i in 1 .. cardinality(verbs) loop
-            now := coalesce(instants[i], tidegate.server_time());
+            alternative := left(verbs[i], 5) = 'else_';
+            if not alternative then
+                now := coalesce(instants[i], tidegate.server_time());
+            end if;
             places := 0;
             for a in ask + 1 .. ask + sizes[i] loop
                 places := places + counts[a];
             end loop;
-            answers := answers || tidegate.decide(
-                verbs[i], policies[ask + 1 : ask + sizes[i]], keys[ask + 1 : ask + sizes[i]],
-                counts[ask + 1 : ask + sizes[i]], limits[place + 1 : place + places], costs[place + 1 : place + places],
-                now, ats[i]);
+            if not alternative or answer[1] = 0 then
+                answer := tidegate.decide(
+                    replace(verbs[i], 'else_', ''), policies[ask + 1 : ask + sizes[i]], keys[ask + 1 : ask + sizes[i]],
+                    counts[ask + 1 : ask + sizes[i]], limits[place + 1 : place + places],
+                    costs[place + 1 : place + places], now, ats[i]);
+                answers := answers || answer;
+            end if;
             ask := ask + sizes[i];
             place := place + places;
         end loop;

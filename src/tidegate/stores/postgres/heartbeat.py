@@ -1,4 +1,4 @@
-"""Distinguishes a server that is down from one that is busy or lets a call wait for its key."""
+"""Distinguishes a server that is down from one that is busy, or in which a call waits for a locked key."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Heartbeat:
         return min(until, SYSTEM_CLOCK.steady() + self._silence)
 
     def check_flow(self) -> IOFlow[None]:
-        """Check the server unless it answered lately or a check is running. Raises StoreUnavailable if it fails."""
+        """Check the server unless it answered recently or a check is running. Raises StoreUnavailable if it fails."""
         now = SYSTEM_CLOCK.steady()
         if now - self._answered_at < self._silence or now < self._check_until:
             return

@@ -138,7 +138,7 @@ class AsyncRun(Generic[T]):
     """Runs a flow in a task. If that task is cancelled, another can continue from the same step.
 
     It differs from `tidegate.flow.run_async` in one rule: a cancellation is not raised in the flow. PostgreSQL executes
-    a statement that was sent, whether or not a task waits for it. Only its answer says what to give back, and the
+    a statement that was sent, whether or not a task waits for it. Only its answer says what to refund, and the
     statement may carry calls of other tasks. So the flow must receive the answer: the store lets a background task
     continue the run, instead of ending the flow and its connection with every cancelled task.
     """

@@ -147,7 +147,7 @@ class Pool(Generic[T]):
         return granted
 
     def _open_failed(self, caller: Caller, error: Exception) -> None:
-        """Handle a connection that could not be opened; without any other connection, all queued calls fail, too."""
+        """Handle a connection that could not be opened; without any other connection, all queued calls fail too."""
         self._wake(self._fail_queue(caller, error))
 
     @locked

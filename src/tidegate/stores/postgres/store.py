@@ -70,6 +70,8 @@ class PostgresStore(Store):
     opens its own. For tests, `clock` replaces the server's clock.
     """
 
+    decides_alternatives = True
+
     def __init__(
         self,
         url: str,
@@ -130,7 +132,7 @@ class PostgresStore(Store):
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop; the charge of a cancelled call is given back."""
+        """Apply without blocking the event loop; the charge of a cancelled call is refunded."""
         self._check_open()
         await self._background.watch()
         began = SYSTEM_CLOCK.steady()
@@ -146,7 +148,7 @@ class PostgresStore(Store):
     async def _give_back_cancelled(
         self, run: AsyncRun[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None, began: int
     ) -> None:
-        """Wait for the answer to a call whose task was cancelled, and give back its charge."""
+        """Wait for the answer to a call whose task was cancelled, and refund its charge."""
         try:
             decisions = await run.finish_anyway()
         except RateLimitError as error:
@@ -180,7 +182,7 @@ class PostgresStore(Store):
             return (yield from self._decide_flow(verb, asks, now, at, caller))
         places, merged = merge(asks)
         decisions = yield from self._decide_flow(verb, merged, now, at, caller)
-        return [decisions[place] for place in places]
+        return decisions if merged is asks else [decisions[place] for place in places]
 
     def _decide_flow(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller
@@ -191,17 +193,21 @@ class PostgresStore(Store):
         call = self._encode_call(verb, asks, now, at, around)
         for _ in range(MAX_WINDOW_RETRIES):
             yield from self._call_flow(call, caller)
-            answer, instant, *numbers = call.result()
+            answers = call.result()
+            answer, instant, *numbers = answers[-1]
             if answer != MISSING:
-                return decode_decisions(asks, answer == 1, instant, numbers)
+                groups = zip(call.groups, answers, strict=False)  # of alternatives, some are not decided
+                return [decision for group, decided in groups for decision in decode_decisions(group, decided)]
             if now is None:
                 self._clock_offset = instant - SYSTEM_CLOCK.ns() // 1000
             limits = [limit for policy, _, _ in asks for limit in policy.limits]
-            encoded = (encode_limit(limit, missing or instant) for limit, missing in zip(limits, numbers, strict=True))
+            before = sum(call.limit_counts[: len(answers) - 1])  # limits of alternatives that were denied
+            missing = [0] * before + numbers + [0] * (len(limits) - before - len(numbers))
+            encoded = (encode_limit(limit, found or instant) for limit, found in zip(limits, missing, strict=True))
             call = self._encode_call(verb, asks, now, at, around)
             call.limits = ",".join(encoded)
         raise StoreUnavailable(
-            f"PostgreSQL {self.target.name} could not {verb}: the clock of the server jumps; check it"
+            f"PostgreSQL {self.target.name} could not {verb}: the server's clock is not steady: check it"
         )
 
     def _call_flow(self, call: StoreCall, caller: Caller) -> IOFlow[None]:
@@ -222,7 +228,7 @@ class PostgresStore(Store):
             result = yield from connection.call_flow(call.verb, self._parameters(calls), until)
             numbers = list(map(int, (result.get_value(0, 0) or b"")[1:-1].split(b",")))
             for each in calls:
-                numbers = each.take_answer(numbers)
+                numbers = each.take_answers(numbers)
         except ServerError as error_reply:
             self._pool.release(caller)
             error = connection.explain(call.verb, str(error_reply), error_reply.code)
@@ -258,22 +264,20 @@ class PostgresStore(Store):
         return connection
 
     def _encode_call(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, around: int) -> StoreCall:
-        call = StoreCall(verb, len(asks))
+        call = StoreCall(verb, asks)
         call.policies = ",".join([quote(encode_name(policy.name)) for policy, _, _ in asks])
         call.keys = ",".join([quote(encode_name(join_key(key), escaped=True)) for _, key, _ in asks])
         call.counts = ",".join([str(len(policy.limits)) for policy, _, _ in asks])
         call.limits = ",".join([self._encode_policy(policy, around).text for policy, _, _ in asks])
-        costs = [str(cost) for _, _, costs in asks for cost in costs]
-        call.limit_count = len(costs)
-        call.costs = ",".join(costs)
-        call.now = "NULL" if now is None else str(now)
-        call.at = "NULL" if at is None else str(at)
+        call.costs = ",".join([str(cost) for _, _, costs in asks for cost in costs])
+        call.now = call.repeat("NULL" if now is None else str(now))
+        call.at = call.repeat("NULL" if at is None else str(at))
         return call
 
     def _parameters(self, calls: Sequence[StoreCall]) -> list[bytes]:
         return [
-            encode_array([call.verb for call in calls]),
-            encode_array([str(call.size) for call in calls]),
+            encode_array([call.verbs for call in calls]),
+            encode_array([call.sizes for call in calls]),
             encode_array([call.policies for call in calls]),
             encode_array([call.keys for call in calls]),
             encode_array([call.counts for call in calls]),
@@ -307,7 +311,7 @@ class PostgresStore(Store):
         return cached
 
     def metrics(self) -> dict[str, int]:
-        """Return the numbers of connections, waiting calls, and charges of cancelled calls given back or not."""
+        """Return the numbers of connections, waiting calls, and refunds of cancelled calls, done or failed."""
         return {
             **self._pool.metrics(),
             "given_back": self._given_back,
@@ -315,12 +319,12 @@ class PostgresStore(Store):
         }
 
     def close(self) -> None:
-        """Close the connections as soon as all cancelled calls are given back."""
+        """Close the connections as soon as the charges of all cancelled calls are refunded."""
         self._closed = True
         self._background.when_done(self._close_connections)
 
     async def close_async(self) -> None:
-        """Wait until cancelled calls are given back, for MAX_CLOSING seconds at most, and close the connections."""
+        """Wait until cancelled calls are refunded, for at most MAX_CLOSING seconds, and close the connections."""
         self._closed = True
         await self._background.finish()
         self._close_connections()

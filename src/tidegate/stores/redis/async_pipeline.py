@@ -1,8 +1,8 @@
 """Sends the calls of tasks: calls made in one iteration of the event loop are sent together.
 
 Scripts are pipelined on one connection, and their replies arrive in order. No task is needed to send a call: the loop
-calls `_flush` at the end of an iteration, and the ReplyReader wakes the callers. A call that is cancelled in flight is
-still answered, and gives back its charge.
+calls `_flush` at the end of an iteration, and the ReplyReader wakes the callers. The reply to a call that is cancelled
+in flight is still read, and its charge is refunded.
 
 At most MAX_IN_FLIGHT scripts are in flight on a connection, so that the server can serve other processes. The others
 wait in batches, one per iteration of the loop, which are served in rotation, so that a batch of thousands does not
@@ -404,7 +404,7 @@ class ServerPipeline(AsyncPipeline):
             self._fail_connection(error, again=self._answered)
 
     def _timed_out(self) -> None:
-        """Time out; late replies are still read, so that their charges can be given back."""
+        """Time out; late replies are still read, so that their charges can be refunded."""
         self.counts.failures += 1
         replies, given_up = self._replies, self._late
         if replies is not None and given_up is not None and not given_up.done():
@@ -418,7 +418,7 @@ class ServerPipeline(AsyncPipeline):
     def _fail_connection(self, error: BaseException, *, again: bool = False) -> None:
         """Close the connection; scripts in flight are answered with the error.
 
-        With `again`, scripts that were not sent yet are sent over a new connection; otherwise they fail, too.
+        With `again`, scripts that were not sent yet are sent over a new connection; otherwise they fail too.
         """
         transport, self._transport = self._transport, None
         if transport is not None:

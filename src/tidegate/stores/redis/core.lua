@@ -19,6 +19,7 @@
 -- that are needed.
 
 local NONE = -9007199254740992  -- no instant given
+local ALTERNATIVE = 8  -- added to a verb: see every_group
 local call, pack, unpack_ints, sub, rep = redis.call, struct.pack, struct.unpack, string.sub, string.rep
 local answer, answered = {}, 0
 
@@ -1056,11 +1057,14 @@ local function build()
     attempt(false, 1, 1, now, slack, nil)
   end
 
+  -- A verb above ALTERNATIVE is decided only if what was decided just before it was denied; otherwise it has no answer.
   local function every_group(clock)
     local asked, size = read_doubles(ARGV[1])
-    local place, key = 1, 0
+    local place, key, status = 1, 0, 0
     while place < size do
       local verb, now, slack, at = asked[place], asked[place + 1], asked[place + 2], asked[place + 3]
+      local skipped = verb > ALTERNATIVE and status ~= 0
+      if verb > ALTERNATIVE then verb = verb - ALTERNATIVE end
       local number, count, fails = asked[place + 4], 0, false
       place = place + 5
       for i = 1, number do
@@ -1083,7 +1087,11 @@ local function build()
       end
       if now == NONE then now = clock end
       if at == NONE then at = nil end
-      attempt(fails, verb, number, now, slack, at)
+      if not skipped then
+        local before = answered
+        attempt(fails, verb, number, now, slack, at)
+        status = answer[before + 1]
+      end
     end
     return write_ints(answer, answered)
   end

@@ -1,7 +1,7 @@
 """Reads replies that arrive after their calls have timed out.
 
 The callers have received an error. Replies may still arrive, when the server or the network recovers; they show what
-was charged, so that it can be given back.
+was charged, so that it can be refunded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ScriptsInFlight(deque["Script"]):
 
 
 class LateReplies:
-    """Receives the replies that a connection still owes."""
+    """Receives the replies that are still due on a connection."""
 
     def __init__(self, in_flight: ScriptsInFlight) -> None:
         """Wait for the replies to a copy of these."""

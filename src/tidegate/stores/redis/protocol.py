@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
-from tidegate.stores.base import check_ported
+from tidegate.stores.base import Alternatives, check_ported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +33,11 @@ SCRIPT: Final = Path(__file__).with_name("core.lua").read_bytes()
 NO_INSTANT: Final = -(2**53)  # encodes None: the server's clock, or the latest charge
 NEEDS_WINDOW: Final = 2
 EXPIRY_MARGIN: Final = 1000  # milliseconds for which a key is kept after its state has expired
-MANUAL_EXPIRY: Final = 3_600_000  # the same for a manual clock: real time may pass while it stands still
+MANUAL_EXPIRY: Final = 3_600_000  # the same for a manual clock: real time may pass while it does not advance
 MAX_LIMITS_PER_CALL: Final = 1000  # limits in one call, since a script blocks the server
 MAX_WINDOW_RETRIES: Final = 4  # how often a call is sent again because a calendar window was missing
 VERB_NUMBERS: Final = {verb: number for number, verb in enumerate(VERBS, start=1)}
+ALTERNATIVE: Final = 8  # added to the number of a verb that is decided only if the alternative before it was denied
 CALL_HEAD: Final = Struct("<5d")
 SHORT_CALL: Final = Struct("<3d")
 MAX_SHORT_FORM_LIMITS: Final = (
@@ -67,6 +68,11 @@ class PendingCall(ABC):
         if self.weight > MAX_LIMITS_PER_CALL:
             message = f"a call checks {self.weight} limits; at most {MAX_LIMITS_PER_CALL} are allowed: split the call"
             raise ConfigError(message)
+
+    @property
+    def groups(self) -> Sequence[Sequence[Ask]]:
+        """The asks that are decided together; several groups if they are alternatives."""
+        return self.asks.groups() if isinstance(self.asks, Alternatives) else (self.asks,)
 
     @property
     def dropped(self) -> bool:
@@ -130,29 +136,33 @@ class Script:
         numbers = unpack(f"<{len(reply) // 8}q", reply)
         position, repeated = 0, []
         for call in self.calls:
-            status, at = numbers[position], numbers[position + 1]
-            position += 2
-            if status == NEEDS_WINDOW:
-                if len(call.missing_windows) < MAX_WINDOW_RETRIES:
-                    call.missing_windows = (*call.missing_windows, at)
-                    if call.now is None and len(call.missing_windows) == 1:
-                        self.protocol.record_server_time(at)
-                    repeated.append(call)
-                else:
-                    call.set_answer(
-                        StoreUnavailable(
-                            f"the server's clock jumps or is far off: it shows {at} us since 1970; check its clock"
-                        )
+            decisions: list[Decision] = []
+            for asks in call.groups:
+                status, at = numbers[position], numbers[position + 1]
+                position += 2
+                if status == NEEDS_WINDOW:
+                    break
+                for policy, _, _ in asks:
+                    limits = policy.limits
+                    end = position + 3 * len(limits)
+                    views = [numbers[i : i + 3] for i in range(position, end, 3)]
+                    decisions.append(Decision.of_signed_views(at, limits, views, within_limits=status == 1))
+                    position = end
+                if status == 1:
+                    break
+            if status != NEEDS_WINDOW:
+                call.set_answer(decisions)
+            elif len(call.missing_windows) < MAX_WINDOW_RETRIES:
+                call.missing_windows = (*call.missing_windows, at)
+                if call.now is None and len(call.missing_windows) == 1:
+                    self.protocol.record_server_time(at)
+                repeated.append(call)
+            else:
+                call.set_answer(
+                    StoreUnavailable(
+                        f"the server's clock jumps or is far off: it shows {at} us since 1970; check its clock"
                     )
-                continue
-            decisions = []
-            for policy, _, _ in call.asks:
-                limits = policy.limits
-                end = position + 3 * len(limits)
-                views = [numbers[i : i + 3] for i in range(position, end, 3)]
-                decisions.append(Decision.of_signed_views(at, limits, views, within_limits=status == 1))
-                position = end
-            call.set_answer(decisions)
+                )
         return repeated
 
     def fail(self, error: RateLimitError) -> None:
@@ -261,25 +271,26 @@ class ScriptProtocol:
         keys: list[bytes] = []
         encoded_calls = []
         for call in calls:
-            now, at, asks = call.now, call.at, call.asks
-            encoded_calls.append(
-                CALL_HEAD.pack(
-                    VERB_NUMBERS[call.verb],
-                    NO_INSTANT if now is None else now,
-                    EXPIRY_MARGIN if now is None else MANUAL_EXPIRY,
-                    NO_INSTANT if at is None else at,
-                    len(asks),
+            now, at = call.now, call.at
+            for index, asks in enumerate(call.groups):
+                encoded_calls.append(
+                    CALL_HEAD.pack(
+                        VERB_NUMBERS[call.verb] + (ALTERNATIVE if index else 0),
+                        NO_INSTANT if now is None else now,
+                        EXPIRY_MARGIN if now is None else MANUAL_EXPIRY,
+                        NO_INSTANT if at is None else at,
+                        len(asks),
+                    )
                 )
-            )
-            for policy, key, costs in asks:
-                encoded_policy = self.encode_policy(policy)
-                encoded = encoded_policy.encoded or self._encode_windows(encoded_policy, call)
-                number = policy_numbers.setdefault(encoded, len(policy_numbers) + 1)
-                encoded_calls.append(ASK_STRUCTS[len(costs)].pack(number, *costs))
-                name = encoded_policy.key(key)
-                keys.append(name)
-                if encoded_policy.logs:
-                    keys.extend([name + log for log in encoded_policy.logs])
+                for policy, key, costs in asks:
+                    encoded_policy = self.encode_policy(policy)
+                    encoded = encoded_policy.encoded or self._encode_windows(encoded_policy, call)
+                    number = policy_numbers.setdefault(encoded, len(policy_numbers) + 1)
+                    encoded_calls.append(ASK_STRUCTS[len(costs)].pack(number, *costs))
+                    name = encoded_policy.key(key)
+                    keys.append(name)
+                    if encoded_policy.logs:
+                        keys.extend([name + log for log in encoded_policy.logs])
         return keys, [b"".join(encoded_calls), *policy_numbers]
 
     def _encode_short(self, calls: Sequence[PendingCall]) -> tuple[list[bytes], list[bytes]] | None:

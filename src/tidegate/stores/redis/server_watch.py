@@ -1,12 +1,12 @@
 """Detects that a server was replaced or has lost its keys, if that is possible.
 
-A server that has run the script before and does not know it any more was restarted or replaced. So was a server if the
-sentinels name another one.
+A server that has run the script before and no longer knows it was restarted or replaced. If the sentinels name another
+server, the primary was replaced.
 
 Each server has a marker: a key with a random value, which clients check four times a second, and which expires a second
 after the last check. If the value has changed since the last check, all keys are gone (FLUSHALL, FLUSHDB, a restart
-without persistence): limits are as if nothing had been spent. A replica that took over and lacks only the last writes
-of its primary cannot be detected.
+without persistence), and limits are as if nothing had been used. A replica that took over and lacks only the last
+writes of its primary cannot be detected.
 """
 
 from __future__ import annotations

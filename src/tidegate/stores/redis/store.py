@@ -48,10 +48,12 @@ class RedisStore(Store):
     """Keeps states in Redis or Valkey, for any number of processes, by the server's clock.
 
     A call with any number of limits and keys takes one round trip; concurrent calls share one. If the server is silent
-    for `timeout` seconds while it owes an answer, or does not accept a connection within `connect_timeout`, the call
+    for `timeout` seconds while a reply is due, or does not accept a connection within `connect_timeout`, the call
     raises StoreUnavailable; it may have been charged, and is not repeated. The time that calls wait for earlier ones
     does not count. For tests, `clock` replaces the server's clock.
     """
+
+    decides_alternatives = True
 
     def __init__(
         self, address: RedisAddress | None = None, *, clock: Clock | None = None, source: bytes = SCRIPT
@@ -88,12 +90,12 @@ class RedisStore(Store):
             return self._sync_pipeline.ask(SyncScriptCall(verb, asks, now, at))
         places, merged = merge(asks)
         decisions = self._sync_pipeline.ask(SyncScriptCall(verb, merged, now, at))
-        return [decisions[place] for place in places]
+        return decisions if merged is asks else [decisions[place] for place in places]
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Apply without blocking the event loop; the charge of a cancelled call is given back."""
+        """Apply without blocking the event loop; the charge of a cancelled call is refunded."""
         if not asks:
             return []
         if now is None and self._manual_clock:
@@ -102,7 +104,7 @@ class RedisStore(Store):
             return await self._pipeline().ask(verb, asks, now, at).wait()
         places, merged = merge(asks)
         decisions = await self._pipeline().ask(verb, merged, now, at).wait()
-        return [decisions[place] for place in places]
+        return decisions if merged is asks else [decisions[place] for place in places]
 
     def _pipeline(self) -> AsyncPipeline:
         loop = asyncio.get_running_loop()

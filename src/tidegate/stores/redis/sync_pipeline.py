@@ -50,7 +50,7 @@ class SyncScriptCall(PendingCall):
         self.answer = answer
 
     def wake(self) -> None:
-        """Wake the thread, to see whether its call is answered or the leader."""
+        """Wake the thread, which checks whether its call is answered or has become the leader."""
         if self.signal is not None:
             with suppress(RuntimeError):  # woken already
                 self.signal.release()

@@ -1,6 +1,6 @@
 """A log stored as rows of the table `entry`, with the interface of `core.algorithms.LogEntries`.
 
-An entry is identified by its `seq`, which has gaps where entries were given back. Times and sums increase with it, so
+An entry is identified by its `seq`, which has gaps where entries were refunded. Times and sums increase with it, so
 one b-tree serves every search: searches by time and by sum bisect it, starting near the head, where the result usually
 is. The state's own row holds the last entry and the oldest live one, so most decisions read no entries at all.
 """

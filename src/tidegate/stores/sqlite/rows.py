@@ -117,7 +117,7 @@ class StateRows:
     def write(
         self, policy: Policy, key: str | bytes, row: KeyRow, states: States, now: int, inline: int | None = None
     ) -> None:
-        """Write the states of the policy's limits, keeping live states of limits that are not in the policy (any more).
+        """Write the states of the policy's limits, keeping live states of limits that are no longer in the policy.
 
         Logs of up to `inline` entries are written into the row.
         """

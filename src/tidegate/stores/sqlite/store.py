@@ -18,7 +18,7 @@ from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked, threads_holding
 from tidegate.policy.key import join_key
-from tidegate.stores.base import Store
+from tidegate.stores.base import Store, decide_in_turn
 from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
 from tidegate.stores.sqlite.database import (
     BUSY_CODES,
@@ -88,6 +88,8 @@ class SQLiteStore(Store):
     does. The same holds after a call that a signal handler interrupted: `_unfinished` is set during a transaction, and
     a call that finds it set discards the connection.
     """
+
+    decides_alternatives = True
 
     def __init__(
         self,
@@ -357,7 +359,7 @@ def decide(rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
     if given is not None:
         now = given
     if len(asks) > 1:
-        return decide_together(rows, verb, asks, now, at)
+        return decide_in_turn(asks, lambda together: decide_together(rows, verb, together, now, at))
     ((policy, key, costs),) = asks
     name = key_text(key)
     row = rows.read(policy, name)
@@ -369,7 +371,7 @@ def decide(rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
 
 
 def decide_together(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
-    """Decide several asks together; a key that occurs twice pays both costs."""
+    """Decide several asks together; a key that occurs twice is charged both costs."""
     found: dict[tuple[int, str | bytes], tuple[KeyRow, int]] = {}
     limits: list[Limit] = []
     states: list[State | None] = []

@@ -95,12 +95,13 @@ export function renderSwarm(panel, now) {
     setText(cells[4], reduction.agent);
   });
   renderCapacityCharts(available ? panel.resources : {}, reductions, now);
-  setText(byId("note-swarm"), available ? formatAgentCount(panel.agents.length) : "");
+  setText(byId("note-swarm"), available ? formatAgents(panel) : "");
 }
 
-function formatAgentCount(count) {
-  if (!count) return "no agent responds: check the bus URL and the secret";
-  return count === 1 ? "1 agent" : `${count} agents`;
+function formatAgents({ agents, namespace }) {
+  const where = namespace ? `namespace ${namespace}` : "no namespace";
+  if (!agents.length) return `no agent responds (${where}): check the bus URL, the namespace and the secret`;
+  return `${agents.length === 1 ? "1 agent" : `${agents.length} agents`}, ${where}`;
 }
 
 function renderCapacityCharts(resources, reductions, now) {

@@ -1,0 +1,312 @@
+"""The part of Limiter and AsyncLimiter that both share, written once as functions and flows."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.algorithms import NEVER
+from tidegate.core.bounds import MAX_DURATION, SECOND
+from tidegate.core.decision import Decision, ShadowDecision
+from tidegate.errors import Closed, ConfigError, Denied
+from tidegate.observe import Observer, Record
+from tidegate.policy.key import Key, normal_key
+from tidegate.policy.model import Cost, Policy, Rules, read_policy
+from tidegate.stores.opened import OpenedStore
+from tidegate.waiting import MAX_PRIORITY, Ask, WaitQueues, wait_flow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.clock import Clock, Signal
+    from tidegate.flow import Flow
+    from tidegate.stores import Store
+    from tidegate.stores.base import TryAcquire
+    from tidegate.stores.lease import Lease
+    from tidegate.waiting import Call, WaitFlow
+
+MAX_SECONDS: Final = 3e10
+
+
+class Usage(NamedTuple):
+    """How much of one limit a key has used. `reset_after` is in seconds."""
+
+    quota: int
+    used: int
+    remaining: int
+    reset_after: float
+    unit: str
+
+
+class BaseLimiter:
+    """Base class of Limiter and AsyncLimiter: makes asks, waits in queues, and builds fast paths."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        store: str | Store = "memory://",
+        clock: Clock | None = None,
+        name: str = "default",
+        observer: Observer | None = None,
+        ageing: float = 5.0,
+        max_priority: float = MAX_PRIORITY,
+        lease: bool | float | Lease | None = None,
+    ) -> None:
+        """Create a limiter for these rules: a string, a Limit, several of these, or a Policy.
+
+        `store` is a URL or a Store; a store opened from a URL is closed with the limiter. `clock` replaces the store's
+        clock, for tests. `name` is the name of the policy if the rules are not a Policy. `observer` is called with a
+        Record of every decision. `ageing` is how many seconds of waiting count as much as one step of priority.
+        `max_priority` bounds the priority of a call, in both directions, so a call is never overtaken by calls that
+        arrive more than `2 * max_priority * ageing` seconds after it. `lease` takes permits from the store in advance
+        and decides in this process (see `tidegate.stores.lease`): True, the duration of a lease in seconds, or a Lease.
+        """
+        self.policy: Policy = read_policy(rules, name)
+        self._observer = observer
+        self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
+        self._max_priority = at_least_zero("max_priority", max_priority)
+        self._opened = OpenedStore.open(store, clock=clock, lease=lease)
+        self.store: Store = self._opened.store
+        self.clock: Clock = clock or self.store.clock
+        self._queues = WaitQueues()
+        self.store.wait_queues.add(self._queues)
+        self._fast_path_invalidators: list[Callable[[], None]] = []
+        self._now: Callable[[], int] | None = None
+        if clock is not None and clock is not self.store.clock:
+            self._now = lambda: clock.ns() // 1000
+        self._apply: Callable[..., Decision] = self.store.apply_one
+        self._instant_store = self.store.instant
+        self._set_policy(self.policy)
+
+    def _set_policy(self, policy: Policy) -> None:
+        """Replace the policy and its fast paths."""
+        self.policy = policy
+        while self._fast_path_invalidators:
+            self._fast_path_invalidators.pop()()  # callers that still hold an old fast path take the slow one
+        # Only shadow policies and observers need each decision after it is made; most limiters have neither.
+        self._observed = self._observer is not None or policy.mode == "shadow"
+        for name in ("try_acquire", "peek", "usage"):
+            self.__dict__.pop(name, None)
+        if not self._observed and self._now is None and not self._queues.closed:
+            self._use_fast_paths(policy)
+
+    def _use_fast_paths(self, policy: Policy) -> None:
+        """Let this object use faster functions that do the same as its methods."""
+        raise NotImplementedError
+
+    def _set_fast_path(self, name: str, method: Callable[..., object], fast_path: Callable[..., object] | None) -> None:
+        """Use a fast path in place of a method, unless a subclass has another method."""
+        if fast_path is not None and getattr(type(self), name) is method:
+            self.__dict__[name] = functools.wraps(method)(fast_path)
+
+    def _fast_try_acquire(self, policy: Policy) -> TryAcquire[Decision] | None:
+        slow_path = functools.partial(self._ask_key_now, "acquire")
+        return self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
+
+    def _fast_peek(self, policy: Policy) -> TryAcquire[Decision] | None:
+        if not policy.counted:  # an integer cost is an error
+            return None
+        return self.store.fast_peek(policy, functools.partial(self._ask_key_now, "peek"), self._fast_path_invalidators)
+
+    def _fast_usage(self, policy: Policy) -> Callable[[Key], dict[str, Usage]] | None:
+        def slow_peek(key: Key, _cost: Cost = 0) -> Decision:
+            return self._ask_now(self._usage_ask(key))
+
+        peek: TryAcquire[Decision] | None = self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators)
+        return None if peek is None else fast_usage(policy, peek, slow_peek)
+
+    def update(self, rules: Rules) -> None:
+        """Replace the rules; the usage of keys is kept.
+
+        A Policy replaces the current one completely; limits alone keep its name, mode and other settings.
+        """
+        policy = read_policy(rules, self.policy.name)
+        if not isinstance(rules, Policy):
+            policy = Policy(self.policy.name, policy.limits, self.policy.mode, self.policy.on_store_error)
+        self._set_policy(policy)
+        self._queues.wake_all()
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for a permit."""
+        return len(self._queues)
+
+    def _current_time(self) -> int | None:
+        return None if self._now is None else self._now()
+
+    def _ask_now(self, ask: Ask) -> Decision:
+        """Ask the store, in the calling thread."""
+        verb, policy, key, costs, at = ask
+        decision = self._apply(verb, policy, key, costs, self._current_time(), at)
+        return self._observe(ask, decision) if self._observed else decision
+
+    def _ask_key_now(self, verb: str, key: Key, cost: Cost = 1) -> Decision:
+        """Ask the store about one key, in the calling thread."""
+        return self._ask_now(self._make_ask(verb, normal_key(key), cost))
+
+    def _observe(self, ask: Ask, decision: Decision) -> Decision:
+        """Make a shadow policy allow the call, and call the observer."""
+        if ask.policy.mode == "shadow":
+            decision = ShadowDecision(decision)
+        if self._observer is not None:
+            self._observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
+        return decision
+
+    def _make_ask(self, verb: str, key: Key, cost: Cost) -> Ask:
+        """Build an Ask for the current policy."""
+        policy = self.policy
+        return Ask(verb, policy, key, policy.costs(cost))
+
+    def _acquire_flow(
+        self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float
+    ) -> WaitFlow:
+        """Ask at once if no call waits for the key; otherwise, or if denied, wait in the queue until the deadline."""
+        key = normal_key(key)
+        timeout = None if timeout is None else seconds("timeout", timeout)
+        ahead = round(check_priority(priority, self._max_priority) * self._ageing)
+        ask = self._make_ask(verb, key, cost)
+        if key not in self._queues or any(
+            c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True)
+        ):
+            decision: Decision = yield ask
+            if decision.allowed or decision.retry == NEVER or (timeout is not None and timeout <= 0):
+                return self._raise_if_denied(decision, key, timeout)
+        now = self.clock.steady()
+        deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
+        waiter = self._queues.join(key, now - ahead, self._signal(), call)
+        make_ask = functools.partial(self._make_ask, key=key, cost=cost)
+        # Another process may release a slot long before its lease ends, and cannot wake this one.
+        slots = any(limit.rules.holds_slots for limit in ask.policy.limits)
+        max_sleep = SECOND if slots and not self._instant_store else MAX_DURATION
+        decision = yield from wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, self.clock.steady)
+        return self._raise_if_denied(decision, key, timeout)
+
+    def _raise_if_denied(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
+        """Return a decision that allows the call; raise Denied for one that does not."""
+        if decision.allowed:
+            return decision
+        names = ", ".join(decision.violated)
+        if decision.retry == NEVER:
+            message = f"{key!r}: the cost exceeds what {names} can ever allow"
+        elif decision.retry:
+            message = f"{key!r} got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
+        else:
+            message = f"{key!r} got no permit within {timeout} s: other calls are ahead of it in the queue"
+        raise Denied(message, decision)
+
+    def _policy_of(self, decision: Decision) -> Policy:
+        """Return the policy of a decision: the current one, unless the rules changed meanwhile."""
+        policy = self.policy
+        limits = decision.policy_limits
+        return policy if limits is policy.limits else Policy(policy.name, limits, policy.mode, policy.on_store_error)
+
+    def _adjust_flow(self, ask: Ask) -> Flow[Ask, Decision]:
+        """Correct a charge, and wake the first waiter of the key."""
+        decision: Decision = yield ask
+        for queues in tuple(self.store.wait_queues):
+            queues.wake(ask.key)
+        return decision
+
+    def _refund_flow(self, key: Key, cost: Cost) -> Flow[Ask, Decision]:
+        ask = self._make_ask("adjust", normal_key(key), cost)
+        return self._adjust_flow(ask._replace(costs=tuple(-c for c in ask.costs)))
+
+    def _release_flow(self, key: Key, cost: Cost, decision: Decision | None) -> Flow[Ask, Decision]:
+        ask = self._make_ask("adjust", normal_key(key), cost)
+        slots = slots_of(ask.policy, ask.costs)
+        if not any(limit.rules.holds_slots for limit in ask.policy.limits):
+            message = f"policy {ask.policy.name!r} has no concurrency limit, so it has no slots to release"
+            raise ConfigError(message)
+        at = None if decision is None else decision.at
+        return self._adjust_flow(ask._replace(costs=tuple(-slot for slot in slots), at=at))
+
+    def _reset_flow(self, key: Key) -> Flow[Ask, Decision]:
+        return self._adjust_flow(Ask("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits)))
+
+    def _usage_ask(self, key: Key) -> Ask:
+        return self._make_ask("peek", normal_key(key), {})
+
+    def reject_calls(self) -> None:
+        """Reject further calls and wake waiting calls with Closed; the store stays open."""
+
+        def closed(*_: object) -> Decision:
+            raise Closed("the limiter is closed")
+
+        self._apply = closed  # every later call ends here
+        self._queues.close()
+        self._set_policy(self.policy)
+
+    def _signal(self) -> Signal:
+        raise NotImplementedError
+
+
+def seconds(name: str, value: object, expected: str = "a number of seconds") -> float:
+    """Read a number of seconds or a timedelta, capped at about a thousand years."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
+        return max(-MAX_SECONDS, min(MAX_SECONDS, value))
+    raise ConfigError(f"must be {expected}, not {value!r}", field=name)
+
+
+def check_priority(priority: object, max_priority: float) -> float:
+    """Raise ConfigError for a priority that could overtake other calls indefinitely."""
+    number = seconds("priority", priority, "a number")
+    if abs(number) > max_priority:
+        bound = f"{max_priority:g}"
+        raise ConfigError(f"must be from -{bound} to {bound} (max_priority), not {priority!r}", field="priority")
+    return number
+
+
+def at_least_zero(name: str, value: object) -> float:
+    """Read a finite number that is not negative."""
+    number = seconds(name, value, "a number")
+    if not 0 <= number < MAX_SECONDS:
+        raise ConfigError(f"must be a finite number >= 0, not {value!r}", field=name)
+    return number
+
+
+def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the costs at concurrency limits, and 0 at all others."""
+    pairs = zip(policy.limits, costs, strict=True)
+    return tuple(cost if limit.rules.holds_slots else 0 for limit, cost in pairs)
+
+
+def usage_of(decision: Decision) -> dict[str, Usage]:
+    """Return the usage of each limit from a decision of `peek`, by the name of the limit."""
+    triples = zip(decision.policy_limits, decision.views, decision.used, strict=True)
+    return {
+        limit.name: Usage(limit.quota, used, remaining, reset / SECOND, limit.unit)
+        for limit, (remaining, _, reset), used in triples
+    }
+
+
+def fast_usage(
+    policy: Policy, peek: Callable[[Key, int], Decision], slow_peek: Callable[[Key], Decision]
+) -> Callable[[Key], dict[str, Usage]]:
+    """Build a function that returns `usage_of` a peek, written out for the common policy with one limit.
+
+    The views of a fast peek do not show usage above a limit: if nothing remains, `slow_peek` is called.
+    """
+    if policy.only is None:
+
+        def usage_of_several(key: Key) -> dict[str, Usage]:
+            decision = peek(key, 0)
+            return usage_of(decision if decision.remaining else slow_peek(key))
+
+        return usage_of_several
+    limit = policy.only
+    name, quota, burst, unit, create = limit.name, limit.quota, limit.burst, limit.unit, tuple.__new__
+
+    def usage(key: Key) -> dict[str, Usage]:
+        decision = peek(key, 0)
+        if decision[2][0] is not limit:  # positions: this is a fast path
+            return usage_of(decision)  # the rules changed meanwhile
+        ((remaining, _, reset),) = decision.views
+        if not remaining:
+            return usage_of(slow_peek(key))
+        return {name: create(Usage, (quota, burst - remaining, remaining, reset / SECOND, unit))}
+
+    return usage

@@ -1,0 +1,1 @@
+"""Reads the configuration of other rate limiters. `tidegate.compat.limits` reads their limits."""

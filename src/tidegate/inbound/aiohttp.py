@@ -1,0 +1,312 @@
+"""Limits for aiohttp.web: RateLimitMiddleware for whole applications, `limit` for single handlers.
+
+    app = web.Application(middlewares=[RateLimitMiddleware("config.yaml", store="redis://localhost")])
+
+    @routes.get("/items/{number}")
+    @limit("5/1m")
+    async def item(request): ...
+
+`limit` decorates a handler function, a `web.View` class or one of its methods. The categories of the middleware and the
+limits of the handler are decided together. aiohttp sends the headers of a response that a handler prepares itself (a
+stream, a WebSocket) before the middleware can add its own, so these responses have no rate limit headers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from operator import call
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import ConfigError
+from tidegate.flow import run_async
+from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
+from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
+from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
+from tidegate.inbound.limiting.request_state import NO_CHARGES, STATE_KEY, RequestState
+from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.limiting.route_limit import F, RouteLimit
+from tidegate.inbound.responses import admin
+from tidegate.inbound.responses.response import fit_to_status
+from tidegate.inbound.rules.path_readings import asgi_routes
+
+try:
+    from aiohttp import web
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.aiohttp requires aiohttp: pip install aiohttp") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from pathlib import Path
+    from typing import Unpack
+
+    from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
+    from tidegate.headers import Style
+    from tidegate.inbound.client.address import TrustedProxies
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.options import Options
+    from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.inbound.responses.response import Response
+    from tidegate.stores import Store
+
+    Fields = list[tuple[str, str]]
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+__all__ = ["LIMITED", "RateLimitMiddleware", "exempt", "limit"]
+
+MIDDLEWARE_VERSION: Final = 1  # as `aiohttp.web.middleware` marks functions
+# Where a request keeps the mapping with the state. aiohttp 3.14 and later warn about keys that are strings.
+REQUEST_KEY: Final[Any] = web.RequestKey(STATE_KEY, dict) if hasattr(web, "RequestKey") else STATE_KEY
+# The key of a request under which a limit with `block=False` leaves whether it is exceeded.
+LIMITED: Final[Any] = web.RequestKey("limited", bool) if hasattr(web, "RequestKey") else "limited"
+
+
+class AiohttpFramework:
+    """Requests and responses of aiohttp."""
+
+    def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> web.Request:  # noqa: ANN401 - any function
+        """Find the request among the arguments of a handler: itself, or that of a view."""
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, web.Request):
+                return value
+            if isinstance(value, web.View):
+                return value.request
+        message = f"{route_name(function)} has no request argument: add one, as in `async def handler(request)`"
+        raise ConfigError(message)
+
+    def mapping(self, native: web.Request) -> dict[str, Any]:
+        """Return the mapping that holds the state."""
+        found: dict[str, Any] | None = native.get(REQUEST_KEY)
+        if found is None:
+            found = native[REQUEST_KEY] = {}
+        return found
+
+    def sender(self, native: web.Request, mapping: object) -> tuple[str | None, Any]:
+        """Return the address of the peer, and the headers."""
+        del mapping
+        return native.remote, list(native.headers.items())
+
+    def common(self, native: web.Request, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - any mapping
+        """Return the Request that is the same for all frameworks."""
+        del mapping
+        return make_request(native, client)
+
+    def make_response(self, response: Response) -> web.Response:
+        """Return the response to a denied request."""
+        return web.Response(body=response.body, status=response.status, headers=list(response.headers))
+
+    def add_fields(self, response: Any, fields: Fields) -> Any:  # noqa: ANN401 - any response
+        """Add header fields to a response, unless it has been sent already."""
+        if not response.prepared:
+            response.headers.update(fit_to_status(fields, response.status))
+        return response
+
+    def error_response(self, error: Exception) -> Any:  # noqa: ANN401 - any response
+        """Return the exception if it is a response."""
+        return error if isinstance(error, web.HTTPException) else None
+
+    def status(self, response: Any) -> int:  # noqa: ANN401 - as above
+        """Return the status of a response."""
+        return response.status  # type: ignore[no-any-return]  # of any response
+
+    def make_error(self, response: Response, decision: Decision, native: object) -> Exception:
+        """Return the exception for a denied request."""
+        del decision, native
+        error = web.HTTPTooManyRequests()
+        error.set_status(response.status)
+        error.body = response.body
+        error.headers.update(response.headers)
+        return error
+
+    def report(self, native: web.Request, decided: list[DecidedCharge]) -> None:
+        """Set `request[LIMITED]` if a limit with `block=False` is exceeded."""
+        if decided:
+            native[LIMITED] = any(not each.decision.within_limits for each in decided)
+
+
+FRAMEWORK: Final = AiohttpFramework()
+
+
+class RateLimitMiddleware:
+    """Limits the requests of an aiohttp application; it is one of its `middlewares`."""
+
+    __middleware_version__ = MIDDLEWARE_VERSION
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, object] | None = None,
+        store: str | Store = "memory://",
+        trusted_proxies: TrustedProxies | Iterable[str] = (),
+        headers: Style | Mapping[str, str] = "x",
+        clock: Clock | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
+        self.guard: RequestLimiter = RequestLimiter(
+            config, store, trusted_proxies, headers, clock, tasks=True, **options
+        )
+
+    async def __call__(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Pass a request to the application, or deny it."""
+        request_limiter = self.guard
+        target = self._find_target(request)
+        if target is None and request_limiter.idle:
+            request_limiter.run_idle_maintenance()
+        mapping = FRAMEWORK.mapping(request)
+        outer: RequestState | None = mapping.get(STATE_KEY)
+        client, charges = None, NO_CHARGES
+        if target is not None:
+            client = request_limiter.client_identifier.find(*FRAMEWORK.sender(request, mapping))
+            if target.category_limiter is not None and client.key is not None:
+                seen = make_request(request, client)
+                prepared = await run_async(request_limiter.prepare_flow(seen, target, client), call)
+                if not isinstance(prepared, LimitOutcome):
+                    charges = prepared
+                elif not prepared.allowed:
+                    return await self._deny_blocked(seen, prepared, outer)
+        request_state = mapping[STATE_KEY] = RequestState(request_limiter, client, None, outer, None, charges)
+        if target is not None and target.admin:
+            handler = self._admin
+            denial = await self._decide_pending(request, request_state)
+        else:
+            denial = await self._decide_before_handler(request, request_state)
+        return denial or await self._call(request, handler, request_state)
+
+    async def _decide_before_handler(self, request: web.Request, request_state: RequestState) -> web.Response | None:
+        """Decide what is pending, unless limits of the handler do; return the response to a denied request."""
+        handler = request.match_info.handler
+        if is_exempt(handler):
+            request_state.pending = NO_CHARGES
+        function = class_handler(handler, request.method) if isinstance(handler, type) else handler
+        return None if is_limited(function) else await self._decide_pending(request, request_state)
+
+    async def _decide_pending(self, request: web.Request, request_state: RequestState) -> web.Response | None:
+        """Decide what is pending; return the response to a denied request."""
+        if not request_state.pending:
+            return None
+        seen = make_request(request, request_state.client)
+        result = await run_async(request_state.charge_flow((), seen, tasks=True), call)
+        if result.allowed:
+            return None
+        response = FRAMEWORK.make_response(write_result(result, seen, seen))
+        self._add_fields(response, request_state)
+        return response
+
+    async def _call(self, request: web.Request, handler: Handler, request_state: RequestState) -> web.StreamResponse:
+        """Call the handler, correct the charges by its response, and add the headers."""
+        try:
+            try:
+                response = await handler(request)
+            except web.HTTPException as raised:  # it is a response, too
+                denial = await self._finish(request, raised, request_state)
+                if denial is None:
+                    raise
+                return denial
+            except Exception:
+                await self._decide_pending(request, request_state)
+                raise
+            return await self._finish(request, response, request_state) or response
+        finally:
+            if request_state.response_charge is not None:
+                await run_async(request_state.response_charge.settle_flow(), call)
+
+    async def _finish(
+        self, request: web.Request, response: web.StreamResponse, request_state: RequestState
+    ) -> web.Response | None:
+        """Add the headers to a response; return the one that replaces it, if the request is denied only now."""
+        denial = await self._decide_pending(request, request_state)
+        if denial is not None and not response.prepared:
+            return denial
+        charge = request_state.response_charge
+        if charge is not None:
+            charge.status = response.status
+            if charge.settles_at_start:
+                request_state.replace_decisions(await run_async(charge.settle_at_start_flow(), call))
+        self._add_fields(response, request_state)
+        return None
+
+    def _add_fields(self, response: web.StreamResponse, request_state: RequestState) -> None:
+        decision = None if request_state.nested else request_state.shown_decision  # nested: the outer one adds them
+        if decision is not None:
+            FRAMEWORK.add_fields(response, self.guard.response_writer.fields(decision))
+
+    def _find_target(self, request: web.Request) -> RequestTarget | None:
+        """Find the target of a request; None if it is not limited."""
+        request_limiter = self.guard
+        overrides: tuple[str, ...] = ()
+        if request_limiter.by_method:
+            values = [value for name in METHOD_OVERRIDES for value in request.headers.getall(name, ())]
+            overrides = tuple(value.strip()[:MAX_METHOD_LENGTH] for value in values)
+        resource = request.match_info.route.resource
+        template = None if resource is None else resource.canonical
+        cache_key = (request.method, request.path, template, *overrides)
+        target: RequestTarget | None = request_limiter.targets.get(cache_key, MISSING)
+        if target is MISSING:
+            routes = asgi_routes(request.path, "", request_limiter.root_path)
+            target = request_limiter.find_target(cache_key, (request.method, *overrides), routes, template)
+        return target
+
+    async def _deny_blocked(self, seen: Request, outcome: LimitOutcome, outer: RequestState | None) -> web.Response:
+        """Build the response to a blocked client."""
+        assert outcome.decision is not None and outcome.category_limiter is not None  # noqa: S101, PT018 - a denial
+        decision = outcome.decision.with_views()  # a denial reads them several times
+        writer, policy = self.guard.response_writer, outcome.category_limiter.category.policy
+        response = FRAMEWORK.make_response(writer.write_denial(seen, decision, policy, outcome.kind))
+        if outer is None:
+            FRAMEWORK.add_fields(response, writer.fields(decision))
+        else:
+            await run_async(outer.deny_flow(decision, tasks=True), call)
+        return response
+
+    async def _admin(self, request: web.Request) -> web.StreamResponse:
+        """Serve the admin endpoint."""
+        seen = make_request(request, FRAMEWORK.mapping(request)[STATE_KEY].client)
+        response = admin.check_access(self.guard, seen, request.remote)
+        if response is None:
+            body = b""
+            while request.method == "POST" and len(body) <= admin.MAX_BODY_BYTES:
+                piece = await request.content.read(admin.MAX_BODY_BYTES + 1)
+                if not piece:
+                    break
+                body += piece
+            response = await run_async(admin.handle_flow(self.guard, seen, request.query_string, body), call)
+        return FRAMEWORK.make_response(response)
+
+    async def close(self, app: web.Application | None = None) -> None:
+        """Close the store, if this middleware opened it: `app.on_cleanup.append(middleware.close)`."""
+        del app
+        self.guard.flush()
+        await self.guard.opened_store.close_async()
+
+
+class limit(RouteLimit):  # noqa: N801 - used as a decorator
+    """Limits the handlers that it decorates."""
+
+    def __call__(self, handler: F) -> F:
+        """Decorate a handler function, a `web.View` class, or a method of one."""
+        limited: Any = handler
+        if not inspect.iscoroutinefunction(handler):
+            proceed: Any = handler
+
+            @functools.wraps(handler, updated=())
+            async def handle(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the handler's
+                return await proceed(*args, **kwargs)
+
+            limited = handle
+        return decorate(self, limited, FRAMEWORK)  # type: ignore[no-any-return]  # wraps keeps what callers see
+
+    def check(self, request: web.Request) -> LimitedBlock:
+        """Limit a block: `async with limit.check(request):`; a denial raises aiohttp's HTTPTooManyRequests."""
+        return LimitedBlock(self, request, FRAMEWORK)
+
+
+def make_request(request: web.Request, client: RequestClient | None) -> Request:
+    """Build the Request that key, count and denial functions of the middleware receive."""
+    address = None if client is None else client.address
+    return Request(request.method, request.path, address, request, lambda name: aiohttp_header(request, name))

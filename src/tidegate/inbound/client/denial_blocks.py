@@ -1,0 +1,85 @@
+"""Blocks clients that are denied too often. The store keeps the blocks, so all processes that share it apply them."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import RateLimitError
+from tidegate.inbound.client.temporary_list import TemporaryList
+from tidegate.observe.logs import shown
+from tidegate.policy import join_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.flow import CallFlow
+    from tidegate.inbound.rules.block_rule import BlockRule
+    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.policy import Key, Policy
+
+log: logging.Logger = logging.getLogger("tidegate.inbound")
+
+MAX_LISTED: Final = 1000  # blocked clients that the statistics of this process list
+
+
+class DenialBlocks:
+    """Counts the denials of each client, and blocks clients that have too many."""
+
+    def __init__(self, rule: BlockRule, make_limiter: Callable[[Policy], Limiter | AsyncLimiter]) -> None:
+        """Block clients by this rule."""
+        self._denials = make_limiter(rule.denials)
+        self._blocks = make_limiter(rule.blocks)
+        self.listed: TemporaryList = TemporaryList()  # blocks that this process has seen, for the statistics
+
+    def update(self, rule: BlockRule) -> None:
+        """Use this rule from now on; blocks and counts are kept."""
+        self._denials.update(rule.denials)
+        self._blocks.update(rule.blocks)
+
+    def blocked_until_flow(self, key: Key) -> CallFlow[int]:
+        """Return until when a client is blocked; 0 if it is not, or if the store is unavailable."""
+        try:
+            decision = yield partial(self._blocks.peek, key)
+        except RateLimitError:
+            return 0  # the limits report the outage
+        return 0 if decision else self._list(key, decision.at, decision.at + decision.retry)
+
+    def count_denial_flow(self, key: Key) -> CallFlow[int]:
+        """Count a denial; return until when the client is blocked from now on, or 0."""
+        try:
+            decision = yield partial(self._denials.try_acquire, key)
+            if decision and decision.remaining:
+                return 0
+            yield partial(self._denials.reset, key)
+            yield partial(self._blocks.try_acquire, key)
+        except RateLimitError:
+            return 0
+        until: int = yield from self.blocked_until_flow(key)
+        if until:
+            log.warning("client blocked because it was denied too often: %s", shown(_name(key)))
+        return until
+
+    def remove_flow(self, key: Key) -> CallFlow[bool]:
+        """Unblock a client and forget its denials; return whether it was blocked. Raises if the store fails."""
+        decision = yield partial(self._blocks.peek, key)
+        yield partial(self._blocks.reset, key)
+        yield partial(self._denials.reset, key)
+        self.listed.remove(_name(key))
+        return not decision
+
+    def _list(self, key: Key, now: int, until: int) -> int:
+        self.listed.remove_expired(now)
+        if len(self.listed) < MAX_LISTED:
+            self.listed.add(_name(key), until, now)
+        return until
+
+    @property
+    def policies(self) -> tuple[Policy, Policy]:
+        """The policies that the store keeps."""
+        return self._denials.policy, self._blocks.policy
+
+
+def _name(key: Key) -> str:
+    return key if isinstance(key, str) else join_key(key)

@@ -1,0 +1,133 @@
+"""Sends responses of ASGI applications: adds the header fields, decides what is pending, sends denials."""
+
+from __future__ import annotations
+
+from operator import call
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.flow import run_async
+from tidegate.inbound.client.request import Request, asgi_header, asgi_path
+from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.responses.response import PLAIN_DENIAL, RAW_PLAIN_HEADERS, Response, fit_to_status, raw
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tidegate.core.decision import Decision
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.request_state import RequestState
+
+    RawFields = list[tuple[bytes, bytes]]
+    Scope = Any  # a mutable mapping; frameworks have different types for it
+    Message = Any
+    Receive = Callable[[], Awaitable[Any]]
+    Send = Callable[[Any], Awaitable[None]]
+    Writer = Callable[[Decision], RawFields]
+
+POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its limit
+START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
+
+
+def add_headers(request_state: RequestState, send: Send, write: Writer | None = None) -> Send:
+    """Return a `send` for the application that adds the header fields to the first message of a response.
+
+    The scope must not refer to it: the server's `send` refers to the scope, and a reference cycle per request would
+    make the garbage collector cost more than the decision.
+    """
+    if request_state.nested:  # the outer middleware adds the fields
+        return send
+
+    def send_with_headers(message: Message) -> Awaitable[None]:
+        # A plain function: cheaper than a coroutine or an object with __call__.
+        if message["type"] in START_MESSAGES:
+            decision = request_state.shown_decision
+            if decision is not None:
+                fields = (write or request_state.request_limiter.response_writer.raw_fields)(decision)
+                if not decision:
+                    fields = fit_to_status(fields, message.get("status", 0))
+                message = {**message, "headers": [*message.get("headers", ()), *fields]}
+        return send(message)
+
+    return send_with_headers
+
+
+def defer_start(request_state: RequestState, scope: Scope, receive: Receive, send: Send) -> Send:
+    """Return a `send` like `add_headers` that first decides what is pending, and settles what depends on the response.
+
+    The client sees the corrected limits. A response to a request that is denied only now is replaced by the denial.
+    """
+    send_with_headers = add_headers(request_state, send)
+    replaced = False
+
+    def send_deferred(message: Message) -> Awaitable[None]:
+        if replaced:
+            return ignore()
+        if message["type"] in START_MESSAGES and (request_state.pending or request_state.response_charge is not None):
+            return start(message)
+        return send_with_headers(message)
+
+    async def start(message: Message) -> None:
+        nonlocal replaced
+        if request_state.pending and not await decide_pending(scope, receive, send_with_headers, started=True):
+            replaced = True
+            return
+        response_charge = request_state.response_charge
+        if response_charge is not None:
+            response_charge.status = message.get("status", 101)
+            if response_charge.settles_at_start:
+                request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
+        await send_with_headers(message)
+
+    return send_deferred
+
+
+async def ignore() -> None:
+    """Send nothing."""
+
+
+async def decide_pending(scope: Scope, receive: Receive, send: Send, *, started: bool = False) -> bool:
+    """Decide the pending charges of a request; a denied request gets its response. Returns whether it is allowed."""
+    request_state: RequestState = scope[STATE_KEY]
+    if not request_state.pending:
+        return True
+    request = make_request(scope, request_state.client)
+    result = await run_async(request_state.charge_flow((), request, tasks=True), call)
+    if result.allowed:
+        return True
+    response = write_result(result, request, request)
+    if started and scope["type"] != "http":
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
+    else:
+        await respond(scope, receive, send, response, [])
+    return False
+
+
+async def charge_pending(request_state: RequestState, scope: Scope) -> None:
+    """Charge what is still pending: the application has failed, or sent no response."""
+    if request_state.pending:
+        request = make_request(scope, request_state.client)
+        await run_async(request_state.charge_flow((), request, tasks=True), call)
+
+
+async def respond(scope: Scope, receive: Receive, send: Send, response: Response, fields: RawFields) -> None:
+    """Send a complete response, to an HTTP request or to a websocket handshake."""
+    headers = [*(RAW_PLAIN_HEADERS if response is PLAIN_DENIAL else raw(response.headers)), *fields]
+    if scope["type"] == "http":
+        body = b"" if scope["method"] == "HEAD" else response.body
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return
+    await receive()  # websocket.connect
+    if "websocket.http.response" in scope.get("extensions", ()):
+        await send({"type": "websocket.http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": response.body})
+    else:
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
+
+
+def make_request(scope: Scope, client: RequestClient | None) -> Request:
+    """Build the Request that key, count and denial functions receive."""
+    method = scope.get("method", "GET")
+    address = None if client is None else client.address
+    return Request(method, asgi_path(scope), address, scope, lambda name: asgi_header(scope, name))

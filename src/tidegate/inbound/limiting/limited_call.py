@@ -1,0 +1,220 @@
+"""Calls a limited function: decides its limits, then calls it or returns the denial; the same for all frameworks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from operator import call
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tidegate.errors import ConfigError
+from tidegate.flow import run, run_async
+from tidegate.inbound.limiting.fast_decision import decide_fast
+from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
+from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.route_limit import (
+    decide_uses_flow,
+    deny,
+    find_client,
+    standalone_fields,
+    standalone_state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping, Sequence
+
+    from tidegate.core.decision import Decision
+    from tidegate.flow import CallFlow
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.client.request import FrameworkRequest, Request
+    from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
+    from tidegate.inbound.limiting.limited_functions import LimitStack
+    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.limiting.route_limit import RouteLimit
+    from tidegate.inbound.responses.response import Response
+
+
+class Framework(Protocol):
+    """What differs between frameworks."""
+
+    def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a framework's
+        """Return the framework's request, from the arguments of a call."""
+
+    def mapping(self, native: Any) -> MutableMapping[str, Any]:  # noqa: ANN401 - as above
+        """Return the ASGI scope or WSGI environ of a request."""
+
+    def sender(self, native: Any, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
+        """Return the address of the peer, and the headers that name clients."""
+
+    def common(self, native: Any, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
+        """Return the Request that is the same for all frameworks."""
+
+    def make_response(self, response: Response) -> Any:  # noqa: ANN401 - as above
+        """Return the framework's response."""
+
+    def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - as above
+        """Return the response of the function with header fields."""
+
+    def make_error(self, response: Response, decision: Decision, native: Any) -> Exception:  # noqa: ANN401 - as above
+        """Return the framework's exception for a denied request."""
+
+    def error_response(self, error: Exception) -> Any:  # noqa: ANN401 - as above
+        """Return the response that an exception of the function becomes; None if the application has failed."""
+
+    def status(self, response: Any) -> int:  # noqa: ANN401 - as above
+        """Return the status of the response of the function."""
+
+    def report(self, native: Any, decided: list[DecidedCharge]) -> None:  # noqa: ANN401 - as above
+        """Tell the function what limits have decided that do not block."""
+
+
+class LimitedBlock:
+    """A block inside an endpoint that is limited: `with limit.check(request):`, or `async with`.
+
+    Entering it charges the limit, in one more step of the store. If the limit denies, everything that the request was
+    charged before is given back, and the framework's exception for a denied request is raised.
+    """
+
+    def __init__(self, limit: RouteLimit, native: FrameworkRequest, framework: Framework) -> None:
+        """Limit by the scope of the limit: a block has no route."""
+        if limit.scope is None:
+            raise ConfigError("a limit of a block needs a scope, as in limit('5/1m', scope='export')", field="scope")
+        self._uses = (RouteUse(limit, limit.scope),)
+        self._native = native
+        self._framework = framework
+
+    def __enter__(self) -> None:
+        """Charge the limit, from a function."""
+        self._finish(run(self._check_flow(tasks=False), call))
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the block."""
+
+    async def __aenter__(self) -> None:
+        """Charge the limit, from a coroutine."""
+        self._finish(await run_async(self._check_flow(tasks=True), call))
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave the block."""
+
+    def _check_flow(self, *, tasks: bool) -> CallFlow[RequestCheck]:
+        framework, native = self._framework, self._native
+        return check_flow(self._uses, native, framework.mapping(native), framework, tasks=tasks)
+
+    def _finish(self, check: RequestCheck) -> None:
+        state, result, request = check
+        if not result.allowed:
+            decision = result.decision
+            assert decision is not None  # noqa: S101 - a denial has a decision
+            raise self._framework.make_error(deny(result, request, self._native, state), decision, self._native)
+
+
+class RequestCheck(NamedTuple):
+    """The result of the limits of a request."""
+
+    request_state: RequestState
+    result: ChargeResult
+    request: Request
+
+
+def decorate(limit: RouteLimit, function: Any, framework: Framework) -> Any:  # noqa: ANN401 - the same type of function
+    """Return a function that is called within its limits; sync or async, as the function is."""
+    stack = stack_on(limit, function)
+    inner = stack.function
+    if inspect.iscoroutinefunction(inner):
+
+        @functools.wraps(inner)
+        async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+            native = framework.find_request(inner, args, kwargs)
+            request_state = framework.mapping(native).get(STATE_KEY)
+            if request_state is not None and decide_fast(stack, request_state, native):
+                return await inner(*args, **kwargs)
+            step = functools.partial(inner, *args, **kwargs)
+            return await run_async(limited_flow(stack, native, framework, step, tasks=True), call)
+
+    else:  # if it runs in a thread, it cannot await
+
+        @functools.wraps(inner)
+        def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+            native = framework.find_request(inner, args, kwargs)
+            request_state = framework.mapping(native).get(STATE_KEY)
+            if request_state is not None and decide_fast(stack, request_state, native):
+                return inner(*args, **kwargs)
+            step = functools.partial(inner, *args, **kwargs)
+            return run(limited_flow(stack, native, framework, step, tasks=False), call)
+
+    attach(stack, limited)
+    return limited
+
+
+def limited_flow(
+    stack: LimitStack,
+    native: Any,  # noqa: ANN401 - any request
+    framework: Framework,
+    step: Callable[[], Any],
+    *,
+    tasks: bool,
+) -> CallFlow[Any]:
+    """Decide all limits of a function, then call it (`step`) or return the denial."""
+    mapping = framework.mapping(native)
+    request_state = mapping.get(STATE_KEY)
+    if stack.is_covered(request_state):
+        return (yield step)
+    try:
+        check = yield from check_flow(stack.uses, native, mapping, framework, tasks=tasks)
+        state = check.request_state
+        if not check.result.allowed:
+            return framework.make_response(deny(check.result, check.request, native, state))
+        framework.report(native, [each for each in check.result.decided if not each.charge.blocks])
+        stack.cover(state)
+        if request_state is not None and not state.standalone:
+            return (yield step)
+        return (yield from _call_standalone_flow(state, framework, step))
+    finally:
+        if request_state is None:
+            mapping.pop(STATE_KEY, None)  # a request object may be used again
+
+
+def _call_standalone_flow(request_state: RequestState, framework: Framework, step: Callable[[], Any]) -> CallFlow[Any]:
+    """Call the function without a middleware in front: settle what depends on the response, and add the headers."""
+    response_charge = request_state.response_charge
+    try:
+        response = yield step
+    except Exception as error:
+        response = framework.error_response(error)
+        if response is not None:
+            yield from _finish_standalone_flow(request_state, framework, response)
+        elif response_charge is not None:
+            yield from response_charge.settle_flow()
+        raise
+    return (yield from _finish_standalone_flow(request_state, framework, response))
+
+
+def _finish_standalone_flow(request_state: RequestState, framework: Framework, response: Any) -> CallFlow[Any]:  # noqa: ANN401 - any response
+    response_charge = request_state.response_charge
+    if response_charge is not None:
+        response_charge.status = framework.status(response)
+        request_state.replace_decisions((yield from response_charge.settle_at_start_flow()))
+    return framework.add_fields(response, standalone_fields(request_state))
+
+
+def check_flow(
+    uses: Sequence[RouteUse],
+    native: Any,  # noqa: ANN401 - any request
+    mapping: MutableMapping[str, Any],
+    framework: Framework,
+    *,
+    tasks: bool,
+    more: bool = False,
+) -> CallFlow[RequestCheck]:
+    """Decide limits of a request, with what a middleware has left pending."""
+    request_state: RequestState | None = mapping.get(STATE_KEY)
+    limit = uses[0].limit
+    client = request_state.client if request_state is not None else None
+    if client is None:
+        client = find_client(None, limit.request_limiter_for(request_state), *framework.sender(native, mapping))
+    if request_state is None:
+        request_state = mapping[STATE_KEY] = standalone_state(limit, client)
+    request = framework.common(native, mapping, client)
+    result = yield from decide_uses_flow(uses, request_state, request, native, client, tasks=tasks, more=more)
+    return RequestCheck(request_state, result, request)

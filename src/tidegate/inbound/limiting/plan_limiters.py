@@ -1,0 +1,96 @@
+"""Limits by plan: replaces the limiter of a category by that of the plan that the application names for a request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import ConfigError
+from tidegate.inbound.client.request import Request
+from tidegate.observe.logs import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.inbound.rules.model import Category, Rules
+
+log: logging.Logger = logging.getLogger("tidegate.inbound")
+
+PlanOf = Callable[[Request], str | None]  # None: the category's own limits
+MAX_REPORTED: Final = 100  # unknown plans that are logged
+
+
+class PlanLimiters:
+    """The limiters of all plans, by category and plan."""
+
+    def __init__(self, plan_of: PlanOf | None) -> None:
+        """Use this function to find the plan of a request."""
+        self._plan_of = plan_of
+        self._limiters: dict[str, dict[str, CategoryLimiter]] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def __bool__(self) -> bool:
+        """Return whether a category has plans."""
+        return bool(self._limiters)
+
+    def check(self, rules: Rules) -> None:
+        """Raise ConfigError if the rules have plans and there is no function to find them."""
+        if self._plan_of is not None:
+            return
+        for category in rules.categories:
+            if category.plans:
+                raise ConfigError(
+                    f"category {category.name!r} has plans: expected a function that returns the plan of a request",
+                    field="plan",
+                )
+
+    def update(
+        self, category_limiters: Mapping[str, CategoryLimiter], make: Callable[[Category], CategoryLimiter]
+    ) -> None:
+        """Use the plans of these categories from now on. All plans of a category share its recently seen clients."""
+        found: dict[str, dict[str, CategoryLimiter]] = {}
+        for name, base in category_limiters.items():
+            earlier = self._limiters.get(name, {})
+            for plan, policy in base.category.plans.items():
+                category = replace(base.category, policy=policy, plans={})
+                limiter = earlier.get(plan)
+                if limiter is None:
+                    limiter = make(category)
+                else:
+                    limiter.update_category(category)
+                limiter.recent_clients, limiter.last_decisions = base.recent_clients, base.last_decisions
+                found.setdefault(name, {})[plan] = limiter
+        self._limiters = found
+
+    def of(self, category: str) -> tuple[CategoryLimiter, ...]:
+        """Return the limiters of all plans of a category."""
+        return tuple(self._limiters.get(category, {}).values())
+
+    def choose(self, request: Request, target: RequestTarget) -> RequestTarget:
+        """Replace the categories of a request by those of its plan."""
+        if self._plan_of is None or not any(each.category.name in self._limiters for each, _ in target.charges):
+            return target
+        plan = self._plan_of(request)
+        if plan is None:
+            return target
+        (first, cost), *more = [(self._find(each, plan), cost) for each, cost in target.charges]
+        return target._replace(category_limiter=first, cost=cost, more=tuple(more))
+
+    def _find(self, base: CategoryLimiter, plan: str) -> CategoryLimiter:
+        name = base.category.name
+        plans = self._limiters.get(name)
+        if plans is None:
+            return base
+        found = plans.get(plan) if isinstance(plan, str) else None
+        if found is None:
+            self._report(name, str(plan))
+        return found or base
+
+    def _report(self, category: str, plan: str) -> None:
+        if len(self._reported) < MAX_REPORTED and (category, plan) not in self._reported:
+            self._reported.add((category, plan))
+            log.warning("category %s has no plan %s: its own limits apply", category, shown(plan))

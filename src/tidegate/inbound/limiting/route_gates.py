@@ -1,0 +1,185 @@
+"""Decides the pending charges of a request at the route that the framework has matched, before the endpoint runs.
+
+Routes without limits of their own get a gate, which decides what the middleware left pending. Routes with limits need
+none: their decorators and dependencies decide everything together. An application without limits on routes has no
+gates: there the middleware decides at once.
+
+The module knows Starlette's and FastAPI's routes by their attributes, and imports neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.inbound.limiting.limited_functions import is_exempt, is_limited
+from tidegate.inbound.limiting.request_state import STATE_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    Decide = Callable[..., Awaitable[bool]]  # (scope, receive, send): decides what is pending
+
+MAX_WRAPPED_APPS: Final = 32  # wrapped applications that are inspected
+MAX_ROUTERS: Final = 1000  # routers that are inspected
+
+
+def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
+    """Yield an application and the applications that it wraps, as far as attributes show them."""
+    for _ in range(MAX_WRAPPED_APPS):
+        yield getattr(app, "__self__", app)  # the instance of a bound method
+        app = getattr(app, "app", None)
+
+
+class AsgiGates:
+    """The gates at the routes of a Starlette or FastAPI application, and of those mounted in it."""
+
+    def __init__(self, app: Any, decide: Decide) -> None:  # noqa: ANN401 - any application
+        """Look for routes in this application; `decide` decides what is pending."""
+        self._app = app
+        self._decide = decide
+        self._routes: list[list[Any]] = []  # of every router that was found
+        self._count = -1
+        self._limited = False
+
+    def has_limits(self) -> bool:
+        """Return whether some route has limits of its own. Routes that were added meanwhile get their gates."""
+        count = 0
+        for routes in self._routes:
+            count += len(routes)
+        if count != self._count:
+            self._inspect()
+        return self._limited
+
+    def _inspect(self) -> None:
+        self._routes, self._limited, self._count = [], False, 0
+        leaves: list[Any] = []
+        for app in wrapped_apps(self._app):
+            if hasattr(app, "_view_middleware"):
+                from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
+
+                self._limited = django.DjangoGate(app).has_limits()
+                return
+            router = getattr(app, "router", app)
+            if isinstance(getattr(router, "routes", None), list):
+                self._walk(router, leaves)
+                break
+        if self._limited:
+            for route in leaves:
+                self._install(route)
+        self._count = sum(map(len, self._routes))
+
+    def _walk(self, router: Any, leaves: list[Any]) -> None:  # noqa: ANN401 - any router
+        """Find all routes below a router: of mounted applications and included routers, too."""
+        routes = router.routes
+        if len(self._routes) >= MAX_ROUTERS or any(routes is known for known in self._routes):
+            return
+        self._routes.append(routes)
+        self._limited = self._limited or has_limit(getattr(router, "dependencies", ()))
+        for route in routes:
+            self._limited = self._limited or is_limited_route(route) or is_exempt_route(route)
+            included = getattr(route, "original_router", None)
+            below = included or mounted_router(route)
+            if below is not None:
+                self._walk(below, leaves)
+            # FastAPI copies Starlette's routes of an included router: what handles them is not in this list.
+            if below is None or (included is not None and not all(hasattr(each, "dependant") for each in below.routes)):
+                leaves.append(route)
+
+    def _install(self, route: Any) -> None:  # noqa: ANN401 - any route
+        handle = getattr(route, "handle", None)
+        if handle is None or isinstance(handle, RouteGate):
+            return
+        route.handle = RouteGate(route, handle, self._decide)
+
+
+class RouteGate:
+    """Decides what is pending, then lets the route handle the request."""
+
+    def __init__(self, route: Any, handle: Any, decide: Decide) -> None:  # noqa: ANN401 - any route
+        """Stand before this route."""
+        self._route = route
+        self._handle = handle
+        self._decide = decide
+        self._decides_itself = is_limited_route(route) and not hasattr(route, "dependant")
+        self._dependants: dict[int, tuple[Any, bool]] = {}
+
+    def __call__(self, scope: Any, receive: Any, send: Any) -> Awaitable[None]:  # noqa: ANN401 - as ASGI has it
+        """Handle a request that the router has matched."""
+        request_state = scope.get(STATE_KEY)
+        if request_state is None or not request_state.pending or self._is_limited(scope):
+            return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as the route has it
+        if is_exempt_route(self._route):
+            request_state.pending = ()
+            return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as above
+        return self._decide_first(scope, receive, send)
+
+    async def _decide_first(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        if await self._decide(scope, receive, send):
+            await self._handle(scope, receive, send)
+
+    def _is_limited(self, scope: Any) -> bool:  # noqa: ANN401 - a scope
+        """Return whether limits of the route itself decide."""
+        route = self._route
+        if not hasattr(route, "dependant"):
+            return self._decides_itself and (
+                not isinstance(route.endpoint, type) or is_limited(class_handler(route.endpoint, scope.get("method")))
+            )
+        # A router's dependencies belong to the way it is included; FastAPI keeps them in another object.
+        context = scope.get("fastapi", {}).get("effective_route_context")
+        dependant = (context if getattr(context, "original_route", None) is route else route).dependant
+        known = self._dependants.get(id(dependant))
+        if known is None:
+            known = self._dependants[id(dependant)] = (dependant, has_limit_dependency(dependant))
+        return known[1]
+
+
+def mounted_router(route: Any) -> Any:  # noqa: ANN401 - any route
+    """Return the router of a mounted application; None if it is not a mount, or its routes are unknown."""
+    if hasattr(route, "endpoint"):
+        return None
+    app = getattr(route, "_base_app", None) or getattr(route, "app", None)
+    router = getattr(app, "router", app)
+    routes = getattr(router, "routes", None)
+    return router if isinstance(routes, list) else None
+
+
+def is_limited_route(route: Any) -> bool:  # noqa: ANN401 - any route
+    """Return whether a route has limits of its own."""
+    dependant = getattr(route, "dependant", None)
+    if dependant is not None and has_limit_dependency(dependant):
+        return True
+    if has_limit(getattr(getattr(route, "include_context", None), "dependencies", ())):  # of an included router
+        return True
+    endpoint = getattr(route, "endpoint", None)
+    if isinstance(endpoint, type):
+        return any(is_limited(value) for value in vars(endpoint).values())
+    return is_limited(endpoint)
+
+
+def is_exempt_route(route: Any) -> bool:  # noqa: ANN401 - any route
+    """Return whether the endpoint of a route is exempt."""
+    return is_exempt(getattr(route, "endpoint", None))
+
+
+def class_handler(endpoint: type, method: str | None) -> object:
+    """Return the method of an endpoint class that handles a request, as Starlette's HTTPEndpoint chooses it."""
+    name = (method or "GET").lower()
+    return getattr(endpoint, "get" if name == "head" and not hasattr(endpoint, "head") else name, None)
+
+
+def has_limit_dependency(dependant: Any) -> bool:  # noqa: ANN401 - FastAPI's
+    """Return whether a limit is among the dependencies of a route."""
+    return any(is_limit(each.call) or has_limit_dependency(each) for each in dependant.dependencies)
+
+
+def has_limit(dependencies: Iterable[Any]) -> bool:
+    """Return whether a limit is among FastAPI's `Depends(…)`."""
+    return any(is_limit(each.dependency) for each in dependencies)
+
+
+def is_limit(call: object) -> bool:
+    """Return whether a dependency is a limit."""
+    return getattr(call, "limits_routes", False) is True
+
+
+__all__ = ["AsgiGates", "RouteGate", "class_handler", "has_limit_dependency", "is_limit", "wrapped_apps"]

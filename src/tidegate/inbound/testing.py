@@ -1,0 +1,76 @@
+"""For the tests of an application: disable its limits, or reset them.
+
+with limits_disabled(app):      # a Starlette, FastAPI or Flask application, a middleware, or a limit(…)
+    …
+reset_limits(app)               # deletes the usage of every client, for example before each test
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import ConfigError
+from tidegate.inbound.limiting.request_limiter import RequestLimiter
+from tidegate.inbound.limiting.route_limit import RouteLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["limits_disabled", "reset_limits"]
+
+MAX_WRAPPED_APPS: Final = 64  # wrapped applications that are inspected
+WRAPPED: Final = ("middleware_stack", "wsgi_app", "app", "application")  # attributes that hold an inner application
+
+
+@contextmanager
+def limits_disabled(*targets: object) -> Iterator[None]:
+    """Disable all limits of the targets while the block runs: nothing is counted, denied or written into headers.
+
+    A target is an application, a RateLimitMiddleware, or a `limit(…)` that is used without a middleware.
+    """
+    found = [each for each in _find_all(targets) if not each.disabled]
+    for request_limiter in found:
+        request_limiter.disable()
+    try:
+        yield
+    finally:
+        for request_limiter in found:
+            request_limiter.disable(disabled=False)
+
+
+def reset_limits(*targets: object) -> None:
+    """Reset the usage of all clients of the targets; see `RequestLimiter.reset_all`. It blocks, also under ASGI."""
+    for request_limiter in _find_all(targets):
+        request_limiter.reset_all()
+
+
+def _find_all(targets: tuple[object, ...]) -> list[RequestLimiter]:
+    found = [request_limiter for target in targets for request_limiter in _find(target)]
+    return list(dict.fromkeys(found))
+
+
+def _find(target: object) -> list[RequestLimiter]:
+    """Find the middlewares that an application is wrapped in, or wraps, as far as attributes show them."""
+    if isinstance(target, RouteLimit):
+        return [target.request_limiter_for(None)]
+    found: list[RequestLimiter] = []
+    waiting: list[Any] = [target]
+    seen: set[int] = set()
+    while waiting and len(seen) < MAX_WRAPPED_APPS:
+        app = waiting.pop()
+        app = getattr(app, "__self__", app)  # the instance of a bound method
+        if id(app) in seen:
+            continue
+        seen.add(id(app))
+        guard = app if isinstance(app, RequestLimiter) else getattr(app, "guard", None)
+        if isinstance(guard, RequestLimiter):
+            found.append(guard)
+        if hasattr(app, "build_middleware_stack") and app.middleware_stack is None:
+            app.middleware_stack = app.build_middleware_stack()  # Starlette builds it at the first request
+        waiting += [inner for name in WRAPPED if (inner := getattr(app, name, None)) is not None]
+    if not found:
+        raise ConfigError(
+            f"{target!r} has no RateLimitMiddleware: pass the application, the middleware or the limit", field="targets"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Logic shared by the adapters of several client libraries."""

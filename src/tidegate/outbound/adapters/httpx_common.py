@@ -1,0 +1,265 @@
+"""The transports of httpx and httpx2, written once: the two libraries have the same interface, but separate classes.
+
+`tidegate.outbound.httpx` and `tidegate.outbound.httpx2` add the base class and the types of their library. Most types
+here are `Any`, because a request or response may belong to either library.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from tidegate.errors import Denied
+from tidegate.outbound.quota.exchange import (
+    AddedKey,
+    OutboundRequest,
+    ProviderResponse,
+    SendResult,
+    has_rate_limit_headers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+    from types import ModuleType
+
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.gate import AsyncGate, Gate
+    from tidegate.outbound.quota.settlement import PendingSettlement
+
+EXTENSION: Final = "tidegate"
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+
+class HttpxLibrary:
+    """The classes of httpx or httpx2 that the transports use, and what depends on them."""
+
+    def __init__(self, module: ModuleType) -> None:
+        """Take the classes of a module that has the interface of httpx."""
+        self._module: Any = module
+        self._unreached = (
+            self._module.ConnectError,
+            self._module.ConnectTimeout,
+            self._module.PoolTimeout,
+            self._module.UnsupportedProtocol,
+        )
+        # The clients of each library check that a stream is an instance of their own class.
+        self.stream_class: type[SettlingStream] = type(
+            "SettlingStream", (SettlingStream, self._module.SyncByteStream), {}
+        )
+        self.async_stream_class: type[AsyncSettlingStream] = type(
+            "AsyncSettlingStream", (AsyncSettlingStream, self._module.AsyncByteStream), {}
+        )
+
+    def to_outbound_request(self, request: Any) -> OutboundRequest:  # noqa: ANN401 - of either library
+        """Describe a request as an OutboundRequest."""
+        replayable = isinstance(request.stream, self._module.ByteStream)
+
+        def body() -> bytes | None:
+            return b"".join(request.stream) if isinstance(request.stream, self._module.ByteStream) else None
+
+        def header(name: str) -> str | None:
+            value: str | None = request.headers.get(name)
+            if value is None or value.isascii():
+                return value
+            # httpx may decode different bytes to the same string, as UTF-8 or as Latin-1.
+            lines = (raw for field, raw in request.headers.raw if field.lower() == name.encode())
+            return b", ".join(lines).decode("latin-1")
+
+        return OutboundRequest(
+            request.method, str(request.url), header, body, replayable, self._is_unreached, replayable
+        )
+
+    def with_key(self, request: Any, added: AddedKey | None) -> Any:  # noqa: ANN401 - of either library
+        """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
+        if added is None:
+            return request
+        location, key = added
+        headers, url = request.headers.copy(), request.url
+        if location.kind == "header":
+            headers[location.name] = key
+        else:
+            url = url.copy_merge_params({location.name: key})
+        return self._module.Request(
+            request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
+        )
+
+    def with_body(self, request: Any, body: bytes | None) -> Any:  # noqa: ANN401 - of either library
+        """Return a copy of the request with another body, if one is given."""
+        if body is None:
+            return request
+        headers = request.headers.copy()
+        headers["content-length"] = str(len(body))
+        stream = self._module.ByteStream(body)
+        return self._module.Request(
+            request.method, request.url, headers=headers, stream=stream, extensions=request.extensions
+        )
+
+    def read_again(self, response: Any) -> bytes:  # noqa: ANN401 - of either library
+        """Read the body of a refusal; the client can still read it."""
+        raw = b"".join(response.stream)
+        response.stream.close()
+        return self._replace_stream(response, raw)
+
+    async def read_again_async(self, response: Any) -> bytes:  # noqa: ANN401 - of either library
+        """Read the body of a refusal; the client can still read it."""
+        raw = b"".join([piece async for piece in response.stream])
+        await response.stream.aclose()
+        return self._replace_stream(response, raw)
+
+    def _replace_stream(self, response: Any, raw: bytes) -> bytes:  # noqa: ANN401 - of either library
+        """Let the client read a body that was already read; returns it decoded."""
+        response.stream = self._module.ByteStream(raw)
+        content: bytes = self._module.Response(response.status_code, headers=response.headers, content=raw).content
+        return content
+
+    def to_response(self, result: SendResult[Any], gate: Gate | AsyncGate, stream_class: type[Any]) -> Any:  # noqa: ANN401 - of either library
+        """Return the response of a sent request, with its outcome; the end of its body settles the charge."""
+        response = result.response
+        response.extensions[EXTENSION] = result.outcome
+        if result.settlement is None:
+            return response
+        encoding = str(response.headers.get("content-encoding", ""))
+        stream = stream_class(response.stream, result.settlement, gate, encoding)
+        return self._module.Response(
+            response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
+        )
+
+    def _is_unreached(self, error: BaseException) -> bool:
+        """Return whether an error means that the request was never sent."""
+        return isinstance(error, self._unreached)
+
+
+class SyncTransport(Generic[RequestT, ResponseT]):
+    """Sends through another transport, within the quotas of a gate."""
+
+    def __init__(self, library: HttpxLibrary, gate: Gate, transport: object) -> None:
+        """Use the classes of `library`, and send through `transport`."""
+        self.gate: Gate = gate
+        self._library = library
+        self._inner: Any = transport
+
+    def handle_request(self, request: RequestT) -> ResponseT:
+        """Wait for a permit, send the request, and learn from the response."""
+        call = self._library.to_outbound_request(request)
+
+        def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
+            changed = self._library.with_body(request, body)
+            response = self._inner.handle_request(self._library.with_key(changed, self.gate.key_for(provider, call)))
+            read = partial(self._library.read_again, response)
+            return ProviderResponse(response.status_code, rate_limit_headers(response), response.close, response, read)
+
+        result: SendResult[Any] = self.gate.run(self.gate.send_flow(call, send))
+        response: ResponseT = self._library.to_response(result, self.gate, self._library.stream_class)
+        return response
+
+    def close(self) -> None:
+        """Close the underlying transport and the gate."""
+        self._inner.close()
+        self.gate.close()
+
+
+class AsyncTransport(Generic[RequestT, ResponseT]):
+    """Sends through another transport, within the quotas of a gate; for asyncio."""
+
+    def __init__(self, library: HttpxLibrary, gate: AsyncGate, transport: object) -> None:
+        """Use the classes of `library`, and send through `transport`."""
+        self.gate: AsyncGate = gate
+        self._library = library
+        self._inner: Any = transport
+
+    async def handle_async_request(self, request: RequestT) -> ResponseT:
+        """Wait for a permit, send the request, and learn from the response."""
+        call = self._library.to_outbound_request(request)
+
+        async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
+            changed = self._library.with_body(request, body)
+            keyed = self._library.with_key(changed, self.gate.key_for(provider, call))
+            response = await self._inner.handle_async_request(keyed)
+            read = partial(self._library.read_again_async, response)
+            return ProviderResponse(response.status_code, rate_limit_headers(response), response.aclose, response, read)
+
+        result: SendResult[Any] = await self.gate.run(self.gate.send_flow(call, send))
+        response: ResponseT = self._library.to_response(result, self.gate, self._library.async_stream_class)
+        return response
+
+    async def aclose(self) -> None:
+        """Close the underlying transport and the gate."""
+        await self._inner.aclose()
+        await self.gate.close()
+
+
+class SettlingStream:
+    """The body of a response; settles the charge when the body has ended."""
+
+    def __init__(self, stream: Any, settlement: PendingSettlement, gate: Gate, encoding: str) -> None:  # noqa: ANN401 - of either library
+        """Wrap the stream of a response with this content encoding."""
+        self._stream = stream
+        self._settlement = settlement
+        self._gate = gate
+        self._reader = settlement.reader(encoding)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            if self._reader is not None:
+                self._reader.feed(piece)
+                if self._settlement.needs_top_up():
+                    self._top_up()
+            yield piece
+        if self._reader is not None:
+            self._reader.end()
+
+    def _top_up(self) -> None:
+        try:
+            self._gate.run(self._settlement.top_up_flow())
+        except Denied:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the underlying stream, and settle the charge."""
+        try:
+            self._stream.close()
+        finally:
+            self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+
+
+class AsyncSettlingStream:
+    """The body of a response; settles the charge when the body has ended."""
+
+    def __init__(self, stream: Any, settlement: PendingSettlement, gate: AsyncGate, encoding: str) -> None:  # noqa: ANN401 - of either library
+        """Wrap the stream of a response with this content encoding."""
+        self._stream = stream
+        self._settlement = settlement
+        self._gate = gate
+        self._reader = settlement.reader(encoding)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            if self._reader is not None:
+                self._reader.feed(piece)
+                if self._settlement.needs_top_up():
+                    await self._top_up()
+            yield piece
+        if self._reader is not None:
+            self._reader.end()
+
+    async def _top_up(self) -> None:
+        try:
+            await self._gate.run(self._settlement.top_up_flow())
+        except Denied:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Close the underlying stream, and settle the charge."""
+        try:
+            await self._stream.aclose()
+        finally:
+            await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+
+
+def rate_limit_headers(response: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of either library
+    """Return the headers of a response if any of them are about limits: decoding headers is slow."""
+    return response.headers.multi_items() if has_rate_limit_headers(response.headers.raw) else ()

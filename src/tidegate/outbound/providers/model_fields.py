@@ -1,0 +1,72 @@
+"""Read the fields of a provider file that concern language models: `models`, `aliases` and `answer`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from tidegate.outbound.providers.profile import matches_model
+from tidegate.outbound.providers.provider import AnswerReserve, ModelLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tidegate.core.limit import Limit
+    from tidegate.policy.config_value import ConfigValue
+
+ANY_MODEL: Final = "*"
+DEFAULT_PERCENT: Final = 95  # of recent answers that are not longer than what is reserved, with a profile
+PERCENTILE = re.compile(r"p([1-9][0-9]?)")
+
+
+def read_model_limits(
+    fields: dict[str, ConfigValue], read_limit: Callable[[ConfigValue], Limit]
+) -> tuple[ModelLimits, ...]:
+    """Read `models: {"gpt-*": [500/1m, "200_000/1m unit=tokens"]}`, in the order of the file."""
+    if "models" not in fields:
+        return ()
+    found: list[ModelLimits] = []
+    for pattern, setting in fields["models"].entries().items():
+        hidden = next((each.pattern for each in found if matches_model(each.pattern, pattern)), None)
+        if hidden is not None:
+            raise setting.error(f"never applies, because {hidden!r} comes first: move it before {hidden!r}")
+        limits = tuple(map(read_limit, setting.one_or_many()))
+        if not limits:
+            raise setting.error("needs a limit, such as 500/1m")
+        check_names(setting, limits)
+        found.append(ModelLimits(pattern, limits))
+    if not found:
+        raise fields["models"].error('needs a pattern with limits, such as {"gpt-*": 500/1m}')
+    if found[-1].pattern != ANY_MODEL and not {"limit", "limits", "concurrency"}.intersection(fields):
+        raise fields["models"].error('needs limits for other models: add "*" as the last pattern, or limits')
+    return tuple(found)
+
+
+def check_names(place: ConfigValue, limits: Sequence[Limit]) -> None:
+    """Refuse two limits with the same name."""
+    names = [limit.name for limit in limits]
+    for name in names:
+        if names.count(name) > 1:
+            raise place.error(f"two limits are named {name!r}: rename one of them, as in '60/1m name=a'")
+
+
+def read_aliases(fields: dict[str, ConfigValue]) -> dict[str, str]:
+    """Read `aliases: {gpt-4o-latest: gpt-4o}`."""
+    if "aliases" not in fields:
+        return {}
+    found = {name: setting.string() for name, setting in fields["aliases"].entries().items()}
+    for name, setting in fields["aliases"].entries().items():
+        if found[name] in found:
+            raise setting.error(f"{found[name]} is an alias itself: use {found[found[name]]}")
+    return found
+
+
+def read_answer(fields: dict[str, ConfigValue]) -> AnswerReserve:
+    """Read `answer: p95` or `answer: maximum`; the default is p95 with a profile, else the maximum."""
+    if "answer" not in fields:
+        return AnswerReserve(DEFAULT_PERCENT if "profile" in fields else None)
+    text = fields["answer"].string()
+    percent = PERCENTILE.fullmatch(text)
+    if percent is None and text != "maximum":
+        raise fields["answer"].error(f"expected a percentile from p1 to p99, or maximum, not {fields['answer']}")
+    return AnswerReserve(None if percent is None else int(percent[1]))

@@ -1,0 +1,141 @@
+"""A Profile: how a provider of language models counts tokens. Data, read from YAML by `profile_file`.
+
+model       where a request names its model: fields of the body, patterns of the path
+answer      which fields bound the length of the answer, and how many answers are asked for
+input       how the input is estimated: text, images, audio, files, tools
+usage       where a response reports what was used
+stream      which fields of an event are part of the answer, and which lines end it
+counts      which parts of the usage count towards which unit
+charges     whether the provider charges the usage, the bound at the start, or its own estimate
+refusals    what the body of a 429 says
+endpoints   paths that differ: no answer (embeddings), or not counted at all (batches)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# `usage`: an estimate is reserved, the usage replaces it. `bound`: input and bound count from the start, the usage
+# replaces them at the end. `estimate`: input and bound count, whatever the answer took.
+Charges = Literal["usage", "bound", "estimate"]
+FailedCost = Literal["free", "input", "estimate"]  # what a call costs that fails without reporting usage
+OutputCounted = Literal["start", "produced"]  # when the provider counts output: with the request, or as it is produced
+UsagePart = Literal["input", "cache_read", "cache_write", "output", "reasoning", "audio", "total"]
+FieldPath = tuple[str, ...]  # the keys that lead to a value of a JSON document; `*` is every entry of a list
+
+TOKEN_UNITS: Final = ("tokens", "input-tokens", "output-tokens")
+MAX_PATHS: Final = 1024  # paths of requests that are remembered
+MAX_VALUES: Final = 1000  # values of a JSON document that one path is followed to
+
+
+class MediaEstimate(NamedTuple):
+    """The estimated tokens of an image, an audio recording or a file: so many, or by its length in bytes."""
+
+    tokens: int = 0
+    bytes_per_token: int = 0
+    least: int = 0
+
+    def estimate(self, length: int) -> int:
+        """Estimate the tokens of a medium that takes this number of bytes in the request."""
+        return max(self.least, self.tokens, -(-length // self.bytes_per_token) if self.bytes_per_token else 0)
+
+
+class RefusalRule(NamedTuple):
+    """What a field of a 429's body says: how long to wait, or which quota is used up."""
+
+    field: FieldPath
+    pattern: re.Pattern[str]
+    says: Literal["retry_after", "quota"]
+
+
+class ProfileEndpoint(NamedTuple):
+    """Paths that are counted differently: `answer` is False for embeddings, `counted` is False for batches."""
+
+    pattern: re.Pattern[str]
+    answer: bool = True
+    counted: bool = True
+    bound: FieldPath = ()  # the field that bounds the answer, if a request sets none
+
+
+ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How a provider counts. Immutable; see the module for its parts."""
+
+    name: str
+    model_fields: tuple[FieldPath, ...] = ()
+    model_paths: tuple[re.Pattern[str], ...] = ()
+    bounds: tuple[FieldPath, ...] = ()
+    times: tuple[FieldPath, ...] = ()
+    default_answer: int = 1000
+    bytes_per_token: int = 4
+    tools: int = 0
+    media: Mapping[str, MediaEstimate] = field(default_factory=dict)
+    usage_at: tuple[FieldPath, ...] = ()
+    usage: Mapping[UsagePart, tuple[str, ...]] = field(default_factory=dict)
+    counts: Mapping[str, tuple[UsagePart, ...]] = field(default_factory=dict)
+    output_rates: tuple[tuple[str, int], ...] = ()
+    charges: Charges = "usage"
+    output_counted: OutputCounted = "start"
+    failed: FailedCost = "free"
+    stream_fields: frozenset[str] = frozenset()
+    stream_ends: tuple[bytes, ...] = ()
+    refusals: tuple[RefusalRule, ...] = ()
+    endpoints: tuple[ProfileEndpoint, ...] = ()
+    file: str | None = field(default=None, compare=False)
+    media_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    usage_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    _paths: dict[str, tuple[ProfileEndpoint, str | None]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        """Prepare what is searched for in bodies."""
+        object.__setattr__(self, "media_markers", tuple(f'"{name}"'.encode() for name in self.media))
+        object.__setattr__(self, "usage_markers", tuple({path[-1].encode() for path in self.usage_at}))
+
+    def read_path(self, path: str) -> tuple[ProfileEndpoint, str | None]:
+        """Return how the requests of a path are counted, and the model that it names."""
+        found = self._paths.get(path)
+        if found is None:
+            if len(self._paths) >= MAX_PATHS:
+                self._paths.clear()
+            endpoint = next((each for each in self.endpoints if each.pattern.fullmatch(path)), ANY_ENDPOINT)
+            models = (pattern.fullmatch(path) for pattern in self.model_paths)
+            model = next((unquote(each["model"]) for each in models if each is not None), None)
+            found = self._paths[path] = endpoint, model
+        return found
+
+    def output_rate(self, model: str | None) -> int:
+        """Return how many tokens of the quota each token of an answer counts."""
+        return next((rate for pattern, rate in self.output_rates if matches_model(pattern, model or "")), 1)
+
+
+@lru_cache(maxsize=4096)
+def matches_model(pattern: str, model: str) -> bool:
+    """Return whether a model matches a pattern such as `gpt-*`."""
+    return re.compile(translate(pattern)).fullmatch(model) is not None
+
+
+def values_at(document: Any, path: FieldPath) -> Iterator[Any]:  # noqa: ANN401 - any JSON value
+    """Yield the values of a JSON document that a path leads to: usually one, or none."""
+    found = [document]
+    for key in path:
+        following: list[Any] = []
+        for each in found:
+            if key == "*" and isinstance(each, list):
+                following += each[:MAX_VALUES]
+            elif isinstance(each, dict) and key in each:
+                following.append(each[key])
+        found = following[:MAX_VALUES]
+    yield from found

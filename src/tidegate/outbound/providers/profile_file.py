@@ -1,0 +1,230 @@
+"""Read a profile from YAML: one that is shipped (`openai`), or a file of the user (`./mine.yaml`)."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
+
+from tidegate.outbound.providers.profile import (
+    TOKEN_UNITS,
+    Charges,
+    FailedCost,
+    FieldPath,
+    MediaEstimate,
+    OutputCounted,
+    Profile,
+    ProfileEndpoint,
+    RefusalRule,
+    UsagePart,
+)
+from tidegate.policy.config_value import ConfigValue, load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Fields = dict[str, ConfigValue]
+
+SHIPPED_PROFILES: Final = Path(__file__).parent.parent / "profiles"
+DEFAULT_PROFILE: Final = "default"  # of providers whose file names none: the formats of OpenAI and Anthropic
+PROFILE_FIELDS: Final = (
+    "model",
+    "answer",
+    "input",
+    "usage",
+    "counts",
+    "output_rates",
+    "charges",
+    "output_counted",
+    "failed",
+    "stream",
+    "refusals",
+    "endpoints",
+)
+USAGE_PARTS: Final = get_args(UsagePart)
+MODEL_PLACE: Final = "{model}"
+
+
+def find_profile(setting: ConfigValue) -> Profile:
+    """Read the profile that a provider file names: a shipped one, or the path of a file relative to that file."""
+    text = setting.string()
+    if "/" not in text and "\\" not in text and not text.endswith((".yaml", ".yml")):
+        names = shipped_names()
+        if text not in names:
+            near = get_close_matches(text, names, n=1)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"expected {', '.join(names)} or a path such as ./mine.yaml"
+            )
+            raise setting.error(f"there is no profile {setting}: {hint}")
+        return shipped_profile(text)
+    path = Path(setting.file or "").parent / Path(text).expanduser()
+    if not path.is_file():
+        raise setting.error(f"cannot read {path}: there is no such file")
+    return read_profile(path)
+
+
+def shipped_names() -> list[str]:
+    """Return the names of the profiles that are part of the package."""
+    return sorted(path.stem for path in SHIPPED_PROFILES.glob("*.yaml") if path.stem != DEFAULT_PROFILE)
+
+
+@lru_cache(maxsize=64)
+def shipped_profile(name: str = DEFAULT_PROFILE) -> Profile:
+    """Read a profile that is part of the package."""
+    return read_profile(SHIPPED_PROFILES / f"{name}.yaml")
+
+
+def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
+    """Read a profile from a file or a mapping."""
+    section = load(source)
+    fields = section.fields(*PROFILE_FIELDS)
+    name = Path(section.file).stem if section.file else "profile"
+    options: dict[str, Any] = {}
+    for field, read in (("model", _model), ("answer", _answer), ("input", _input), ("usage", _usage)):
+        if field in fields:
+            options |= read(fields[field])
+    if "counts" in fields:
+        options["counts"] = _counts(fields["counts"], options.get("usage", {}))
+    if "output_rates" in fields:
+        options["output_rates"] = tuple(
+            (model, rate.integer()) for model, rate in fields["output_rates"].entries().items()
+        )
+    for field, choices in (("charges", Charges), ("output_counted", OutputCounted), ("failed", FailedCost)):
+        if field in fields:
+            options[field] = fields[field].choice(*get_args(choices))
+    if "stream" in fields:
+        options |= _stream(fields["stream"])
+    if "refusals" in fields:
+        options["refusals"] = tuple(_refusal(entry) for entry in fields["refusals"].items())
+    if "endpoints" in fields:
+        options["endpoints"] = tuple(_endpoint(entry) for entry in fields["endpoints"].items())
+    return Profile(name, **options, file=section.file)
+
+
+def _model(setting: ConfigValue) -> dict[str, Any]:
+    """Read `model: {body: [model], path: [/v1/models/{model}/*]}`."""
+    fields = setting.fields("body", "path")
+    paths = []
+    for entry in fields["path"].one_or_many() if "path" in fields else ():
+        text = entry.string()
+        if text.count(MODEL_PLACE) != 1 or not text.startswith(("/", "*")):
+            raise entry.error(f"expected a path with {MODEL_PLACE}, such as /models/{MODEL_PLACE}/*, not {entry}")
+        before, after = (_path_pattern(part) for part in text.split(MODEL_PLACE))
+        paths.append(re.compile(f"{before}(?P<model>[^/:]+){after}"))
+    return {"model_fields": _paths(fields, "body"), "model_paths": tuple(paths)}
+
+
+def _answer(setting: ConfigValue) -> dict[str, Any]:
+    """Read `answer: {bounds: [max_tokens], times: [n], default: 1000}`."""
+    fields = setting.fields("bounds", "times", "default")
+    options: dict[str, Any] = {"bounds": _paths(fields, "bounds"), "times": _paths(fields, "times")}
+    if "default" in fields:
+        options["default_answer"] = fields["default"].integer(0)
+    return options
+
+
+def _input(setting: ConfigValue) -> dict[str, Any]:
+    """Read `input: {bytes_per_token: 4, tools: 346, media: {image_url: {tokens: 1105}}}`."""
+    fields = setting.fields("bytes_per_token", "tools", "media")
+    options: dict[str, Any] = {}
+    if "bytes_per_token" in fields:
+        options["bytes_per_token"] = fields["bytes_per_token"].integer(1, 100)
+    if "tools" in fields:
+        options["tools"] = fields["tools"].integer(0)
+    if "media" in fields:
+        options["media"] = {key: _media(entry) for key, entry in fields["media"].entries().items()}
+    return options
+
+
+def _media(setting: ConfigValue) -> MediaEstimate:
+    fields = setting.fields("tokens", "bytes_per_token", "least")
+    if ("tokens" in fields) == ("bytes_per_token" in fields):
+        raise setting.error(
+            "expected either tokens or bytes_per_token, such as {tokens: 1105} or {bytes_per_token: 25}"
+        )
+    return MediaEstimate(**{name: value.integer() for name, value in fields.items()})
+
+
+def _usage(setting: ConfigValue) -> dict[str, Any]:
+    """Read `usage: {at: [usage], input: [prompt_tokens], output: [completion_tokens]}`."""
+    fields = setting.fields("at", *USAGE_PARTS)
+    if "at" not in fields:
+        raise setting.error("needs the place of the usage in a response, such as at: [usage]")
+    parts = {
+        part: tuple(entry.string() for entry in fields[part].one_or_many()) for part in USAGE_PARTS if part in fields
+    }
+    return {"usage_at": _paths(fields, "at"), "usage": parts}
+
+
+def _stream(setting: ConfigValue) -> dict[str, Any]:
+    """Read `stream: {text: [content], ends: ["data: [DONE]"]}`."""
+    fields = setting.fields("text", "ends")
+    texts = {name: [each.string() for each in value.one_or_many()] for name, value in fields.items()}
+    ends = tuple(line.encode() for line in texts.get("ends", ()))
+    return {"stream_fields": frozenset(texts.get("text", ())), "stream_ends": ends}
+
+
+def _counts(setting: ConfigValue, usage: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """Read `counts: {tokens: [input, output]}`: which parts of the usage count towards a unit."""
+    found = {}
+    for unit, parts in setting.fields(*TOKEN_UNITS).items():
+        names = []
+        for entry in parts.one_or_many():
+            names.append(entry.choice(*USAGE_PARTS))
+            if names[-1] not in usage:
+                raise entry.error(f"'usage' does not say where {names[-1]} is reported: add usage.{names[-1]}")
+        found[unit] = tuple(names)
+    return found
+
+
+def _refusal(setting: ConfigValue) -> RefusalRule:
+    """Read `{field: error.message, retry_after: "try again in ([0-9.]+m?s)"}`."""
+    fields = setting.fields("field", "retry_after", "quota")
+    if "field" not in fields or ("retry_after" in fields) == ("quota" in fields):
+        raise setting.error("expected a field, and either retry_after or quota with a regular expression")
+    says = "quota" if "quota" in fields else "retry_after"
+    text = fields[says].string()
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise fields[says].error(f"expected a regular expression: {error}") from None
+    needed = {"retry_after"} if says == "retry_after" else {"unit", "period"}
+    if not needed <= pattern.groupindex.keys():
+        names = " and ".join(f"(?P<{name}>…)" for name in sorted(needed))
+        raise fields[says].error(f"needs the group {names}" if len(needed) == 1 else f"needs the groups {names}")
+    return RefusalRule(_path(fields["field"]), pattern, cast("Any", says))
+
+
+def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
+    """Read `{path: /v1/embeddings, answer: no}`."""
+    fields = setting.fields("path", "answer", "counted", "bound")
+    if "path" not in fields:
+        raise setting.error("needs a path, such as {path: /v1/embeddings, answer: no}")
+    path = fields["path"].string()
+    if not path.startswith(("/", "*")):
+        raise fields["path"].error(f"expected a path that starts with / or *, not {fields['path']}")
+    return ProfileEndpoint(
+        re.compile(_path_pattern(path)),
+        fields["answer"].boolean() if "answer" in fields else True,
+        fields["counted"].boolean() if "counted" in fields else True,
+        _path(fields["bound"]) if "bound" in fields else (),
+    )
+
+
+def _path_pattern(path: str) -> str:
+    """Return a path as a regular expression; `*` matches everything."""
+    return ".*".join(map(re.escape, path.split("*")))
+
+
+def _paths(fields: Fields, name: str) -> tuple[FieldPath, ...]:
+    return tuple(_path(entry) for entry in fields[name].one_or_many()) if name in fields else ()
+
+
+def _path(setting: ConfigValue) -> FieldPath:
+    """Read the place of a value in a JSON document, such as `generationConfig.maxOutputTokens`."""
+    keys = tuple(setting.string().split("."))
+    if not all(keys):
+        raise setting.error(f"expected the names of fields with dots between them, not {setting}")
+    return keys

@@ -1,0 +1,95 @@
+"""What the calls of a model took: recent sizes, of which a quantile is the next estimate.
+
+Two sizes are learned per model and tag: the tokens of an answer, and the tokens per thousand bytes of input. An answer
+that was cut off at its bound says only that it would have been longer, so it is recorded as twice its length: an
+estimate that has become too small grows within a few calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from typing import Final
+
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.fork import fork_safe
+
+MAX_SAMPLES: Final = 200  # recent calls per model and tag
+MIN_SAMPLES: Final = 5  # fewer say nothing
+QUANTILE_SAMPLES: Final = 20  # fewer say too little about a quantile: twice the largest is assumed
+MAX_LEARNED: Final = 1024  # models and tags that are kept
+LearnedKey = tuple[str, str, str]  # domain, model, tag
+
+
+class RecentSizes:
+    """The sizes of the last calls, sorted."""
+
+    __slots__ = ("_order", "_sorted")
+
+    def __init__(self) -> None:
+        """Start without samples."""
+        self._order: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def add(self, size: int) -> None:
+        """Record a size; the oldest one is dropped."""
+        self._order.append(size)
+        insort(self._sorted, size)
+        if len(self._order) > MAX_SAMPLES:
+            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+
+    def quantile(self, percent: int) -> int | None:
+        """Return the smallest size that this percentage of the calls did not exceed; None: too few are known."""
+        count = len(self._sorted)
+        if count < QUANTILE_SAMPLES:
+            return None if count < MIN_SAMPLES else min(MAX_INTEGER, 2 * self._sorted[-1])
+        return self._sorted[max(0, -(-count * percent // 100) - 1)]
+
+
+class LearnedSizes:
+    """Recent sizes by model and tag. Thread-safe; of this process only."""
+
+    def __init__(self) -> None:
+        """Start without samples."""
+        self._answers: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
+        self._inputs: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
+        self._lock = fork_safe(threading.Lock())
+
+    def __len__(self) -> int:
+        """Return the number of models and tags with known answers."""
+        return len(self._answers)
+
+    def record_answer(self, key: LearnedKey, tokens: int, *, cut_off: bool = False) -> None:
+        """Record the tokens of an answer; `cut_off`: it would have been longer."""
+        self._record(self._answers, key, min(MAX_INTEGER, tokens * 2 if cut_off else tokens))
+
+    def record_input(self, key: LearnedKey, length: int, tokens: int) -> None:
+        """Record the tokens of an input of this number of bytes."""
+        if length > 0:
+            self._record(self._inputs, key, -(-tokens * 1000 // length))
+
+    def answer(self, key: LearnedKey, percent: int) -> int | None:
+        """Return the tokens that this percentage of the answers did not exceed; None: too few are known."""
+        return self._quantile(self._answers, key, percent)
+
+    def input(self, key: LearnedKey, length: int, percent: int) -> int | None:
+        """Estimate the tokens of an input of this number of bytes; None: too few inputs are known."""
+        per_thousand = self._quantile(self._inputs, key, percent)
+        return None if per_thousand is None else -(-length * per_thousand // 1000)
+
+    def _record(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey, size: int) -> None:
+        with self._lock:
+            sizes = learned.get(key)
+            if sizes is None:
+                sizes = learned[key] = RecentSizes()
+                if len(learned) > MAX_LEARNED:
+                    learned.popitem(last=False)
+            else:
+                learned.move_to_end(key)
+            sizes.add(size)
+
+    def _quantile(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey, percent: int) -> int | None:
+        with self._lock:
+            sizes = learned.get(key)
+            return None if sizes is None else sizes.quantile(percent)

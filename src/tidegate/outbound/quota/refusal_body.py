@@ -1,0 +1,79 @@
+"""What the body of a refusal (429 or 503) says, as the provider's profile describes it.
+
+    {"error": {"message": "Rate limit reached … Please try again in 1.2s."}}                 OpenAI
+    {"error": {"details": [{"@type": "….RetryInfo", "retryDelay": "34s"}, …]}}                Gemini
+
+Bodies are untrusted: what is not understood says nothing, and nothing raises. A Retry-After header takes precedence.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.headers import Advice, LimitAdvice
+from tidegate.outbound.providers.profile import Profile, RefusalRule, values_at
+from tidegate.outbound.quota.request_tokens import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidegate.flow import CallFlow
+    from tidegate.outbound.quota.exchange import ProviderResponse
+
+MAX_RETRY_AFTER: Final = 86_400.0  # seconds: no pause is longer than a day
+MAX_TEXT: Final = 10_000  # characters of a message that are searched
+UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
+# Only long periods are used up by a refusal: a minute's quota returns step by step, as Retry-After says.
+PERIODS: Final = {"day": 86_400.0, "hour": 3600.0}
+UNITS: Final = {"requests": "requests", "tokens": "tokens", "inputtokens": "input-tokens"}
+
+
+def read_refusal_flow(profile: Profile, response: ProviderResponse, advice: Advice) -> CallFlow[Advice]:
+    """Return what a refusal says: its headers, completed by its body. Limits are those that are used up."""
+    if response.read is None or not profile.refusals:
+        return Advice((), advice.retry_after)
+    try:
+        body = yield response.read
+    except GeneratorExit:
+        raise
+    except Exception:  # noqa: BLE001 - the client reports it
+        return Advice((), advice.retry_after)
+    told = read_refusal(profile, body)
+    return Advice(told.limits, told.retry_after if advice.retry_after is None else advice.retry_after)
+
+
+def read_refusal(profile: Profile, body: bytes) -> Advice:
+    """Read the body of a refusal."""
+    document = read_json(body)
+    if not document and body.lstrip().startswith(b"["):  # Gemini streams refuse with a list of one
+        document = read_json(body.strip()[1:-1])
+    retry_after: float | None = None
+    limits: dict[tuple[str, float], LimitAdvice] = {}
+    for rule in profile.refusals:
+        for found in _matches(document, rule):
+            if rule.says == "retry_after":
+                retry_after = read_duration(found["retry_after"]) if retry_after is None else retry_after
+                continue
+            unit, period = UNITS.get(found["unit"].lower()), PERIODS.get(found["period"].lower())
+            if unit is not None and period is not None:
+                limits[unit, period] = LimitAdvice(found[0], remaining=0, unit=unit, window=period)
+    return Advice(tuple(limits.values()), retry_after)
+
+
+def _matches(document: dict[str, Any], rule: RefusalRule) -> Iterator[re.Match[str]]:
+    for value in values_at(document, rule.field):
+        found = rule.pattern.search(str(value)[:MAX_TEXT]) if isinstance(value, (str, int, float)) else None
+        if found is not None:
+            yield found
+
+
+def read_duration(text: str) -> float | None:
+    """Read `1.2s`, `20ms` or `6m0s` as seconds; None: it is no duration."""
+    parts = DURATION.findall(text[:40])
+    if not parts or "".join(map("".join, parts)) != text[:40].strip():
+        return None
+    found = math.fsum(float(number) * UNIT_SECONDS[unit] for number, unit in parts)
+    return min(found, MAX_RETRY_AFTER)

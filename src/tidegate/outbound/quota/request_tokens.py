@@ -1,0 +1,199 @@
+"""What a request to a language model asks for, as its provider's profile describes it.
+
+Requests may contain anything: what is not understood is estimated by its length, and nothing raises.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.outbound.providers.profile import FieldPath, Profile, ProfileEndpoint, values_at
+from tidegate.outbound.providers.profile_file import shipped_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Tokenizer = Callable[[str], int]
+
+MAX_MODEL_LENGTH: Final = 200  # characters of a model's name that are used
+MAX_DEPTH: Final = 50  # levels of a request that are searched for media
+
+
+class RequestTokens(NamedTuple):
+    """What a request asks for.
+
+    `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is the
+    most that one answer may take, `stated` whether the request says so, `times` how many answers it asks for.
+    """
+
+    profile: Profile
+    endpoint: ProfileEndpoint
+    model: str | None
+    document: dict[str, Any]
+    text_length: int
+    fixed: int
+    bound: int
+    stated: bool
+    times: int
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is streamed."""
+        return self.document.get("stream") is True
+
+    def estimate_input(self, learned: int | None = None, tokenizer: Tokenizer | None = None) -> int:
+        """Estimate the tokens of the input: by the tokenizer, by what was learned, or by its length."""
+        if not self.endpoint.counted:
+            return 0
+        if tokenizer is not None and self.document:
+            return self.fixed + tokenizer("\n".join(_texts(self.document, self.profile)))
+        return self.fixed + (-(-self.text_length // self.profile.bytes_per_token) if learned is None else learned)
+
+    def clamped(self, answer: int) -> bytes | None:
+        """Return the body with every bound lowered to `answer` tokens; None: it cannot be changed."""
+        bounds = self.profile.bounds
+        fallback = self.endpoint.bound or (bounds[0] if bounds else ())
+        if not self.document or not fallback:
+            return None
+        document = self.document
+        for path in bounds:
+            if any(value > answer for value in _counts_at(document, (path,))):
+                document = _with_value(document, path, answer)
+        if not self.stated:
+            document = _with_value(document, fallback, answer)
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def read_request(profile: Profile, url: str, body: bytes | None) -> RequestTokens:
+    """Read what a request asks for."""
+    endpoint, model = profile.read_path(path_of(url))
+    document = read_json(body or b"")
+    if model is None:
+        found = (value for field in profile.model_fields for value in values_at(document, field))
+        model = next((value for value in found if isinstance(value, str) and value), None)
+    bounds = _counts_at(document, profile.bounds)
+    stated = bool(bounds)
+    bound = max(bounds) if bounds else profile.default_answer
+    times = max(1, 1, *_counts_at(document, profile.times))
+    if not endpoint.answer or not endpoint.counted:
+        bound, times, stated = 0, 1, True
+    length, fixed = len(body or b""), 0
+    for marker in profile.media_markers:
+        if body and marker in body:
+            media_length, fixed = _media(document, profile)
+            length = max(0, length - media_length)
+            break
+    if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
+        fixed += profile.tools
+    name = None if model is None else model[:MAX_MODEL_LENGTH]
+    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times)
+
+
+@lru_cache(maxsize=1024)
+def path_of(url: str) -> str:
+    """Return the path of a URL."""
+    return urlsplit(url).path or "/"
+
+
+def estimate(body: bytes | None, profile: Profile | None = None, url: str = "") -> dict[str, int]:
+    """Estimate the cost of a request, by unit, without anything learned."""
+    request = read_request(profile or shipped_profile(), url, body)
+    return units_of(request, request.estimate_input(), request.bound)
+
+
+def units_of(request: RequestTokens, input_tokens: int, answer: int) -> dict[str, int]:
+    """Return the cost by unit of a request with so much input and an answer of this length, each time it is asked."""
+    profile = request.profile
+    output = min(MAX_INTEGER, answer * request.times * profile.output_rate(request.model))
+    if profile.charges != "usage":  # the bound counts from the start, whatever each token of output counts later
+        output = max(output, answer * request.times)
+    counts = profile.counts
+    whole = {"input": input_tokens, "output": output}
+    return {unit: min(MAX_INTEGER, sum(whole.get(part, 0) for part in parts)) for unit, parts in counts.items()}
+
+
+def read_json(text: bytes | bytearray) -> dict[str, Any]:
+    """Parse a JSON object; anything else is an empty one."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is an integer that may be a number of tokens."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER
+
+
+def _counts_at(document: dict[str, Any], paths: tuple[FieldPath, ...]) -> list[int]:
+    if not document:
+        return []
+    found = []
+    for path in paths:
+        if path[0] in document:
+            found += [value for value in values_at(document, path) if is_count(value)]
+    return found
+
+
+def _with_value(document: dict[str, Any], path: FieldPath, value: int) -> dict[str, Any]:
+    """Return a copy of a document with another value at a path."""
+    inner = document.get(path[0])
+    new = value if len(path) == 1 else _with_value(inner if isinstance(inner, dict) else {}, path[1:], value)
+    return {**document, path[0]: new}
+
+
+# ---- media -----------------------------------------------------------------------------------------------------------
+
+
+def _media(document: dict[str, Any], profile: Profile) -> tuple[int, int]:
+    """Return the length of all media of a request, and their estimated tokens."""
+    length = tokens = 0
+    for name, value in _find_media(document, profile, MAX_DEPTH):
+        size = sum(map(len, _strings(value, MAX_DEPTH)))
+        length += size
+        tokens += profile.media[name].estimate(size)
+    return length, tokens
+
+
+def _find_media(value: object, profile: Profile, depth: int) -> Iterator[tuple[str, object]]:
+    """Yield the media of a request: mappings whose `type`, or one of whose keys, is that of a medium."""
+    if depth == 0:
+        return
+    if isinstance(value, list):
+        for each in value:
+            yield from _find_media(each, profile, depth - 1)
+    elif isinstance(value, dict):
+        kind = value.get("type")
+        name = next((key for key in value if key in profile.media and isinstance(value[key], (dict, str))), None)
+        if name is not None:
+            yield name, value[name]
+        elif isinstance(kind, str) and kind in profile.media:
+            yield kind, value
+        else:
+            for each in value.values():
+                yield from _find_media(each, profile, depth - 1)
+
+
+def _strings(value: object, depth: int) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif depth and isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each, depth - 1)
+
+
+def _texts(document: dict[str, Any], profile: Profile) -> Iterator[str]:
+    """Yield the strings of a request that are not media, for a tokenizer."""
+    media = {id(value) for _, value in _find_media(document, profile, MAX_DEPTH)}
+    waiting: list[Any] = [value for name, value in document.items() if name != "model"]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, str):
+            yield value
+        elif id(value) not in media and isinstance(value, (list, dict)):
+            waiting[:0] = value.values() if isinstance(value, dict) else value

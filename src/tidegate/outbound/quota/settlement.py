@@ -1,0 +1,260 @@
+"""What is left to settle when a response has begun: slots are released and tokens counted when its body has ended.
+
+The reservation of a strict call that is streamed is topped up while the answer arrives:
+
+    an eighth is left     ask for half as much again; if that is refused, ask again a little later
+    HEADROOM left         the provider may be ahead by so much, or by two of the largest pieces that came: refused now,
+                          the stream ends with Denied
+    input reported        what the input was estimated too high is returned at once
+
+When the answer is complete, the usage that the provider reports replaces what was reserved. More than that is charged
+all the same (`overrun` in the metrics): the provider has counted it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import Denied, StoreUnavailable
+from tidegate.outbound.providers.profile import TOKEN_UNITS
+from tidegate.outbound.quota.charge import Charge
+from tidegate.outbound.quota.request_tokens import units_of
+from tidegate.outbound.quota.tokens import UsageReader
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Mapping
+
+    from tidegate.core import Decision
+    from tidegate.flow import CallFlow
+    from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.cost import CallPlan
+    from tidegate.outbound.quota.learned import LearnedSizes
+
+FIRST_ERROR_STATUS: Final = 400
+HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
+RETRY_TOKENS: Final = 16  # after a refused top-up, ask again when so many more tokens have arrived
+
+
+class PendingSettlement:
+    """The charge of a request whose response has begun."""
+
+    def __init__(
+        self,
+        account: Account,
+        charge: Charge,
+        status: int,
+        plan: CallPlan,
+        learned: LearnedSizes | None = None,
+        counts: Counter[str] | None = None,
+    ) -> None:
+        """Settle `charge`; what is learned and counted goes to `learned` and `counts`."""
+        self.account = account
+        self.charge = charge
+        self.status = status
+        self.counts_tokens: bool = bool(account.estimated)
+        self._plan = plan
+        self._learned = learned
+        self._counts = counts
+        self._reader: UsageReader | None = None
+        self._top_ups: list[Charge] = []
+        self._reserved = plan.answer * (plan.request.times if plan.request else 1)  # tokens of output
+        self._headroom = HEADROOM
+        self._arrived = 0
+        self._next_top_up = self._top_up_at()
+        self._input_known = False
+        self._cut_off = False
+
+    def reader(self, coding: str = "") -> UsageReader | None:
+        """Return the reader of the response's usage; None: no tokens are counted."""
+        if not self.counts_tokens:
+            return None
+        request = self._plan.request
+        if request is None:
+            self._reader = UsageReader(coding)
+        else:
+            watch = self._plan.tops_up and self.status < FIRST_ERROR_STATUS
+            self._reader = UsageReader(coding, request.profile, request.model, watch=watch)
+        return self._reader
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        if self._counts is not None:
+            self._counts[name] += amount
+
+    # ---- while the answer arrives ------------------------------------------------------------------------------------
+
+    def needs_top_up(self) -> bool:
+        """Return whether the answer has come near the end of its reservation, or its input is known."""
+        reader = self._reader
+        if not self._plan.tops_up or reader is None:
+            return False
+        produced = reader.produced
+        step, self._arrived = produced - self._arrived, produced
+        if 2 * step > self._headroom:  # the next piece may be as large
+            self._headroom = 2 * step
+            self._next_top_up = min(self._next_top_up, self._top_up_at())
+        return produced >= self._next_top_up or (not self._input_known and "input" in reader.parts)
+
+    def top_up_flow(self) -> CallFlow[Any]:
+        """Reserve more for an answer that is still arriving; raises Denied when it may exceed what is reserved."""
+        reader, request = self._reader, self._plan.request
+        if reader is None or request is None or self.charge.settled:
+            return
+        if not self._input_known and "input" in reader.parts:
+            self._input_known = True
+            yield from self._return_input_flow(reader)
+        produced, left = reader.produced, request.bound * request.times - self._reserved
+        if produced < self._next_top_up:
+            return
+        if left <= 0:  # the provider itself ends the answer
+            self._next_top_up = request.bound * request.times + 1
+            return
+        amount = min(left, max(self._reserved // 2, self._headroom * 4))
+        decision = yield from self._extend_flow(amount)
+        if decision is not None and not decision.allowed:
+            amount = min(amount, self._available(decision))  # less may still fit
+            if amount >= RETRY_TOKENS:
+                decision = yield from self._extend_flow(amount)
+        if decision is not None and decision.allowed:
+            self._count("topped_up")
+            self._reserved += amount
+            self._next_top_up = self._top_up_at()
+        elif produced >= self._reserved - self._headroom:
+            self._cut_off = True
+            self._count("cut_off")
+            raise Denied(
+                f"provider {self.account.provider.name}: the answer is ended after {produced} tokens: "
+                "no more can be reserved for it",
+                decision,
+            )
+        else:
+            self._next_top_up = min(produced + RETRY_TOKENS, self._reserved - self._headroom)
+
+    def _top_up_at(self) -> int:
+        """Return how many tokens of the answer may arrive before more is reserved."""
+        return max(1, self._reserved - max(2 * self._headroom, self._reserved // 8))
+
+    def _extend_flow(self, amount: int) -> CallFlow[Any]:
+        """Try to reserve more tokens of output; returns the decision, None if the store is unavailable."""
+        account, request = self.account, self._plan.request
+        if request is None:
+            return None
+        whole = units_of(request._replace(times=1), 0, amount)
+        cost = {unit: whole[unit] for unit in account.estimated if whole.get(unit)}
+        if not cost:
+            return self.charge.decision  # no limit counts output
+        try:
+            decision = yield partial(account.limiter.try_acquire, account.key, cost)
+        except StoreUnavailable:
+            return None
+        if decision.allowed:
+            self._top_ups.append(Charge(account.limiter, account.key, cost, decision))
+        return decision
+
+    def _available(self, decision: Decision) -> int:
+        """Return the tokens of output that a denied decision would have allowed."""
+        request = self._plan.request
+        if request is None:
+            return 0
+        rate, counts = request.profile.output_rate(request.model), request.profile.counts
+        pairs = zip(decision.policy_limits, decision.views, strict=False)
+        return min((view[0] // rate for limit, view in pairs if "output" in counts.get(limit.unit, ())), default=0)
+
+    def _return_input_flow(self, reader: UsageReader) -> CallFlow[Any]:
+        """Return what the input was estimated too high."""
+        request = self._plan.request
+        if request is None:
+            return
+        known = reader.parts
+        counted = known.get("input", 0) + known.get("cache_write", 0)
+        surplus = self._plan.input_tokens - counted
+        if surplus > 0:
+            self._plan = self._plan._replace(input_tokens=counted)
+            whole = units_of(request, surplus, 0)
+            yield from self.account.shrink_flow(self.charge, whole)
+
+    # ---- at the end --------------------------------------------------------------------------------------------------
+
+    def settle_flow(self, used: Mapping[str, int] | None) -> CallFlow[Any]:
+        """Commit the usage that the response reports, or what else the provider charges for it."""
+        if self.charge.settled:
+            return
+        self._learn()
+        final = self._final_units(used)
+        units = self.account.units
+        known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
+        if not known:
+            yield partial(self.charge.commit, None)
+            for each in self._top_ups:
+                yield partial(each.commit, None)
+            return
+        yield from self._commit_flow(known)
+
+    def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
+        """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
+        whole = self._reserved_by(self.charge, *self._top_ups)
+        over = max(amount - whole.get(unit, 0) for unit, amount in known.items())
+        if over > 0:
+            self._count("overrun")
+            self._count("overrun_tokens", over)
+        first = dict(known)
+        request = self._plan.request
+        if request is not None and request.profile.output_counted == "produced":
+            moved = [unit for unit in known if "output" in request.profile.counts.get(unit, ())]
+            yield from self.account.charge_now_flow({unit: known[unit] for unit in moved})
+            first |= dict.fromkeys(moved, 0)
+        if self._top_ups:
+            kept = self._reserved_by(self.charge)
+        for top_up in self._top_ups:
+            part = {}
+            for unit, amount in self._reserved_by(top_up).items():
+                part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0)))
+                first[unit] = first.get(unit, 0) - part[unit]
+            yield partial(top_up.commit, part)
+        yield partial(self.charge.commit, first)
+
+    def _reserved_by(self, *charges: Charge) -> dict[str, int]:
+        """Return the tokens that charges reserve, by unit."""
+        found: dict[str, int] = {}
+        for charge in charges:
+            units = {limit.unit: cost for limit, cost in zip(self.account.provider.limits, charge.costs, strict=True)}
+            for unit in self.account.estimated:
+                found[unit] = found.get(unit, 0) + units[unit]
+        return found
+
+    def _final_units(self, used: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        """Return what the provider charges, by unit; None: what is reserved."""
+        request = self._plan.request
+        profile = None if request is None else request.profile
+        if used is None and self.status >= FIRST_ERROR_STATUS:
+            if profile is not None and request is not None and profile.failed != "free":
+                return units_of(request, self._plan.input_tokens, 0) if profile.failed == "input" else None
+            return dict.fromkeys(TOKEN_UNITS, 0)
+        if profile is not None and profile.charges == "estimate":
+            return None
+        if self._reader is None or self._reader.complete:
+            return used
+        if request is not None and self._cut_off:
+            return units_of(request._replace(times=1), self._plan.input_tokens, self._reader.produced)
+        reserved = self._reserved_by(self.charge, *self._top_ups)  # the provider may have produced all of it
+        return {unit: max(reserved.get(unit, 0), amount) for unit, amount in (used or {}).items()}
+
+    def _learn(self) -> None:
+        """Record what the answer and the input took."""
+        plan, reader = self._plan, self._reader
+        request = plan.request
+        if self._learned is None or reader is None or request is None or plan.learned_key is None:
+            return
+        parts = reader.parts
+        if self._cut_off:
+            self._learned.record_answer(plan.learned_key, reader.produced, cut_off=True)
+        elif self.status < FIRST_ERROR_STATUS and "output" in parts:
+            answer = -(-(parts["output"] + parts.get("reasoning", 0) * reader.reasoning_apart) // request.times)
+            cut_off = plan.body is not None and plan.answer <= answer < request.bound
+            self._learned.record_answer(plan.learned_key, answer, cut_off=cut_off)
+        if "input" in parts and not request.fixed:
+            whole = parts["input"]
+            if "cache_write" in request.profile.usage:  # cached input is reported apart
+                whole += parts.get("cache_read", 0) + parts.get("cache_write", 0)
+            self._learned.record_input(plan.learned_key, request.text_length, whole)

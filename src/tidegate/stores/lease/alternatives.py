@@ -1,0 +1,66 @@
+"""Alternatives over a leased store: the first that a share or the store allows is charged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate.stores.base import Alternatives
+from tidegate.stores.lease.steps import StoreRequest, with_policy_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.core.decision import Decision
+    from tidegate.stores.base import Ask
+    from tidegate.stores.lease.manager import LeaseManager
+    from tidegate.stores.lease.steps import LeaseFlow
+
+
+def choose_flow(
+    manager: LeaseManager, verb: str, alternatives: Alternatives, now: int | None, at: int | None
+) -> LeaseFlow:
+    """Decide alternatives in order, from shares and cached denials; the others with one request for each run."""
+    groups, start = alternatives.groups(), 0
+    decisions: list[Decision] = []
+    while start < len(groups):
+        known = manager.decide_held(verb, groups[start], now)
+        if known is not None:
+            decisions.append(known)
+            start += 1
+        else:
+            end = start + 1
+            while end < len(groups) and not manager.may_hold(groups[end]):
+                end += 1
+            decisions += yield from ask_run_flow(manager, verb, groups[start:end], now, at)
+            start = end
+        if decisions[-1].within_limits:
+            break
+    return decisions
+
+
+def ask_run_flow(
+    manager: LeaseManager, verb: str, groups: Sequence[Sequence[Ask]], now: int | None, at: int | None
+) -> LeaseFlow:
+    """Ask the store for the first of several alternatives that is allowed, and remember its denials."""
+    sent = manager.steady()
+    yield from manager.release_flow(verb, [ask for group in groups for ask in group])
+    strict = [
+        [(manager.find_policy_leases(policy).strict, key, costs) for policy, key, costs in group] for group in groups
+    ]
+    decisions = yield StoreRequest(verb, Alternatives.of(strict), now, at)
+    asks = [ask for group in groups for ask in group]
+    found = [with_policy_limits(policy, one) for (policy, _, _), one in zip(asks, decisions, strict=False)]
+    if verb != "acquire" or now is not None:
+        return found
+    for group, (decision, *_) in zip(groups, Alternatives.of(groups).split(decisions), strict=False):
+        policy, key, costs = group[0]
+        leases = manager.find_policy_leases(policy)
+        if len(group) > 1 or not leases.length:
+            continue
+        if decision.within_limits:  # a key that is chosen repeatedly gets a share
+            manager.schedule_requests([(leases, key, costs)], lambda: None)
+        else:
+            returns = manager.record_denial(leases, key, costs, sent, decision)
+            if returns is not None:
+                yield from returns
+    return found

@@ -1,0 +1,179 @@
+"""A batch in Redis or PostgreSQL whose process was killed is returned once, and that of a living process never."""
+
+import asyncio
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+
+import pytest
+
+from tests.budget import programs
+from tests.budget.both_kinds import KINDS, BlockingBudget, used
+from tests.budget.polling import wait_until
+from tests.budget.test_processes import start
+from tests.budget.test_shared import postgres_url, redis_url
+from tests.servers.valkey import ValkeyServer
+from tidegate.budget import TaskBudget
+from tidegate.budget.storage import owners
+
+__all__ = ["postgres_url", "redis_url"]  # fixtures
+
+NUMBERS = count()  # one for each test: the name of its budget
+
+
+@pytest.fixture(params=["redis", "postgresql"])
+def storage(request):
+    return request.getfixturevalue("redis_url" if request.param == "redis" else "postgres_url")
+
+
+@pytest.fixture
+def number():
+    return next(NUMBERS)
+
+
+@pytest.fixture
+def holder(storage, number, monkeypatch):
+    """A process inside a batch of 10 tasks, of which 3 are recorded; it is killed at the end of the test."""
+    monkeypatch.setattr(owners, "LEASE", programs.SHORT_LEASE)
+    process = start("hold_shared", storage, 10, 3, number)
+    assert process.stdout.readline() == "reserved\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def open_budget(storage, number, holder):
+    """Open budgets that share the storage of the holder; they are closed at the end of the test."""
+    with ExitStack() as opened:
+
+        def open_one():
+            name = f"shared-{number}"
+            return opened.enter_context(TaskBudget(**programs.SHARED_TIERS, storage=storage, name=name, deadline=5.0))
+
+        yield open_one
+
+
+def reserved(budget):
+    return used(budget)["concurrency"]
+
+
+def test_the_rest_of_a_killed_batch_is_usable_after_the_lease(open_budget, holder):
+    budget = open_budget()
+    assert used(budget) == {"hour": 10, "day": 10, "concurrency": 10}
+    holder.kill()
+    wait_until(lambda: reserved(budget) == 0, "the batch is returned")
+    assert used(budget) == {"hour": 3, "day": 3, "concurrency": 0}  # three tasks were completed
+
+
+def test_a_denied_check_returns_a_killed_batch(open_budget, holder):
+    budget = open_budget()
+    assert not budget.check_all_limits(97)
+    holder.kill()
+    wait_until(lambda: budget.check_all_limits(97), "a check uses the permits of the batch")
+
+
+def test_the_batch_of_a_living_process_is_never_returned(open_budget):
+    budget, other = open_budget(), open_budget()
+    with budget.batch(5):
+        began = other.operations.clock.steady()
+        while other.operations.clock.steady() - began < 2_200_000 * programs.SHORT_LEASE:
+            assert used(other) == {"hour": 15, "day": 15, "concurrency": 15}  # searches for ended processes, too
+    assert used(other) == {"hour": 15, "day": 15, "concurrency": 10}
+
+
+def test_a_killed_batch_is_returned_once_by_racing_processes(open_budget, holder):
+    budgets = [open_budget() for _ in range(4)]
+    budgets[0].record_completed_tasks(20)  # a second refund would return these, too
+    holder.kill()
+    barrier = threading.Barrier(len(budgets))
+
+    def search(budget):
+        barrier.wait()
+        wait_until(lambda: reserved(budget) == 0, "the batch is returned")
+        return used(budget)["day"]
+
+    with ThreadPoolExecutor(len(budgets)) as threads:
+        assert list(threads.map(search, budgets)) == [23] * len(budgets)
+
+
+def test_a_suspended_process_that_was_taken_for_ended_returns_nothing_twice(open_budget, holder):
+    budget = open_budget()
+    budget.record_completed_tasks(20)  # a second refund would return these, too
+    os.kill(holder.pid, signal.SIGSTOP)
+    wait_until(lambda: reserved(budget) == 0, "the batch is returned")
+    assert used(budget)["day"] == 23
+    os.kill(holder.pid, signal.SIGCONT)
+    os.kill(holder.pid, signal.SIGUSR1)
+    assert holder.wait() == 0
+    assert used(budget) == {"hour": 23, "day": 23, "concurrency": 0}
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_batch_that_others_returned_is_charged_when_it_is_recorded(storage, monkeypatch, kind):
+    """The first budget misses its heartbeats: its thread waits for longer than the lease of the others."""
+    options = {"per_day": 100, "storage": storage, "deadline": 5.0, "name": f"late-{kind}"}
+    with asyncio.Runner() as runner:
+        late = TaskBudget(**options) if kind == "threads" else BlockingBudget(runner, lambda: KINDS[kind](**options))
+        result = late.check_all_limits(10)
+        monkeypatch.setattr(owners, "LEASE", 0.05)
+        with TaskBudget(**options) as other:
+            wait_until(lambda: used(other)["day"] == 0, "the batch is returned")
+            late.operations.store.batches.lease = 0  # the time that it was suspended for
+            late.record_completed_tasks(4, result=result)
+            assert used(other)["day"] == 4
+            assert late.check_all_limits(96)  # under a new registration
+            assert not other.check_all_limits(1)
+            late.cancel()
+            assert used(other)["day"] == 4
+        late.close()
+
+
+def test_many_batches_of_several_threads_are_listed_and_settled(storage, monkeypatch):
+    """More batches than an owner has slots at first; some are settled, so that their slots are used again."""
+    options = {"per_day": 1000, "storage": storage, "deadline": 5.0, "name": "many"}
+    with TaskBudget(**options) as late, ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(late.check_all_limits, [1 + number % 3 for number in range(90)]))
+        assert all(result.allowed and not result.local for result in results)
+        list(threads.map(lambda result: late.record_completed_tasks(result.task_count, result=result), results[:45]))
+        results += threads.map(late.check_all_limits, [2] * 30)
+        assert used(late) == {"day": 240}
+        monkeypatch.setattr(owners, "LEASE", 0.05)
+        with TaskBudget(**options) as other:
+            wait_until(lambda: used(other)["day"] == 90, "only the recorded tasks are counted")
+        late.operations.store.batches.lease = 0  # the time that it was suspended for
+        for result in results[45:]:
+            late.record_completed_tasks(1, result=result)
+        assert used(late) == {"day": 90 + 75}
+
+
+def test_the_places_of_ended_processes_are_used_again(storage, monkeypatch, caplog):
+    monkeypatch.setattr(owners, "MAX_OWNERS", 1)
+    options = {"per_day": 10, "storage": storage, "deadline": 5.0, "name": "places"}
+    with TaskBudget(**options) as ended:
+        assert ended.check_all_limits(4)
+        monkeypatch.setattr(owners, "LEASE", 0.05)
+        began = ended.operations.clock.steady()
+        wait_until(lambda: ended.operations.clock.steady() - began > 100_000, "two leases have passed")
+        with TaskBudget(**options) as other:
+            assert other.check_all_limits(5).current_usage == {"day": 5}
+        ended.operations.store.batches.lease = 0  # the time that it was suspended for
+    assert "not listed" not in caplog.text
+
+
+def test_a_cluster_lists_batches_only_with_a_common_slot(caplog):
+    with ValkeyServer(None, "--cluster-enabled", "yes") as server:
+        assert server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383").startswith(b"+OK")
+        url = f"redis+cluster://127.0.0.1:{server.port}?deadline=5"
+        wait_until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"), "the cluster is ready")
+        for options, listed in (("", False), ("&hash_tag=all", True)):
+            caplog.clear()
+            with TaskBudget(per_day=10, storage=url + options) as budget:
+                assert budget.check_all_limits(2).local is False
+                budget.record_completed_tasks(1)
+                assert used(budget) == {"day": 1}
+            assert ("hash_tag=all" in caplog.text) is not listed

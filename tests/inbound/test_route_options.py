@@ -1,0 +1,288 @@
+"""Options of route limits: exempt routes, methods, charges by response, callbacks, dynamic limits, the own request."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import flask as flask_module
+import pytest
+from fastapi import FastAPI, Request
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from tests.inbound.harness import WsgiHarness
+from tests.inbound.sites import django_site
+from tests.inbound.test_one_decision import APPS, FlaskClient, rules, site, statuses, usages
+from tests.inbound.test_routes import Client
+from tidegate import ConfigError
+from tidegate.inbound import asgi, by_header, common_request, current_limits, django, fastapi, flask, starlette, wsgi
+from tidegate.testing import ManualClock
+
+assert django_site.urlpatterns  # configures Django
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(start=1_728_000_000)
+
+
+@pytest.fixture(params=["starlette", "fastapi", "fastapi-depends", "flask"])
+def kind(request):
+    return APPS[request.param]
+
+
+@pytest.fixture(params=[True, False], ids=["middleware", "alone"])
+def config(request):
+    return rules(100) if request.param else None
+
+
+def test_methods_exempt_when_and_callbacks(kind, clock, config):
+    denials = []
+    options = {
+        "methods": ["get"],
+        "exempt_when": lambda request: request.headers.get("x-staff") == "yes",
+        "on_denied": lambda request, decision: denials.append((request.headers["x-user"], decision.violated)),
+    }
+    client, _ = site(kind, clock, ("2/1m", options), ("9/1m", {"methods": ["POST"], "name": "post"}), config)
+    staff, guest = {"x-staff": "yes", "x-user": "ann"}, {"x-user": "bob"}
+    assert statuses(client, "/limited", 4, headers=staff) == [200] * 4
+    assert statuses(client, "/limited", 4, headers=guest) == [200, 200, 429, 429]
+    assert denials == [("bob", ("1m",))] * 2
+
+
+def test_an_invalid_dynamic_limit_is_logged_once_and_the_last_valid_one_applies(kind, clock, config, caplog):
+    answers = ["nonsense", "2/1m", "nonsense", "nonsense"]
+    dynamic = kind[1](lambda request: answers.pop(0), default="1/1m", **({} if config else {"clock": clock}))
+    build, _ = kind
+    app = build(dynamic, kind[1]("50/1h", **({} if config else {"clock": clock})))
+    client = FlaskClient(app) if isinstance(app, Flask) else Client(app)
+    with caplog.at_level(logging.ERROR, "tidegate.inbound"):
+        assert statuses(client, "/limited", 4) == [200, 200, 429, 429]
+    assert [record.levelname for record in caplog.records if "invalid" in record.message] == ["ERROR"]
+
+
+def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_admits_all(clock, caplog):
+    @starlette.limit(lambda request: "nonsense", clock=clock)
+    async def page(request):
+        return PlainTextResponse("page")
+
+    assert statuses(Client(Starlette(routes=[Route("/", page)])), "/", 62) == [200] * 60 + [429] * 2
+    assert len([record for record in caplog.records if "60/1m applies" in record.message]) == 1
+
+
+# ---- the framework's own request -------------------------------------------------------------------------------------
+
+
+def test_functions_receive_the_frameworks_own_request(kind, clock, config):
+    seen = []
+
+    def key(request):
+        common = common_request(request)
+        assert by_header("x-user")(request) == by_header("x-user")(common)
+        seen.append((request, common.address, common.path, common.method, common.header("x-user")))
+        return request.headers["x-user"]
+
+    client, _ = site(kind, clock, ("1/1m", {"key": key}), ("50/1h", {}), config)
+    assert statuses(client, "/limited", 2, headers={"x-user": "ann"}) == [200, 429]
+    assert statuses(client, "/limited", 1, headers={"x-user": "bob"}) == [200]
+    own = flask_module.request if kind[1] is flask.limit else Request
+    assert all(request[0] is own or isinstance(request[0], Request) for request in seen)
+    assert seen[0][1:] == ("203.0.113.9", "/limited", "GET", "ann")
+
+
+def test_current_limits_of_a_request(clock):
+    shown = []
+
+    @starlette.limit("5/1m", name="burst")
+    @starlette.limit("50/1h", name="hourly")
+    async def page(request):
+        shown.append({limit.name: limit.remaining for limit in current_limits(request)})
+        return PlainTextResponse("page")
+
+    app = Starlette(routes=[Route("/", page)])
+    assert statuses(Client(asgi.RateLimitMiddleware(app, rules(9), clock=clock)), "/", 2) == [200, 200]
+    assert shown == [{"all": 8, "burst": 4, "hourly": 49}, {"all": 7, "burst": 3, "hourly": 48}]
+
+
+def block_site(limit: fastapi.limit) -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/")
+    def page(request: Request) -> str:
+        with limit.check(request):
+            return "page"
+
+    return app
+
+
+def test_a_limited_block_gives_back_what_the_request_was_charged_before(clock):
+    export = starlette.limit("1/1m", scope="export")
+    api_export = fastapi.limit("1/1m", scope="api")
+    view_export = flask.limit("1/1m", scope="view")
+
+    @starlette.limit("50/1h")
+    async def page(request):
+        async with export.check(request):
+            return PlainTextResponse("page")
+
+    app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(9), clock=clock)
+    assert statuses(Client(app), "/", 3) == [200, 429, 429]
+    assert sorted(usages(app.guard.store).values()) == [1, 1, 1]
+
+    app = asgi.RateLimitMiddleware(block_site(api_export), rules(9), clock=clock)
+    assert statuses(Client(app), "/", 3) == [200, 429, 429]
+    assert sorted(usages(app.guard.store).values()) == [1, 1]  # the middleware decided before
+
+    site = Flask(__name__)
+
+    @site.get("/")
+    def view():
+        with view_export.check(flask_module.request):
+            return "page"
+
+    outer = wsgi.RateLimitMiddleware(site.wsgi_app, rules(9), clock=clock)
+    site.wsgi_app = outer  # type: ignore[method-assign]  # as Flask's docs do
+    assert statuses(FlaskClient(site), "/", 3) == [200, 429, 429]
+    assert sorted(usages(outer.guard.store).values()) == [1, 1]
+    with pytest.raises(ConfigError, match="needs a scope"):
+        flask.limit("1/1m").check(flask_module.request)
+
+
+# ---- exempt routes, charges by response ------------------------------------------------------------------------------
+
+
+def test_exempt_routes_are_not_charged_to_categories(clock):
+    @starlette.exempt
+    async def health(request):
+        return PlainTextResponse("well")
+
+    async def page(request):
+        return PlainTextResponse("page")
+
+    app = Starlette(routes=[Route("/health", health), Route("/page", page)])
+    client = Client(asgi.RateLimitMiddleware(app, rules(2), clock=clock))
+    assert statuses(client, "/health", 5) == [200] * 5
+    assert statuses(client, "/page", 3) == [200, 200, 429]
+
+    site = Flask(__name__)
+    site.get("/health")(flask.exempt(lambda: "well"))
+    site.get("/page", endpoint="page")(lambda: "page")
+    site.wsgi_app = wsgi.RateLimitMiddleware(site.wsgi_app, rules(2), clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
+    assert statuses(FlaskClient(site), "/health", 5) == [200] * 5
+    assert statuses(FlaskClient(site), "/page", 3) == [200, 200, 429]
+
+    api = FastAPI()
+
+    @api.get("/health")
+    @fastapi.exempt
+    def api_health():
+        return "well"
+
+    client = Client(asgi.RateLimitMiddleware(api, rules(2), clock=clock))
+    assert statuses(client, "/health", 5) == [200] * 5
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["middleware", "alone"])
+def test_only_responses_that_count_are_charged(clock, behind):
+    options = {} if behind else {"clock": clock}
+
+    @starlette.limit("2/1m", count=[401], **options)
+    async def login(request):
+        return PlainTextResponse("", int(request.headers["x-status"]))
+
+    app = Starlette(routes=[Route("/", login)])
+    client = Client(asgi.RateLimitMiddleware(app, rules(100), clock=clock) if behind else app)
+    assert statuses(client, "/", 9, headers={"x-status": "200"}) == [200] * 9
+    assert statuses(client, "/", 3, headers={"x-status": "401"}) == [401, 401, 429]
+
+    @flask.limit("2/1m", count=lambda request, status: status == 401 and request.method == "GET", **options)
+    def view():
+        return "", int(flask_module.request.headers["x-status"])
+
+    site = Flask(__name__)
+    site.get("/")(view)
+    if behind:
+        site.wsgi_app = wsgi.RateLimitMiddleware(site.wsgi_app, rules(100), clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
+    assert statuses(FlaskClient(site), "/", 9, headers={"x-status": "200"}) == [200] * 9
+    assert statuses(FlaskClient(site), "/", 3, headers={"x-status": "401"}) == [401, 401, 429]
+
+
+# ---- Django ----------------------------------------------------------------------------------------------------------
+
+
+def django_views(limit, inner):
+    from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
+    from django.utils.decorators import method_decorator  # noqa: PLC0415 - as above
+    from django.views import View  # noqa: PLC0415 - as above
+
+    @limit
+    @inner
+    def limited(request):
+        return HttpResponse("page")
+
+    class Page(View):
+        @method_decorator([limit, inner])
+        def get(self, request):
+            return HttpResponse("page")
+
+        def post(self, request):
+            return HttpResponse("posted")
+
+    return limited, Page.as_view(), lambda request: HttpResponse("plain")
+
+
+class WsgiClient:
+    """The interface of Client for a WSGI application."""
+
+    def __init__(self, app):
+        self.site = WsgiHarness.__new__(WsgiHarness)
+        self.site.middleware = app
+
+    def get(self, path, method="GET"):
+        reply = self.site.request(path, method)
+        return SimpleNamespace(status_code=reply.status, headers=reply.headers)
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+@pytest.mark.parametrize("page", ["/limited", "/class"])
+def test_django_views_are_decided_with_the_middleware(kind, page, clock, monkeypatch):
+    from django.core.asgi import get_asgi_application  # noqa: PLC0415 - configured by django_site
+    from django.core.wsgi import get_wsgi_application  # noqa: PLC0415 - as above
+    from django.urls import clear_url_caches, path  # noqa: PLC0415 - as above
+
+    limited, classy, plain = django_views(django.limit("2/1m"), django.limit("50/1h"))
+    patterns = [path("limited", limited), path("class", classy), path("plain", plain)]
+    monkeypatch.setattr(django_site, "urlpatterns", patterns)
+    clear_url_caches()
+    if kind == "wsgi":
+        middleware: Any = wsgi.RateLimitMiddleware(get_wsgi_application(), rules(6), clock=clock)
+        client: Any = WsgiClient(middleware)
+    else:
+        middleware = asgi.RateLimitMiddleware(get_asgi_application(), rules(6), clock=clock)
+        client = Client(middleware)
+    assert statuses(client, page, 5) == [200, 200, 429, 429, 429]
+    assert statuses(client, "/plain", 5) == [200] * 4 + [429]
+    assert sorted(usages(middleware.guard.store).values()) == [2, 2, 6]
+    clock.advance(60)
+    assert statuses(client, "/class", 1, method="POST") == [200]
+    clear_url_caches()
+
+
+def test_django_functions_receive_the_real_request_and_limits_may_report_only(clock):
+    from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
+    from django.test import RequestFactory  # noqa: PLC0415 - as above
+
+    @django.limit("1/1m", key=lambda request: request.user, block=False, clock=clock)
+    @django.limit("3/1m", clock=clock)
+    def view(request):
+        return HttpResponse(str(request.limited))
+
+    def ask(user):
+        request = RequestFactory().get("/")
+        request.user = user
+        return view(request)
+
+    assert [ask(user).content for user in ("ann", "ann", "bob")] == [b"False", b"True", b"False"]
+    assert ask("eve").status_code == 429  # the other limit denies

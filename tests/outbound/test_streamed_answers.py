@@ -1,0 +1,203 @@
+"""Streamed answers of strict calls: reservations grow and shrink while they arrive, and end what may exceed them."""
+
+import asyncio
+import json
+
+import aiohttp
+import httpx
+import pytest
+import requests
+
+from tests.outbound.server import Answer, QuotaServer
+from tidegate import Denied, Limiter
+from tidegate.outbound import Providers
+from tidegate.outbound.aiohttp import RateLimitMiddleware
+from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
+from tidegate.outbound.quota.settlement import HEADROOM
+from tidegate.outbound.requests import RateLimitAdapter
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+URL = "https://api.test/v1/messages"
+BODY = {"model": "m", "max_tokens": 64_000, "stream": True}
+KINDS = ["httpx", "httpx-async", "requests", "aiohttp"]
+
+
+def event(payload):
+    return b"data: " + json.dumps(payload).encode() + b"\n\n"
+
+
+def stream(tokens, *, input_tokens=10, reports=True):
+    """An answer of Anthropic, one token in an event."""
+    yield event({"type": "message_start", "message": {"usage": {"input_tokens": input_tokens, "output_tokens": 1}}})
+    for _ in range(tokens):
+        yield event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "abc"}})
+    if reports:
+        yield event({"type": "message_delta", "usage": {"output_tokens": tokens}})
+        yield b"event: message_stop\ndata: {}\n\n"
+
+
+class Source(httpx.SyncByteStream):
+    """The body of a response that tells how much of it was read, and whether it was closed."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+        self.read = 0
+        self.closed = False
+
+    def __iter__(self):
+        for piece in self.pieces:
+            self.read += 1
+            yield piece
+
+    def close(self):
+        self.closed = True
+
+
+def providers(quota=10_000, domain="api.test", profile="anthropic"):
+    limits = ["1000/1m", f"{quota}/1m unit=tokens name=tpm"]
+    return Providers.of({"domain": domain, "limits": limits, "profile": profile, "strict": True})
+
+
+def usage(store, known, key="api.test"):
+    with Limiter(next(iter(known)).policy, store=store) as limiter:
+        return limiter.usage(key)["tpm"].used
+
+
+@pytest.fixture
+def store():
+    return MemoryStore(clock=ManualClock(1_728_000_000))
+
+
+def open_client(store, source, known, tokens=10):
+    mock = httpx.MockTransport(lambda _request: httpx.Response(200, stream=source))
+    transport = RateLimitTransport(known, store, mock, timeout=0, tokenizer=lambda _text: tokens)
+    client = httpx.Client(transport=transport)
+    client.metrics = transport.gate.metrics
+    return client
+
+
+def test_a_reservation_grows_while_the_answer_arrives_and_is_settled_exactly(store):
+    known, source = providers(), Source(stream(9000))
+    with open_client(store, source, known) as client:
+        most = 0
+        with client.stream("POST", URL, json=BODY) as response:
+            for number, _ in enumerate(response.iter_bytes()):
+                now = usage(store, known)
+                most = max(most, now)
+                if number % 500 == 0:
+                    assert now >= number
+        assert most <= 10_000
+        assert usage(store, known) == 9010
+        metrics = client.metrics()
+        assert metrics["topped_up"] >= 1
+        assert (metrics["overrun"], metrics["cut_off"]) == (0, 0)
+
+
+def test_the_reservation_shrinks_when_the_input_is_known(store):
+    known, source = providers(), Source(stream(5))
+    with open_client(store, source, known, tokens=3000) as client, client.stream("POST", URL, json=BODY) as response:
+        pieces = response.iter_bytes()
+        assert usage(store, known) == 3000 + 4096
+        next(pieces)
+        assert usage(store, known) == 10 + 4096
+
+
+def test_a_refused_top_up_ends_the_answer_and_settles_what_came(store):
+    known, source = providers(quota=5000), Source(stream(64_000))
+    with open_client(store, source, known) as client:
+        with client.stream("POST", URL, json=BODY) as response:
+            came = []
+            with pytest.raises(Denied) as denied:
+                came += response.iter_lines()
+            assert source.closed
+        assert source.read <= 5000
+        assert str(denied.value).startswith("provider api.test: the answer is ended after ")
+        assert source.read >= 5000 - 10 - HEADROOM - 20
+        assert source.read <= usage(store, known) <= 5000
+        metrics = client.metrics()
+        assert (metrics["cut_off"], metrics["overrun"]) == (1, 0)
+
+
+def test_the_bound_of_the_request_needs_no_more_than_itself(store):
+    known, source = providers(), Source(stream(100))
+    with open_client(store, source, known) as client:
+        with client.stream("POST", URL, json={**BODY, "max_tokens": 100}) as response:
+            response.read()
+        assert usage(store, known) == 110
+        assert client.metrics()["topped_up"] == 0
+
+
+def test_text_that_the_provider_sends_in_large_pieces_is_counted_by_its_length(store):
+    pieces = [event({"delta": {"text": "é" * 3000}}) for _ in range(3)]
+    known = providers(quota=5000)
+    with open_client(store, Source(pieces), known) as client, pytest.raises(Denied):
+        client.post(URL, json=BODY)
+
+
+def test_a_stream_that_its_reader_abandons_keeps_its_reservation(store):
+    known, source = providers(), Source(stream(5000))
+    with open_client(store, source, known) as client:
+        with client.stream("POST", URL, json=BODY) as response:
+            next(response.iter_bytes())
+        assert usage(store, known) == 10 + 4096
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [3000, 60_000])
+def test_all_clients(kind, tokens):
+    pieces = list(stream(tokens))
+    with QuotaServer(respond=lambda _request: Answer(pieces=(b"".join(pieces[:50]), *pieces[50:]))) as server:
+        known = providers(quota=6000, domain="127.0.0.1")
+        store = MemoryStore()
+        if kind == "httpx":
+            found = read_httpx(known, store, server.url)
+        elif kind == "requests":
+            found = read_requests(known, store, server.url)
+        else:
+            found = asyncio.run(read_async(kind, known, store, server.url))
+        used = usage(store, known, "127.0.0.1")
+        if tokens == 3000:
+            assert (found, used) == (None, 3010)
+        else:
+            assert isinstance(found, Denied)
+            assert 1000 < used < 12_000  # this server does not pace its tokens: one read may bring thousands
+
+
+def read_httpx(known, store, url):
+    transport = RateLimitTransport(known, store, tokenizer=lambda _text: 10)
+    with httpx.Client(transport=transport) as client:
+        try:
+            client.post(url, json=BODY)
+        except Denied as denied:
+            return denied
+
+
+def read_requests(known, store, url):
+    with requests.Session() as session:
+        session.mount("http://", RateLimitAdapter(known, store, tokenizer=lambda _text: 10))
+        try:
+            session.post(url, json=BODY)
+        except Denied as denied:
+            return denied
+
+
+async def read_async(kind, known, store, url):
+    if kind == "httpx-async":
+        transport = AsyncRateLimitTransport(known, store, tokenizer=lambda _text: 10)
+        async with httpx.AsyncClient(transport=transport) as client:
+            try:
+                await client.post(url, json=BODY)
+            except Denied as denied:
+                return denied
+            return None
+    async with (
+        RateLimitMiddleware(known, store, tokenizer=lambda _text: 10) as middleware,
+        aiohttp.ClientSession(middlewares=[middleware]) as session,
+    ):
+        try:
+            async with session.post(url, json=BODY) as response:
+                async for _ in response.content.iter_any():
+                    pass
+        except Denied as denied:
+            return denied

@@ -1,0 +1,234 @@
+"""A provider of a language model in virtual time that counts by the rule of a profile, and agents that call it.
+
+Everything runs in one thread: agents are flows of the gate that this module steps through, and what happens next is
+the earliest event of a heap.
+"""
+
+import heapq
+import json
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from tidegate import Denied
+from tidegate.outbound import Gate, OutboundRequest, Providers
+from tidegate.outbound.providers.profile_file import shipped_profile
+from tidegate.outbound.quota.exchange import ProviderResponse
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+PERIOD = 60.0
+START = 1_728_000_000
+INPUT = 6400  # tokens, as the tokenizer counts them
+MAX_TOKENS = 64_000
+MEAN_ANSWER = 5400
+CHUNK_SECONDS = 0.05
+URL = "https://llm.test/v1/chat/completions"
+
+
+@dataclass
+class Window:
+    """What a provider has counted within the last period, and how much that was at most."""
+
+    quota: int
+    entries: deque[list[float]] = field(default_factory=deque)
+    used: int = 0
+    most: int = 0
+    total: int = 0
+
+    def expire(self, now):
+        while self.entries and self.entries[0][0] <= now - PERIOD:
+            self.used -= self.entries.popleft()[1]
+
+    def add(self, now, amount):
+        self.expire(now)
+        entry = [now, amount]
+        self.entries.append(entry)
+        self.change(now, entry, 0, amount)
+        return entry
+
+    def change(self, now, entry, old, new):
+        """Count an entry with another amount, if it still counts."""
+        entry[1] = new
+        self.total += new - old
+        if entry[0] > now - PERIOD:
+            self.used += new - old
+            self.most = max(self.most, self.used)
+
+
+class Simulation:
+    """Agents of several processes that share a store and a quota."""
+
+    def __init__(self, profile, *, agents=200, processes=4, tokens=10_000_000, requests=2500, seed=1, speed=10_000,
+                 streams=0.5, pause=23.0):  # fmt: skip
+        self.profile, self.speed, self.streams, self.pause = shipped_profile(profile), speed, streams, pause
+        self.clock, self.random = ManualClock(START), random.Random(seed)
+        self.store = MemoryStore(clock=self.clock)
+        limits = [f"{requests}/1m", f"{tokens}/1m unit=tokens name=tpm"]
+        self.known = Providers.of({"domain": "llm.test", "limits": limits, "profile": profile, "strict": True})
+        self.tokens, self.requests = Window(tokens), Window(requests)
+        self.events, self.order = [], count()
+        self.gates = [self.open_gate() for _ in range(processes)]
+        self.generation = [0] * processes
+        self.factor = 1
+        self.refusals, self.answers, self.cut_off = [], 0, 0
+        for agent in range(agents):
+            self.at(self.random.random() * PERIOD, partial(self.call, agent % processes, 0))
+
+    def open_gate(self):
+        return Gate(self.known, self.store, timeout=0, tokenizer=lambda _text: INPUT)
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    def now(self):
+        return self.clock.now() - START
+
+    def at(self, delay, action):
+        heapq.heappush(self.events, (self.now() + delay, next(self.order), action))
+
+    def run(self, until):
+        while self.events and self.events[0][0] <= until:
+            when, _, action = heapq.heappop(self.events)
+            self.clock.advance(max(0.0, when - self.now()))
+            action()
+        self.clock.advance(max(0.0, until - self.now()))
+
+    # ---- processes and agents ----------------------------------------------------------------------------------------
+
+    def kill(self, process):
+        """End a process with everything it has in flight; another one takes its place."""
+        self.generation[process] += 1  # nothing of it is settled
+        self.gates[process] = self.open_gate()
+        for _ in range(200 // len(self.gates)):
+            self.at(self.random.random() * self.pause, partial(self.call, process, self.generation[process]))
+
+    def alive(self, process, generation):
+        return self.generation[process] == generation
+
+    def call(self, process, generation):
+        """Send one request, and the next one when it has ended."""
+        if not self.alive(process, generation):
+            return
+        again = partial(self.call, process, generation)
+        body = {"model": "m", "max_tokens": MAX_TOKENS, "stream": self.random.random() < self.streams}
+        if self.profile.name == "bedrock":
+            body = {"inferenceConfig": {"maxTokens": MAX_TOKENS}}
+        raw = json.dumps(body).encode()
+        request = OutboundRequest("POST", URL, {}.get, lambda: raw, False, lambda _error: False, True)
+        gate, sent = self.gates[process], []
+
+        def send(_provider, changed=None):
+            sent.append(json.loads(changed or raw))
+
+        flow = gate.send_flow(request, send)
+        try:
+            step = flow.send(None)
+            while True:
+                try:
+                    value = step()
+                except Denied as denied:
+                    flow.throw(denied)
+                if sent:
+                    break
+                step = flow.send(value)
+        except Denied as denied:
+            left = min((each.quota - each.used) / each.quota for each in self.windows(self.clock.now()))
+            self.refusals.append((self.now(), left))
+            wait = denied.decision.retry_after or 0.0
+            self.at(min(max(wait, 1.0), 3.0) * (0.5 + self.random.random()), again)
+            return
+        delay = 0.01 + 0.05 * self.random.random()
+        self.at(delay, partial(self.arrive, process, generation, flow, sent[0], again))
+
+    def windows(self, now):
+        for each in (self.tokens, self.requests):
+            each.expire(now)
+        return self.tokens, self.requests
+
+    # ---- the provider ------------------------------------------------------------------------------------------------
+
+    def arrive(self, process, generation, flow, body, again):
+        now = self.clock.now()
+        bound = body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
+        wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
+        length = min(bound, wanted)
+        self.requests.add(now, 1)
+        rule = "produced" if self.profile.output_counted == "produced" else self.profile.charges
+        amount = INPUT if rule in ("usage", "produced") else INPUT + bound
+        entry = self.tokens.add(now, amount)
+        answer = Answering(self, process, generation, length, rule, entry, amount)
+        self.at(0.01, partial(self.respond, process, generation, flow, answer))
+        self.at(0.02, partial(answer.produce, again))
+
+    def respond(self, process, generation, flow, answer):
+        if not self.alive(process, generation):
+            return
+        try:
+            step = flow.send(ProviderResponse(200, (), lambda: None, 200))
+            while True:
+                step = flow.send(step())
+        except StopIteration as done:
+            answer.settlement = done.value.settlement
+            answer.reader = answer.settlement.reader()
+
+
+class Answering:
+    """An answer that is produced chunk by chunk."""
+
+    def __init__(self, simulation, process, generation, length, rule, entry, amount):
+        self.simulation, self.process, self.generation = simulation, process, generation
+        self.length, self.rule, self.entry, self.amount = length, rule, entry, amount
+        self.produced = 0
+        self.settlement = self.reader = None
+
+    def produce(self, again):
+        """Produce what a chunk holds, and let the agent read it a moment later; a lost connection ends the answer."""
+        world = self.simulation
+        if not world.alive(self.process, self.generation):
+            self.finish()
+            return
+        tokens = min(self.length - self.produced, round(world.speed * CHUNK_SECONDS))
+        self.produced += tokens
+        if self.rule == "produced":
+            world.tokens.add(world.clock.now(), tokens)
+        if not self.read(tokens, again):
+            self.finish()
+            return
+        if self.produced < self.length:
+            world.at(CHUNK_SECONDS, partial(self.produce, again))
+            return
+        self.finish()
+        used = {"prompt_tokens": INPUT, "completion_tokens": self.produced, "input_tokens": INPUT,
+                "output_tokens": self.produced, "inputTokens": INPUT, "outputTokens": self.produced,
+                "promptTokenCount": INPUT, "candidatesTokenCount": self.produced}  # fmt: skip
+        self.reader.feed(b"data: " + json.dumps({"usage": used, "usageMetadata": used}).encode() + b"\n\n")
+        self.reader.end()
+        world.gates[self.process].run(self.settlement.settle_flow(self.reader.result()))
+        world.answers += 1
+        world.at(world.random.random() * world.pause, again)
+
+    def read(self, tokens, again):
+        """Read a chunk; returns whether the agent goes on."""
+        world = self.simulation
+        self.reader.feed(b'data: {"delta": {"text": "%s"}}\n\n' % (b"abc" * tokens))
+        if not self.settlement.needs_top_up():
+            return True
+        try:
+            world.gates[self.process].run(self.settlement.top_up_flow())
+        except Denied:
+            world.gates[self.process].run(self.settlement.settle_flow(self.reader.result()))
+            world.cut_off += 1
+            world.at(world.random.random() * world.pause, again)
+            return False
+        return True
+
+    def finish(self):
+        """Count what the whole answer has cost, as the profile's rule says."""
+        world = self.simulation
+        if self.rule == "usage":
+            world.tokens.change(world.clock.now(), self.entry, self.amount, INPUT + self.produced)
+        elif self.rule == "bound":
+            rate = world.profile.output_rate("m")
+            world.tokens.change(world.clock.now(), self.entry, self.amount, INPUT + self.produced * rate)

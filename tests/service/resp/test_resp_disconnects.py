@@ -1,0 +1,107 @@
+"""A client disconnects while its pipeline runs: calls without a reply stay uncharged, as over HTTP."""
+
+import asyncio
+
+import pytest
+
+from tests.service.resp.harness import connected, encode
+from tidegate.stores import MemoryStore
+from tidegate.stores.outage import GuardedStore
+
+POLICIES = {"api": "5/1h fixed_window", "wait": "1/1h"}
+
+
+class HeldStore(MemoryStore):
+    """A store over a slow network: calls for the key `held` get no answer until they are released."""
+
+    instant = False
+
+    def __init__(self):
+        super().__init__()
+        self.released = asyncio.Event()
+        self.held = 0
+
+    async def apply_async(self, verb, asks, now=None, at=None):
+        if any(key == "held" for _, key, _ in asks):
+            self.held += 1
+            await self.released.wait()
+        return self.apply(verb, asks, now, at)
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("TG.ACQUIRE", "api", "KEY"), ("TG.RESERVE", "api", "KEY"), ("CL.THROTTLE", "KEY", 4, 1, 3600)],
+    ids=["acquire", "reserve", "throttle"],
+)
+async def test_a_pipeline_without_replies_is_refunded(words):
+    store = HeldStore()
+    async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
+        gone = await service.connect()
+
+        async def remaining():
+            if words[0] == "CL.THROTTLE":
+                return (await client.ask("CL.THROTTLE", "done", 4, 1, 3600, 0))[2]
+            return (await client.ask("TG.USAGE", "api", "done"))[0][3]
+
+        async def is_charged():
+            return store.held and await remaining() == 4
+
+        async def is_refunded():
+            return not service.app.in_flight and await remaining() == 5
+
+        gone.writer.write(
+            b"".join(encode(*(key if word == "KEY" else word for word in words)) for key in ("done", "held"))
+        )
+        await until(is_charged)
+        gone.close()
+        await until(is_refunded)
+        assert service.app.waiting == 0
+        store.released.set()
+
+
+async def test_replies_that_were_sent_stay_charged():
+    """The first command was answered before the client disconnected, as with pipelined HTTP requests."""
+    store = HeldStore()
+    async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
+        gone = await service.connect()
+        gone.writer.write(encode("TG.RESERVE", "api", "done") + encode("TG.PEEK", "api", "held"))
+        assert (await gone.read())[:2] == [1, 4]
+        gone.close()
+
+        async def is_idle():
+            return not service.app.in_flight
+
+        await until(is_idle)
+        assert (await client.ask("TG.USAGE", "api", "done"))[0][3] == 4
+        store.released.set()
+
+
+async def test_each_part_of_a_pipeline_is_sent_and_timed_when_it_is_done():
+    """A call that waits for a permit neither delays the replies before it, nor counts as their duration."""
+    async with connected(policies=POLICIES) as (service, client):
+        await client.ask("TG.ACQUIRE", "wait", "k")
+        commands = [
+            ("TG.ACQUIRE", "api", "first"),
+            ("TG.ACQUIRE", "wait", "k", "TIMEOUT", "20"),
+            ("TG.ACQUIRE", "api", "last"),
+            ("TG.ACQUIRE", "api", "last"),
+        ]
+        client.writer.write(b"".join(encode(*words) for words in commands))
+        assert (await client.read())[:2] == [1, 4]
+
+        async def is_waiting():
+            return service.decider.waiting
+
+        await until(is_waiting)
+        service.clock.advance(20)
+        assert [(await client.read())[:2] for _ in range(3)] == [[0, 0], [1, 4], [1, 3]]
+        metrics = (await service.http.get("/metrics")).text
+        for verb, count, seconds in (("acquire", 2, "0.0"), ("acquire wait", 1, "20.0"), ("batch", 1, "0.0")):
+            assert f'tidegate_request_seconds_count{{verb="{verb}"}} {count}\n' in metrics
+            assert f'tidegate_request_seconds_sum{{verb="{verb}"}} {seconds}\n' in metrics
