@@ -14,6 +14,7 @@ sources/       URLs fetched on a schedule: scheduler, workers, service
 
 from tidegate.outbound.adapters.denials import find_denied
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.prices import ModelPrice, Prices
 from tidegate.outbound.providers.provider import (
     AnswerReserve,
     EndpointCost,
@@ -42,9 +43,11 @@ __all__ = [
     "KeyLocation",
     "Learn",
     "ModelLimits",
+    "ModelPrice",
     "OutboundRequest",
     "PendingCharge",
     "Permissions",
+    "Prices",
     "Provider",
     "Providers",
     "QuotaScope",

@@ -199,7 +199,7 @@ def _refusal(setting: ConfigValue) -> RefusalRule:
 
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
     """Read `{path: /v1/embeddings, answer: no}`."""
-    fields = setting.fields("path", "answer", "counted", "bound")
+    fields = setting.fields("path", "answer", "counted", "bound", "images")
     if "path" not in fields:
         raise setting.error("needs a path, such as {path: /v1/embeddings, answer: no}")
     path = fields["path"].string()
@@ -210,6 +210,7 @@ def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
         fields["answer"].boolean() if "answer" in fields else True,
         fields["counted"].boolean() if "counted" in fields else True,
         _path(fields["bound"]) if "bound" in fields else (),
+        _path(fields["images"]) if "images" in fields else (),
     )
 
 
