@@ -94,7 +94,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
     prices = _prices(fields)
-    models = read_model_limits(fields, partial(_entry, algorithm=_text(fields, "algorithm"), prices=prices))
+    models = read_model_limits(fields, partial(read_limit, algorithm=_text(fields, "algorithm"), prices=prices))
     limits = _limits(section, fields, dict(models).get(ANY_MODEL), prices)
     key, key_from = _api_key(fields)
     options: dict[str, Any] = {
@@ -181,7 +181,7 @@ def _limits(
                 raise fields[other].error(
                     "cannot be combined with 'limits': move it into an entry of 'limits', or remove 'limits'"
                 )
-        limits += [_entry(entry, _text(fields, "algorithm"), prices) for entry in fields["limits"].one_or_many()]
+        limits += [read_limit(entry, _text(fields, "algorithm"), prices) for entry in fields["limits"].one_or_many()]
     elif of_all_models is not None and "limit" not in fields and "period" not in fields:
         limits += of_all_models
     elif "limit" in fields or "period" in fields or "concurrency" not in fields:
@@ -192,7 +192,7 @@ def _limits(
     return tuple(limits)
 
 
-def _entry(entry: ConfigValue, algorithm: str | None, prices: Prices | None = None) -> Limit:
+def read_limit(entry: ConfigValue, algorithm: str | None = None, prices: Prices | None = None) -> Limit:
     """Read an entry of `limits`: `300/1m`, or a mapping."""
     if entry.is_mapping:
         return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm, prices)
