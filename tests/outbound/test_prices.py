@@ -8,7 +8,7 @@ import pytest
 from tidegate import ConfigError, Limit
 from tidegate.errors import ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
-from tidegate.outbound.providers.prices import ModelPrice, read_prices
+from tidegate.outbound.providers.prices import ModelPrice, read_prices, usage_cost
 from tidegate.outbound.providers.profile_file import shipped_profile
 
 BAD_PRICES = sorted((Path(__file__).parent / "bad_prices").glob("*.yaml"))
@@ -60,18 +60,18 @@ def test_the_cost_of_usage_in_each_format():
     big = read_prices(PRICES).find("big")
     openai, anthropic, google = map(shipped_profile, ("openai", "anthropic", "google"))
     # OpenAI's input includes what was cached; Anthropic reports it apart; Gemini reports reasoning apart.
-    assert big.cost({"input": 1000, "cache_read": 400, "output": 10}, openai) == 600 * 2.5 + 400 * 1.25 + 100
+    assert usage_cost(big, {"input": 1000, "cache_read": 400, "output": 10}, openai) == 600 * 2.5 + 400 * 1.25 + 100
     parts = {"input": 600, "cache_read": 400, "cache_write": 80, "output": 10}
-    assert big.cost(parts, anthropic) == 600 * 2.5 + 400 * 1.25 + 80 * 3.125 + 100
-    assert big.cost({"input": 600, "output": 10, "reasoning": 30}, google) == 600 * 2.5 + 400
-    assert big.cost({"input": 600, "output": 40, "reasoning": 30}, openai) == 600 * 2.5 + 400
-    assert big.cost({"total": 100}, openai) == 1000  # the dearest kind of token
+    assert usage_cost(big, parts, anthropic) == 600 * 2.5 + 400 * 1.25 + 80 * 3.125 + 100
+    assert usage_cost(big, {"input": 600, "output": 10, "reasoning": 30}, google) == 600 * 2.5 + 400
+    assert usage_cost(big, {"input": 600, "output": 40, "reasoning": 30}, openai) == 600 * 2.5 + 400
+    assert usage_cost(big, {"total": 100}, openai) == 1000  # the dearest kind of token
 
 
 def test_a_fraction_of_a_micro_is_rounded_up():
     mini = read_prices(PRICES).find("mini")
-    assert mini.cost({"input": 1, "output": 0}, shipped_profile("openai")) == 1
-    assert mini.cost({"input": 0, "output": 0}, shipped_profile("openai")) == 0
+    assert usage_cost(mini, {"input": 1, "output": 0}, shipped_profile("openai")) == 1
+    assert usage_cost(mini, {"input": 0, "output": 0}, shipped_profile("openai")) == 0
     assert mini.estimate(7, 0) == 2
 
 

@@ -62,25 +62,26 @@ class ModelPrice(NamedTuple):
         """Return what a request costs apart from its tokens."""
         return self.request + self.image * images
 
-    def cost(self, parts: Mapping[UsagePart, int], profile: Profile) -> int:
-        """Return the cost of the tokens that a response reports."""
-        if "input" not in parts and "output" not in parts:
-            return min(MAX_INTEGER, ceil_div(max(self[1:5]) * parts.get("total", 0), MILLION))
-        cached, written = parts.get("cache_read", 0), parts.get("cache_write", 0)
-        fresh = parts.get("input", 0)
-        if not profile.reports_cache_apart:
-            fresh = max(0, fresh - cached)
-        output = parts.get("output", 0)
-        if profile.reports_reasoning_apart:
-            output += parts.get("reasoning", 0)
-        total = fresh * self.input + cached * self.cached + written * self.cache_write + output * self.output
-        return min(MAX_INTEGER, ceil_div(total, MILLION))
-
     def output_within(self, amount: int, input_tokens: int) -> int:
         """Return how many tokens of output this amount pays for, after the input."""
         if not self.output:
             return MAX_INTEGER
         return max(0, amount - self.estimate(input_tokens, 0)) * MILLION // self.output
+
+
+def usage_cost(price: ModelPrice, parts: Mapping[UsagePart, int], profile: Profile) -> int:
+    """Return the cost of the tokens that a response reports."""
+    if "input" not in parts and "output" not in parts:
+        return min(MAX_INTEGER, ceil_div(max(price[1:5]) * parts.get("total", 0), MILLION))
+    cached, written = parts.get("cache_read", 0), parts.get("cache_write", 0)
+    fresh = parts.get("input", 0)
+    if not profile.reports_cache_apart:
+        fresh = max(0, fresh - cached)
+    output = parts.get("output", 0)
+    if profile.reports_reasoning_apart:
+        output += parts.get("reasoning", 0)
+    total = fresh * price.input + cached * price.cached + written * price.cache_write + output * price.output
+    return min(MAX_INTEGER, ceil_div(total, MILLION))
 
 
 @dataclass(frozen=True, slots=True)

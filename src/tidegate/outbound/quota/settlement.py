@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import Denied, StoreUnavailable
 from tidegate.outbound.providers.money import is_money
+from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.quota.charge import Charge
 from tidegate.outbound.quota.request_tokens import units_of
@@ -204,7 +205,7 @@ class PendingSettlement:
         request, reader = self._plan.request, self._reader
         if used is None or request is None or request.price is None or reader is None:
             return used
-        return {**used, request.price.unit: request.price.cost(reader.parts, request.profile) + request.fee}
+        return {**used, request.price.unit: usage_cost(request.price, reader.parts, request.profile) + request.fee}
 
     def _estimated(self, input_tokens: int, output_tokens: int) -> dict[str, int]:
         """Return what so many tokens count, and the fee of the request."""
