@@ -15,11 +15,11 @@ sources/       URLs fetched on a schedule: scheduler, workers, service
 from tidegate.outbound.adapters.denials import find_denied
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.providers.provider import (
-    AnswerReserve,
     EndpointCost,
     KeyLocation,
     Learn,
     ModelLimits,
+    OutputReserve,
     Provider,
     QuotaScope,
     Retries,
@@ -32,7 +32,6 @@ from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
 
 __all__ = [
-    "AnswerReserve",
     "AsyncGate",
     "AsyncPendingCharge",
     "CommonGateOptions",
@@ -43,6 +42,7 @@ __all__ = [
     "Learn",
     "ModelLimits",
     "OutboundRequest",
+    "OutputReserve",
     "PendingCharge",
     "Permissions",
     "Provider",

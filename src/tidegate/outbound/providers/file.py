@@ -26,8 +26,8 @@ from tidegate.outbound.providers.model_fields import (
     ANY_MODEL,
     check_names,
     read_aliases,
-    read_answer,
     read_model_limits,
+    read_output_reserve,
 )
 from tidegate.outbound.providers.profile_file import find_profile
 from tidegate.outbound.providers.provider import (
@@ -69,7 +69,7 @@ PROVIDER_FIELDS: Final = (
     "profile",
     "models",
     "aliases",
-    "answer",
+    "output_reserve",
     "strict",
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
@@ -105,7 +105,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "profile": find_profile(fields["profile"]) if "profile" in fields else None,
         "models": models,
         "aliases": read_aliases(fields),
-        "answer": read_answer(fields),
+        "output_reserve": read_output_reserve(fields),
         "strict": fields["strict"].boolean() if "strict" in fields else False,
         "file": section.file,
     }

@@ -41,7 +41,7 @@ from tidegate.outbound.quota.exchange import (
     has_rate_limit_headers,
 )
 from tidegate.outbound.quota.gate_accounts import GateAccounts
-from tidegate.outbound.quota.learned import LearnedSizes
+from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge, find_target, read_cost
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
 from tidegate.outbound.quota.settlement import PendingSettlement
