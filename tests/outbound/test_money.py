@@ -130,7 +130,7 @@ def test_the_ceiling_counts_in_its_time_zone(store):
 
 def test_what_a_lenient_call_overran_is_debt(store):
     limits = ["0.001/day unit=usd name=money"]
-    with Client(store, usage(100, 900), limits, answer="maximum") as client:
+    with Client(store, usage(100, 900), limits, output_reserve="maximum") as client:
         client.ask(max_tokens=100)  # the provider exceeds what it was asked for
         assert client.spent() == 4600
         assert client.gate.metrics()["overrun_micros"] == 4000
@@ -218,7 +218,7 @@ def test_a_strict_call_never_passes_the_ceiling(store):
     """The answer is cut off, streamed or not, at what the ceiling pays for."""
     model = StreamedModel(5000)
     with Client(store, model, ["0.011/day unit=usd name=money"], strict=True) as client:
-        with pytest.raises(Denied, match="the answer is ended after"):
+        with pytest.raises(Denied, match="the output is ended after"):
             client.ask(stream=True, max_tokens=64_000)
         paid = 100 + 5 * model.sent
         assert 9000 < paid <= client.spent() <= 11_000

@@ -28,8 +28,8 @@ from tidegate.outbound.providers.model_fields import (
     ANY_MODEL,
     check_names,
     read_aliases,
-    read_answer,
     read_model_limits,
+    read_output_reserve,
 )
 from tidegate.outbound.providers.money import check_units, parse_limit, to_micros
 from tidegate.outbound.providers.prices import MILLION, find_prices
@@ -72,7 +72,7 @@ PROVIDER_FIELDS: Final = (
     "profile",
     "models",
     "aliases",
-    "answer",
+    "output_reserve",
     "strict",
     "price",
 )
@@ -110,7 +110,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "profile": find_profile(fields["profile"]) if "profile" in fields else None,
         "models": models,
         "aliases": read_aliases(fields),
-        "answer": read_answer(fields),
+        "output_reserve": read_output_reserve(fields),
         "strict": fields["strict"].boolean() if "strict" in fields else False,
         "prices": prices,
         "file": section.file,

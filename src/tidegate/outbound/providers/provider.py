@@ -69,13 +69,13 @@ class ModelLimits(NamedTuple):
     limits: tuple[Limit, ...]
 
 
-class AnswerReserve(NamedTuple):
-    """How much is reserved for an answer: what this percentage of recent answers took; None: the maximum."""
+class OutputReserve(NamedTuple):
+    """How much is reserved for the output: what this percentage of recent outputs took; None: the maximum."""
 
     percent: int | None = None
 
 
-MAXIMUM_ANSWER: Final = AnswerReserve()
+MAXIMUM_OUTPUT: Final = OutputReserve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Provider:
     profile: Profile | None = None
     models: tuple[ModelLimits, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    answer: AnswerReserve = MAXIMUM_ANSWER
+    output_reserve: OutputReserve = MAXIMUM_OUTPUT
     strict: bool = False
     prices: Prices | None = None
     policy: Policy = field(init=False, repr=False, compare=False)

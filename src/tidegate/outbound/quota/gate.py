@@ -42,7 +42,7 @@ from tidegate.outbound.quota.exchange import (
     has_rate_limit_headers,
 )
 from tidegate.outbound.quota.gate_accounts import GateAccounts
-from tidegate.outbound.quota.learned import LearnedSizes
+from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import (
     AsyncPendingCharge,
     PendingCharge,
