@@ -16,7 +16,9 @@ NOW = int(NOON.timestamp()) * 1_000_000
 
 def test_an_older_schema_is_migrated_and_keeps_its_charges(open_store, schema, sql):
     latest = read_schema(schema)
-    older = latest._replace(steps=latest.steps[:1], views="", core=latest.core.replace("-- The core", "-- An older core"))
+    older = latest._replace(
+        steps=latest.steps[:1], views="", core=latest.core.replace("-- The core", "-- An older core")
+    )
     old = open_store()
     old.schema = older
     assert old.apply_one("acquire", TEN, "k", ONE).remaining == 9

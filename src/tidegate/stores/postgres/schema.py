@@ -2,8 +2,8 @@
 
 During a rolling upgrade, two versions of tidegate use one schema. The tables have a version, which changes only with
 their format; a process refuses tables with a higher version. The functions have a suffix, made from their source
-(`apply_3f2a9c01b7de`), so that each version calls its own. Version 0.1 has functions without a suffix; the column `core`
-of `schema_version` is theirs.
+(`apply_3f2a9c01b7de`), so that each version calls its own. Version 0.1 has functions without a suffix; it also uses the
+column `core` of `schema_version`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ APPLY_STATEMENT: Final = (
 
 
 class Schema(NamedTuple):
-    """The name of the schema and its SQL: one step per version of the tables, the functions, the views, the statement."""
+    """The name of the schema and its SQL: one step per version of the tables, functions, views and the statement."""
 
     name: str
     steps: tuple[str, ...]
