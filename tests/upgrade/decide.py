@@ -1,7 +1,7 @@
 """Answers commands from standard input: run by this version of tidegate and by version 0.1, on one store.
 
-Each command is a line of JSON, with the fields of `Command` in test_rolling_upgrade.py; each answer is a line of JSON. The
-script uses only names that version 0.1 already had.
+Each command is a line of JSON, with the fields of `Command` in test_rolling_upgrade.py; each answer is a line of JSON.
+The script uses only names that version 0.1 already had.
 """
 
 import json
@@ -20,7 +20,8 @@ def answer(limiter: Limiter, command: dict[str, Any]) -> object:
     if verb == "spend":  # as many calls as are allowed, as fast as possible
         return sum(bool(limiter.try_acquire(key, cost=cost)) for _ in range(command["calls"]))
     if verb == "refund":
-        return limiter.refund(key, cost=cost)
+        limiter.refund(key, cost=cost)
+        return None
     try:
         reservation = limiter.reserve(key, cost=cost, ttl=3600.0, timeout=0)
     except RateLimitError:

@@ -1,5 +1,6 @@
-"""Two versions of tidegate on one store, as during a rolling upgrade: version 0.1, as a wheel built from its commit, and
-this one. Whoever makes a call, the decisions are those of one limiter.
+"""Two versions of tidegate on one store, as during a rolling upgrade: decisions are those of one limiter.
+
+The older one is version 0.1, as a wheel built from its commit.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Process:
             text=True,
         )
 
-    def ask(self, command: Command) -> Any:  # noqa: ANN401 - whatever the script answers
+    def ask(self, command: Command) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(command._asdict()) + "\n")
@@ -93,7 +94,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [sys.executable, "-m", "pip", "wheel", "-qq", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*build, "--no-build-isolation", "-w", folder, folder / "source"], check=True)
     with ZipFile(next(folder.glob("*.whl"))) as wheel:
-        wheel.extractall(folder / "package")
+        wheel.extractall(folder / "package")  # noqa: S202 - built above
     return folder / "package"
 
 
@@ -113,29 +114,29 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize("first", ["new", "old"])
 def test_calls_of_both_versions_are_decided_as_by_one_limiter(url, released, first):
     """Random calls of random processes; `first` made the first call, so it has created the tables or keys."""
-    chance = random.Random(first)
-    at = START
+    chance, at = random.Random(first), START
     packages = {"new": ROOT / "src", "old": released}
-    with Process(url, packages[first]) as one, Process(url, packages["old" if first == "new" else "new"]) as other:
-        with Process("memory://", ROOT / "src") as expected:
-            for number in range(400):
-                at += chance.choice([0, 1000, chance.randrange(5_000_000), chance.randrange(30_000_000)])
-                name = chance.choice(list(LIMITS))
-                command = Command(
-                    name=f"{name} {first}",
-                    limits=LIMITS[name],
-                    # Slots are counted by holder; the other verbs of a reservation are about permits.
-                    verb="try_acquire"
-                    if name == "slots"
-                    else chance.choice(["try_acquire"] * 6 + ["reserve", "refund"]),
-                    key=chance.choice("ab"),
-                    cost=chance.randrange(1, 4),
-                    actual=chance.randrange(5),
-                    at=at,
-                )
-                process = one if not number else chance.choice([one, other])
-                who = "the first" if process is one else "the second"
-                assert process.ask(command) == expected.ask(command), (number, who, command)
+    second = "old" if first == "new" else "new"
+    with (
+        Process(url, packages[first]) as one,
+        Process(url, packages[second]) as other,
+        Process("memory://", ROOT / "src") as expected,
+    ):
+        for number in range(400):
+            at += chance.choice([0, 1000, chance.randrange(5_000_000), chance.randrange(30_000_000)])
+            name = chance.choice(list(LIMITS))
+            verb = chance.choice(["try_acquire"] * 6 + ["reserve", "refund"])
+            command = Command(
+                name=f"{name} {first}",
+                limits=LIMITS[name],
+                verb="try_acquire" if name == "slots" else verb,
+                key=chance.choice("ab"),
+                cost=chance.randrange(1, 4),
+                actual=chance.randrange(5),
+                at=at,
+            )
+            process = one if not number else chance.choice([one, other])
+            assert process.ask(command) == expected.ask(command), (number, process is one, command)
 
 
 def test_concurrent_processes_of_both_versions_admit_no_more_than_the_limit(url, released):
@@ -154,7 +155,7 @@ def test_a_newer_format_in_redis_is_refused():
             (key,) = [each.decode() for each in keys if each.startswith(b"tidegate:{")]
             # 65536 more than the count of numbers of today's format, as a double
             server.ask("EVAL", "redis.call('SETRANGE', KEYS[1], 0, struct.pack('<d', 65538))", "1", key)
-            with pytest.raises(StoreUnavailable, match="written by a newer tidegate.*: upgrade this program, or set"):
+            with pytest.raises(StoreUnavailable, match=r"written by a newer tidegate.*: upgrade this program"):
                 store.apply_one("acquire", policy, "k", (1,))
         finally:
             store.close()
