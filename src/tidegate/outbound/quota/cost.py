@@ -104,16 +104,17 @@ def plan_call(
     if account.fixed_cost is not None and not asked:
         return CallPlan(account.fixed_cost)
     provider = account.provider
-    cost = provider.cost(endpoint_of(provider, call))
+    cost = dict(provider.cost(endpoint_of(provider, call)))
     if asked:
-        cost = {**cost, **asked}
+        cost |= asked
     estimated = [unit for unit in account.estimated if unit not in cost]
     if not estimated or request is None:
         return CallPlan(account.fit(cost))
-    plan = _plan_answer(account, call, request, estimates, tag, strict=strict)
+    plan = _plan_answer(account, call, request, estimates, tag, cost, strict=strict)
     whole = units_of(request, plan.input_tokens, plan.answer)
-    cost = {**cost, **{unit: whole.get(unit, 0) for unit in estimated}}
-    return plan._replace(cost=cost if strict else account.fit(cost))
+    for unit in estimated:
+        cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
+    return plan._replace(cost=account.fit(cost)) if asked and not strict else plan
 
 
 def _plan_answer(
@@ -122,28 +123,30 @@ def _plan_answer(
     request: RequestTokens,
     estimates: TokenEstimates | None,
     tag: str,
+    cost: Cost,
     *,
     strict: bool,
 ) -> CallPlan:
-    """Decide how long an answer is assumed to become, and how that is enforced."""
+    """Decide how long an answer is assumed to become, and how that is enforced; the caller completes the cost."""
     provider, profile, bound = account.provider, request.profile, request.bound
     key = provider.domain, request.model or "", tag
-    expected = input_learned = None
+    expected = input_learned = tokenizer = None
     if estimates is not None:
+        learned, tokenizer = estimates
         if provider.answer.percent is not None:
-            expected = estimates.learned.answer(key, provider.answer.percent)
-        if estimates.tokenizer is None:
+            expected = learned.answer(key, provider.answer.percent)
+        if tokenizer is None:
             percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
-            input_learned = estimates.learned.input(key, request.text_length, percent)
-    input_tokens = request.estimate_input(input_learned, None if estimates is None else estimates.tokenizer)
-    plan = CallPlan(0, request, key, input_tokens, bound)
+            input_learned = learned.input(key, request.text_length, percent)
+    input_tokens = request.estimate_input(input_learned, tokenizer)
     if not strict:
-        uses_learned = expected is not None and profile.charges == "usage"
-        return plan._replace(answer=min(bound, expected)) if uses_learned and expected is not None else plan
+        answer = bound if expected is None or profile.charges != "usage" else min(bound, expected)
+        return CallPlan(cost, request, key, input_tokens, answer)
     largest = account.largest_answer(request, input_tokens)
     if profile.charges == "usage" and request.streams and request.endpoint.answer:
         first = profile.default_answer if expected is None else expected
-        return plan._replace(answer=max(1, min(bound, first, largest)), tops_up=True)
+        answer = max(1, min(bound, first, largest))
+        return CallPlan(cost, request, key, input_tokens, answer, tops_up=True)
     answer = max(1, min(bound if expected is None else expected, bound, largest))
     body = request.clamped(answer) if call.rewrites and (answer < bound or not request.stated) else None
-    return plan if body is None else plan._replace(answer=answer, body=body)
+    return CallPlan(cost, request, key, input_tokens, bound if body is None else answer, body)

@@ -71,26 +71,31 @@ class RequestTokens(NamedTuple):
 def read_request(profile: Profile, url: str, body: bytes | None) -> RequestTokens:
     """Read what a request asks for."""
     endpoint, model = profile.read_path(path_of(url))
-    document = read_json(body or b"")
+    document = read_json(body) if body else {}
     if model is None:
-        found = (value for field in profile.model_fields for value in values_at(document, field))
-        model = next((value for value in found if isinstance(value, str) and value), None)
+        model = _model_of(document, profile.model_fields)
     bounds = _counts_at(document, profile.bounds)
     stated = bool(bounds)
     bound = max(bounds) if bounds else profile.default_answer
-    times = max(1, 1, *_counts_at(document, profile.times))
+    times = max(_counts_at(document, profile.times), default=1) or 1
     if not endpoint.answer or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
-    for marker in profile.media_markers:
-        if body and marker in body:
-            media_length, fixed = _media(document, profile)
-            length = max(0, length - media_length)
-            break
+    if body and profile.media_pattern is not None and profile.media_pattern.search(body):
+        media_length, fixed = _media(document, profile)
+        length = max(0, length - media_length)
     if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
         fixed += profile.tools
     name = None if model is None else model[:MAX_MODEL_LENGTH]
     return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times)
+
+
+def _model_of(document: dict[str, Any], fields: tuple[FieldPath, ...]) -> str | None:
+    for field in fields:
+        for value in values_at(document, field):
+            if isinstance(value, str) and value:
+                return value
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -108,12 +113,15 @@ def estimate(body: bytes | None, profile: Profile | None = None, url: str = "") 
 def units_of(request: RequestTokens, input_tokens: int, answer: int) -> dict[str, int]:
     """Return the cost by unit of a request with so much input and an answer of this length, each time it is asked."""
     profile = request.profile
-    output = min(MAX_INTEGER, answer * request.times * profile.output_rate(request.model))
-    if profile.charges != "usage":  # the bound counts from the start, whatever each token of output counts later
-        output = max(output, answer * request.times)
-    counts = profile.counts
-    whole = {"input": input_tokens, "output": output}
-    return {unit: min(MAX_INTEGER, sum(whole.get(part, 0) for part in parts)) for unit, parts in counts.items()}
+    output = answer * request.times
+    rate = profile.output_rate(request.model)
+    if rate > 1 or profile.charges == "usage":  # else the bound counts from the start, whatever its tokens count later
+        output *= rate
+    found = {}
+    for unit, takes_input, takes_output in profile.estimated_units:
+        amount = input_tokens * takes_input + output * takes_output
+        found[unit] = min(MAX_INTEGER, amount)
+    return found
 
 
 def read_json(text: bytes | bytearray) -> dict[str, Any]:
