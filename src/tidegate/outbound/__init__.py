@@ -26,7 +26,13 @@ from tidegate.outbound.providers.provider import (
 )
 from tidegate.outbound.providers.registry import Permissions, Providers
 from tidegate.outbound.providers.secret import Secret
-from tidegate.outbound.quota.exchange import OutboundRequest, RequestKeywords, RequestOutcome, request_options
+from tidegate.outbound.quota.exchange import (
+    CallEstimate,
+    OutboundRequest,
+    RequestKeywords,
+    RequestOutcome,
+    request_options,
+)
 from tidegate.outbound.quota.gate import AsyncGate, Gate
 from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
@@ -35,6 +41,7 @@ __all__ = [
     "AnswerReserve",
     "AsyncGate",
     "AsyncPendingCharge",
+    "CallEstimate",
     "CommonGateOptions",
     "EndpointCost",
     "Gate",

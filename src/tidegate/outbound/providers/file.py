@@ -89,7 +89,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
-    models = read_model_limits(fields, partial(_entry, algorithm=_text(fields, "algorithm")))
+    models = read_model_limits(fields, partial(read_limit, algorithm=_text(fields, "algorithm")))
     limits = _limits(section, fields, dict(models).get(ANY_MODEL))
     key, key_from = _api_key(fields)
     options: dict[str, Any] = {
@@ -148,7 +148,7 @@ def _limits(section: ConfigValue, fields: Fields, of_all_models: tuple[Limit, ..
                 raise fields[other].error(
                     "cannot be combined with 'limits': move it into an entry of 'limits', or remove 'limits'"
                 )
-        limits += [_entry(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
+        limits += [read_limit(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
     elif of_all_models is not None and "limit" not in fields and "period" not in fields:
         limits += of_all_models
     elif "limit" in fields or "period" in fields or "concurrency" not in fields:
@@ -159,7 +159,7 @@ def _limits(section: ConfigValue, fields: Fields, of_all_models: tuple[Limit, ..
     return tuple(limits)
 
 
-def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
+def read_limit(entry: ConfigValue, algorithm: str | None = None) -> Limit:
     """Read an entry of `limits`: `300/1m`, or a mapping."""
     if entry.is_mapping:
         return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm)

@@ -8,6 +8,7 @@ stream      which fields of an event are part of the answer, and which lines end
 counts      which parts of the usage count towards which unit
 charges     whether the provider charges the usage, the bound at the start, or its own estimate
 refusals    what the body of a 429 says
+denial      the body of a 429 that a gateway sends in place of the provider
 endpoints   paths that differ: no answer (embeddings), or not counted at all (batches)
 """
 
@@ -91,6 +92,7 @@ class Profile:
     stream_fields: frozenset[str] = frozenset()
     stream_ends: tuple[bytes, ...] = ()
     refusals: tuple[RefusalRule, ...] = ()
+    denial: Any = None  # a JSON document with {message}, {seconds} in its strings
     endpoints: tuple[ProfileEndpoint, ...] = ()
     file: str | None = field(default=None, compare=False)
     media_pattern: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)  # finds media in a body

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
+from tidegate.errors import ConfigError
 from tidegate.outbound.providers.profile import (
     TOKEN_UNITS,
     Charges,
@@ -23,7 +24,7 @@ from tidegate.outbound.providers.profile import (
 from tidegate.policy.config_value import ConfigValue, load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 Fields = dict[str, ConfigValue]
 
@@ -41,6 +42,7 @@ PROFILE_FIELDS: Final = (
     "failed",
     "stream",
     "refusals",
+    "denial",
     "endpoints",
 )
 USAGE_PARTS: Final = get_args(UsagePart)
@@ -82,7 +84,8 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     fields = section.fields(*PROFILE_FIELDS)
     name = Path(section.file).stem if section.file else "profile"
     options: dict[str, Any] = {}
-    for field, read in (("model", _model), ("answer", _answer), ("input", _input), ("usage", _usage)):
+    sections = (("model", _model), ("answer", _answer), ("input", _input), ("usage", _usage), ("denial", _denial))
+    for field, read in sections:
         if field in fields:
             options |= read(fields[field])
     if "counts" in fields:
@@ -96,10 +99,13 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
             options[field] = fields[field].choice(*get_args(choices))
     if "stream" in fields:
         options |= _stream(fields["stream"])
-    if "refusals" in fields:
-        options["refusals"] = tuple(_refusal(entry) for entry in fields["refusals"].items())
-    if "endpoints" in fields:
-        options["endpoints"] = tuple(_endpoint(entry) for entry in fields["endpoints"].items())
+    entries: tuple[tuple[str, Callable[[ConfigValue], object]], ...] = (
+        ("refusals", _refusal),
+        ("endpoints", _endpoint),
+    )
+    for field, read_entry in entries:
+        if field in fields:
+            options[field] = tuple(read_entry(entry) for entry in fields[field].items())
     return Profile(name, **options, file=section.file)
 
 
@@ -195,6 +201,25 @@ def _refusal(setting: ConfigValue) -> RefusalRule:
         names = " and ".join(f"(?P<{name}>…)" for name in sorted(needed))
         raise fields[says].error(f"needs the group {names}" if len(needed) == 1 else f"needs the groups {names}")
     return RefusalRule(_path(fields["field"]), pattern, cast("Any", says))
+
+
+def _denial(setting: ConfigValue) -> dict[str, Any]:
+    """Read `denial: {error: {message: "{message}"}}`."""
+    return {"denial": _document(setting)}
+
+
+def _document(setting: ConfigValue) -> Any:  # noqa: ANN401 - any JSON value
+    """Read a JSON document: mappings, lists, integers, null and strings."""
+    if setting.is_mapping:
+        return {name: _document(each) for name, each in setting.entries().items()}
+    if setting.is_list:
+        return [_document(each) for each in setting.items()]
+    if setting.is_null:
+        return None
+    try:
+        return setting.integer(0)
+    except ConfigError:
+        return setting.string()
 
 
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
