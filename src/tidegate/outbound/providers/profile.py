@@ -64,6 +64,7 @@ class ProfileEndpoint(NamedTuple):
     answer: bool = True
     counted: bool = True
     bound: FieldPath = ()  # the field that bounds the answer, if a request sets none
+    streams: str | None = None  # the query with which every answer is streamed as events, such as `alt=sse`
 
 
 ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))
@@ -84,7 +85,7 @@ class Profile:
     media: Mapping[str, MediaEstimate] = field(default_factory=dict)
     usage_at: tuple[FieldPath, ...] = ()
     usage: Mapping[UsagePart, tuple[str, ...]] = field(default_factory=dict)
-    counts: Mapping[str, tuple[UsagePart, ...]] = field(default_factory=dict)
+    counts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parts; `-cache_read` is subtracted
     output_rates: tuple[tuple[str, int], ...] = ()
     charges: Charges = "usage"
     output_counted: OutputCounted = "start"

@@ -28,6 +28,7 @@ class RequestTokens(NamedTuple):
 
     `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is the
     most that one answer may take, `stated` whether the request says so, `times` how many answers it asks for.
+    `streams` is whether the answer is streamed as events.
     """
 
     profile: Profile
@@ -39,11 +40,7 @@ class RequestTokens(NamedTuple):
     bound: int
     stated: bool
     times: int
-
-    @property
-    def streams(self) -> bool:
-        """Whether the answer is streamed."""
-        return self.document.get("stream") is True
+    streams: bool = False
 
     def estimate_input(self, learned: int | None = None, tokenizer: Tokenizer | None = None) -> int:
         """Estimate the tokens of the input: by the tokenizer, by what was learned, or by its length."""
@@ -87,7 +84,8 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
         fixed += profile.tools
     name = None if model is None else model[:MAX_MODEL_LENGTH]
-    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times)
+    streams = document.get("stream") is True or (endpoint.streams is not None and endpoint.streams in _query(url))
+    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, streams)
 
 
 def _model_of(document: dict[str, Any], fields: tuple[FieldPath, ...]) -> str | None:
@@ -102,6 +100,10 @@ def _model_of(document: dict[str, Any], fields: tuple[FieldPath, ...]) -> str | 
 def path_of(url: str) -> str:
     """Return the path of a URL."""
     return urlsplit(url).path or "/"
+
+
+def _query(url: str) -> list[str]:
+    return urlsplit(url).query.split("&")
 
 
 def estimate(body: bytes | None, profile: Profile | None = None, url: str = "") -> dict[str, int]:

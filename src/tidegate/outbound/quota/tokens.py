@@ -58,8 +58,11 @@ def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> d
     for unit, names in profile.counts.items():
         amount = 0
         for name in names:
-            amount += parts.get(name, 0)
-        found[unit] = min(MAX_INTEGER, amount)
+            if name[0] == "-":
+                amount -= parts.get(name[1:], 0)  # type: ignore[call-overload]  # the profile reader checks the name
+            else:
+                amount += parts.get(name, 0)  # type: ignore[call-overload]  # as above
+        found[unit] = max(0, min(MAX_INTEGER, amount))
     return found
 
 
