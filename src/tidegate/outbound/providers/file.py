@@ -47,6 +47,7 @@ from tidegate.outbound.providers.secret import Secret
 from tidegate.policy.config_value import ConfigValue, load
 from tidegate.policy.loader import InvalidYAMLError
 from tidegate.policy.model import OnStoreError
+from tidegate.policy.setting_values import VARIABLE, expand_variables
 
 if TYPE_CHECKING:
     from tidegate.outbound.providers.prices import Prices
@@ -78,7 +79,6 @@ PROVIDER_FIELDS: Final = (
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
 DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 YAML_TOKEN = re.compile(r"'(?:[,:?\[\]{}-]|<[a-z ]+>)'")  # as the YAML parser names it
@@ -264,13 +264,9 @@ def _api_key(fields: Fields) -> tuple[Secret | None, str | None]:
         text = "" if fields["api_key"].is_null else fields["api_key"].string()
     except ConfigError:
         raise fields["api_key"].error("expected a string: put the key in quotes") from None
-    variable = VARIABLE.fullmatch(text)
-    if variable is None:
+    if VARIABLE.fullmatch(text) is None:  # a literal key may contain a dollar sign
         return Secret(text) if text else None, None
-    found = os.environ.get(variable[1])
-    if not found:
-        raise fields["api_key"].error(f"the environment variable {variable[1]} is not set")
-    return Secret(found), text
+    return Secret(expand_variables(fields["api_key"], os.environ).string()), text
 
 
 def _key_in_file(setting: ConfigValue) -> tuple[Secret, str]:

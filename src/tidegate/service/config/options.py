@@ -17,9 +17,11 @@ from tidegate.policy.setting_values import (
     read_paths,
     read_permissions,
     read_seconds,
+    read_string_file,
     read_token,
     read_token_file,
     read_url,
+    read_url_file,
 )
 from tidegate.service.config.values import (
     MAX_BODY_BYTES,
@@ -78,6 +80,7 @@ OPTIONS: Final = (
         STRING,
         "URL",
     ),
+    ServiceOption("store_file", read_string_file, "file with the URL of the store", STRING, "FILE"),
     ServiceOption(
         "listen",
         read_address,
@@ -259,6 +262,7 @@ OPTIONS: Final = (
     ServiceOption(
         "bus", read_url, "URL of the bus on which sources share capacity reductions (default: none)", STRING, "URL"
     ),
+    ServiceOption("bus_file", read_url_file, "file with the URL of the bus", STRING, "FILE"),
     ServiceOption(
         "budget",
         read_budget,
@@ -269,6 +273,7 @@ OPTIONS: Final = (
     ServiceOption(
         "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (default: none)", STRING, "URL"
     ),
+    ServiceOption("swarm_file", read_url_file, "file with the URL of the bus of the swarm", STRING, "FILE"),
     ServiceOption(
         "swarm_namespace",
         read_namespace,
