@@ -221,6 +221,14 @@ OPTIONS: Final = (
     ),
     ServiceOption("providers", read_paths, "YAML file of a provider (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("provider_dirs", read_paths, "folder of provider files (may be repeated)", STRINGS, "DIR", many=True),
+    ServiceOption(
+        "profiles",
+        read_paths,
+        "YAML file or folder of profiles that provider files can name (may be repeated)",
+        STRINGS,
+        "PATH",
+        many=True,
+    ),
     ServiceOption("sources", read_paths, "YAML file of a source (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("source_dirs", read_paths, "folder of source files (may be repeated)", STRINGS, "DIR", many=True),
     ServiceOption(

@@ -87,6 +87,7 @@ class Settings:
     reload_every: float = 1.0
     providers: tuple[Path, ...] = ()
     provider_dirs: tuple[Path, ...] = ()
+    profiles: tuple[Path, ...] = ()
     sources: tuple[Path, ...] = ()
     source_dirs: tuple[Path, ...] = ()
     data: Path | None = None
