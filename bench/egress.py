@@ -1,6 +1,6 @@
 """The egress gateway beside a bare aiohttp proxy, in one run: processor time per request and per streamed chunk.
 
-    python -m bench.egress            both proxies, interleaved
+python -m bench.egress            both proxies, interleaved
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 def start(role: str, port: int, upstream: int, *more: str) -> Part:
     """Start a process, and wait until it listens."""
     command = [sys.executable, "-m", "bench.egress_parts", role, str(port), str(upstream), *more]
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = subprocess.Popen(command, cwd=ROOT)  # noqa: S603 - our own interpreter
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         probe = subprocess.run(  # noqa: S603 - our own interpreter
@@ -99,9 +99,9 @@ def main() -> None:
                 times: list[float] = []
                 asyncio.run(requests(part.port, "/up/small", 200, times))
                 first[part.role].append(statistics.median(times))
-        for role in small:
-            line = f"{min(small[role]):7.0f} µs/request  {min(chunk[role]):6.1f} µs/chunk  first byte p50 {min(first[role]) * 1e3:.2f} ms"
-            print(f"{role:8} {line}   all: {[round(each) for each in small[role]]}")
+        for role, times in small.items():
+            each = f"{min(times):7.0f} µs/request  {min(chunk[role]):6.1f} µs/chunk"
+            print(f"{role:8} {each}  first byte p50 {min(first[role]) * 1e3:.2f} ms   all: {[round(t) for t in times]}")
         ratios = [a / b for a, b in zip(small["bare"], small["gateway"], strict=True)]
         chunks = [b / a for a, b in zip(chunk["bare"], chunk["gateway"], strict=True)]
         print(f"rate of the bare proxy that is kept: {statistics.median(ratios):.2f} (aim 0.65)")

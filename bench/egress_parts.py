@@ -57,7 +57,9 @@ class BareProxy:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         body = await request.read() if request.can_read_body else None
         url = self._upstream + request.raw_path.removeprefix("/up")
-        async with self.session.request(request.method, url, headers=headers, data=body, allow_redirects=False) as found:
+        async with self.session.request(
+            request.method, url, headers=headers, data=body, allow_redirects=False
+        ) as found:
             kept = {name: value for name, value in found.headers.items() if name.lower() not in HOP_BY_HOP}
             response = web.StreamResponse(status=found.status, headers=kept)
             await response.prepare(request)
@@ -86,7 +88,9 @@ async def serve(role: str, port: int, upstream: int, store: str) -> None:
     else:
         limits = ["100_000_000/1m", "1_000_000_000/1h"]
         gate = AsyncGate(Providers.of({"domain": "127.0.0.1", "name": "up", "limits": limits}), store)
-        settings = load_egress({"upstreams": {"up": url}, "allow_private": ["127.0.0.1"], "listen": f"127.0.0.1:{port}"})
+        settings = load_egress(
+            {"upstreams": {"up": url}, "allow_private": ["127.0.0.1"], "listen": f"127.0.0.1:{port}"}
+        )
         async with EgressGateway(gate, settings) as gateway, EgressServer(gateway, listener):
             await asyncio.Event().wait()
 

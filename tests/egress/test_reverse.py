@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from yarl import URL
 
 from tests.egress.harness import KEY, running
 from tests.outbound.server import Answer, QuotaServer, as_json
@@ -37,7 +38,9 @@ async def test_a_call_is_passed_on_with_its_path_and_query(upstream, form):
 
 async def test_the_key_of_the_provider_is_put_in_and_that_of_the_client_removed(upstream):
     async with running(upstream.url, **KEY_FIELDS) as gateway:
-        await gateway.get("/up/x", headers={"Authorization": "Bearer dummy", "X-Api-Key": "dummy", "X-Tidegate-Tag": "a"})
+        await gateway.get(
+            "/up/x", headers={"Authorization": "Bearer dummy", "X-Api-Key": "dummy", "X-Tidegate-Tag": "a"}
+        )
     (request,) = upstream.requests
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert "x-api-key" not in request.headers
@@ -113,8 +116,6 @@ async def test_what_is_not_configured_cannot_be_reached(upstream, path, status, 
 @pytest.mark.parametrize("path", ["/up/v1/files/%2e%2e/chat", "/up/v1/..%2fchat", "/up/v1/%252e%252e/chat"])
 async def test_dot_segments_are_refused(upstream, path):
     async with running(upstream.url) as gateway:
-        import yarl
-
-        async with gateway.client.get(yarl.URL(gateway.url + path, encoded=True)) as response:
-            assert response.status == 400
+        response = await gateway.client.get(URL(gateway.url + path, encoded=True))
+        assert response.status == 400
     assert not upstream.requests

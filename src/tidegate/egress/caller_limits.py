@@ -51,7 +51,7 @@ class CallerLimits:
     def cost_of(self, caller: Caller, provider: Provider, url: str, body: bytes | None) -> dict[str, int]:
         """Estimate what a call costs its caller, by unit; tokens are at most what the limits can ever allow."""
         units = self.units_of(caller)
-        cost = {unit: 1 for unit in PER_REQUEST if unit in units}
+        cost: dict[str, int] = {unit: 1 for unit in PER_REQUEST if unit in units}
         if self.counts_tokens(caller):
             found = estimate(body, provider.counting, url)
             for unit in TOKEN_UNITS:

@@ -11,6 +11,7 @@ from aiohttp import web
 from tidegate.core.bounds import SECOND
 from tidegate.egress.messages import EgressError, describe_cost, json_response
 from tidegate.errors import RateLimitError
+from tidegate.observe.text_format import CONTENT_TYPE, write_families
 from tidegate.outbound.quota.exchange import OutboundRequest
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 ESTIMATE_PATH: Final = "/v1/egress/estimate"
 MAX_ESTIMATE_BODY: Final = 2**24
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Endpoints:
@@ -46,8 +46,8 @@ class Endpoints:
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_reader(request)
-        body = render(self._gateway.stats.families()).encode()
-        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
+        body = write_families(self._gateway.stats.families())
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _overview(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_reader(request)
@@ -116,18 +116,3 @@ def read_question(body: bytes) -> dict[str, Any]:
         message = 'expected JSON such as {"url": "/openai/v1/chat/completions", "method": "POST", "body": {…}}'
         raise EgressError(400, "bad-request", message)
     return question
-
-
-def render(families: list[Any]) -> str:
-    """Write metrics in Prometheus's text format."""
-    lines: list[str] = []
-    for name, kind, text, samples in families:
-        lines += (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
-        for sample, labels, value in samples:
-            inner = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels.items())
-            lines.append(f"{sample}{{{inner}}} {value}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -51,6 +51,11 @@ class EgressExchange:
         self.waiting = False
         self.span: Any = None
 
+    def count(self, name: str) -> None:
+        """Add one to a count of its caller and provider."""
+        if self.counts is not None:
+            setattr(self.counts, name, getattr(self.counts, name) + 1)
+
     def begin_wait(self) -> None:
         """Note that it waits for its permit."""
         if self.counts is not None and not self.waiting:

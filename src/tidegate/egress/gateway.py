@@ -15,15 +15,15 @@ from tidegate.egress.addresses import AddressCheck
 from tidegate.egress.bodies import RequestBody
 from tidegate.egress.caller_limits import CallerLimits
 from tidegate.egress.callers import KEY_PARAMETER, Callers, without_parameters
-from tidegate.egress.calls import ProviderCall, UpstreamResponse, describe_failure
+from tidegate.egress.calls import ProviderCall, UpstreamResponse
 from tidegate.egress.endpoints import Endpoints
 from tidegate.egress.exchange import EgressExchange
-from tidegate.egress.messages import DeniedError, EgressError
+from tidegate.egress.messages import EgressError, denial
 from tidegate.egress.options import CallOptions, read_options
 from tidegate.egress.relay import Meter, relay
 from tidegate.egress.routes import Routes, Target
 from tidegate.egress.stats import EgressStats
-from tidegate.egress.tunnels import TUNNEL_NOTE, client_end, run_tunnel, stream_end, upgraded_end
+from tidegate.egress.tunnel_handler import TunnelHandler
 from tidegate.errors import Closed, ConfigError, Denied, StoreUnavailable
 from tidegate.headers.site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import request_options
@@ -66,7 +66,8 @@ class EgressGateway:
         self.stats: EgressStats = EgressStats()
         self.addresses: AddressCheck = addresses or AddressCheck(settings.allow_private)
         self.endpoints: Endpoints = Endpoints(self)
-        self._background = BackgroundTasks()
+        self._tunnels = TunnelHandler(self)
+        self.background = BackgroundTasks()
         self._connections: dict[str, int] = {}
         self._local = not settings.callers and settings.listen.loopback
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
@@ -99,7 +100,7 @@ class EgressGateway:
 
     async def __aexit__(self, *_: object) -> None:
         """Settle what is left, and close the connections to providers."""
-        await self._background.finish()
+        await self.background.finish()
         await self.limits.close()
         if self._session is not None:
             await self._session.close()
@@ -141,10 +142,10 @@ class EgressGateway:
         exchange.caller = identity.caller.name
         if request.method == "CONNECT":
             with self._connected(identity.caller):
-                return await self._tunnel(request, exchange, identity.caller, raw)
+                return await self._tunnels.open(request, exchange, identity.caller, raw)
         target = self.routes.find_forward(raw) if forward else self.routes.find_reverse(raw)
         target = without_credentials(target, identity.token_in)
-        self._note_target(exchange, identity.caller, target.provider, target)
+        self.note_target(exchange, identity.caller, target.provider, target)
         with self._connected(identity.caller):
             return await self._call(request, exchange, identity, target)
 
@@ -177,9 +178,10 @@ class EgressGateway:
             raise EgressError(429, "too-many-connections", message, {"Retry-After": "1"})
         return _Connected(self._connections, caller.name)
 
-    def _note_target(
+    def note_target(
         self, exchange: EgressExchange, caller: Caller, provider: Provider, target: Target | None = None
     ) -> None:
+        """Note the provider of a request; raises EgressError if the caller may not use it."""
         exchange.provider = provider.name
         if target is not None:
             exchange.host, exchange.path = target.url.raw_host or "", target.url.raw_path
@@ -214,8 +216,8 @@ class EgressGateway:
         )
         own, result = await self._send(exchange, caller, call, body, options)
         if result.response.native.status == SWITCHING_PROTOCOLS:
-            return await self._upgraded(request, exchange, result, own)
-        meter = Meter(self.gate, provider, result, own, self._background, counts_tokens=counts_tokens)
+            return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
+        meter = Meter(self.gate, provider, result, own, self.background, counts_tokens=counts_tokens)
         try:
             return await relay(
                 request, result.response, self._answer_headers(exchange, result), meter, self.settings.client_timeout
@@ -240,7 +242,7 @@ class EgressGateway:
                 result = await call.run()
         except Denied as denied:
             await self._cancel(own)
-            self._count(exchange, "denied")
+            exchange.count("denied")
             of_caller = f"caller {caller.name}: " if own is None and caller.limits else ""
             raise denial(denied, provider, of_caller) from None
         except (StoreUnavailable, Closed) as error:
@@ -248,13 +250,13 @@ class EgressGateway:
             message = "the store of the gateway is unavailable" if isinstance(error, StoreUnavailable) else "stopping"
             raise EgressError(503, "unavailable", message, {"Retry-After": "1"}) from None
         except EgressError:
-            self._count(exchange, "failed")
+            exchange.count("failed")
             if own is not None:
                 await own.commit({"tokens": 0} if "tokens" in own.policy.counted else None)
             raise
         except asyncio.CancelledError:
             if own is not None:
-                self._background.start(own.commit())
+                self.background.start(own.commit())
             raise
         finally:
             exchange.end_wait()
@@ -280,11 +282,6 @@ class EgressGateway:
             counts.waited += round(exchange.waited * SECOND)
             counts.record_first_byte(exchange.first_byte - exchange.started)
 
-    @staticmethod
-    def _count(exchange: EgressExchange, name: str) -> None:
-        if exchange.counts is not None:
-            setattr(exchange.counts, name, getattr(exchange.counts, name) + 1)
-
     def _note_usage(self, exchange: EgressExchange, meter: Meter) -> None:
         exchange.parts = meter.parts
         if exchange.counts is not None and meter.parts:
@@ -303,89 +300,6 @@ class EgressGateway:
         if outcome.decision is not None:
             headers[messages.REMAINING] = messages.describe_remaining(outcome.decision)
         return headers
-
-    # ---- tunnels -----------------------------------------------------------------------------------------------------
-
-    async def _upgraded(
-        self,
-        request: web.BaseRequest,
-        exchange: EgressExchange,
-        result: SendResult[UpstreamResponse],
-        own: AsyncReservation | None,
-    ) -> web.StreamResponse:
-        """Pass on what a connection carries after the provider has switched protocols; it counts as a request."""
-        native = result.response.native
-        headers = self._answer_headers(exchange, result)
-        headers["Connection"], headers["Upgrade"] = "Upgrade", native.headers.get("Upgrade", "")
-        self._count(exchange, "tunnels")
-        try:
-            upstream = upgraded_end(native)
-            response = web.StreamResponse(status=SWITCHING_PROTOCOLS, reason=native.reason, headers=headers)
-            await response.prepare(request)
-            await run_tunnel(client_end(request), upstream, self.settings.upstream_timeout)
-        finally:
-            native.close()
-            self._background.start(self._settle_tunnel(result, own))
-        return response
-
-    async def _settle_tunnel(self, result: SendResult[UpstreamResponse], own: AsyncReservation | None) -> None:
-        if result.settlement is not None:
-            await self.gate.run(result.settlement.settle_flow(None))
-        if own is not None:
-            await own.commit()
-
-    async def _tunnel(
-        self, request: web.BaseRequest, exchange: EgressExchange, caller: Caller, authority: str
-    ) -> web.StreamResponse:
-        """Open a tunnel to a host of a provider, counted as one request."""
-        if not self.settings.tunnels:
-            message = f"tunnels (CONNECT) are refused: {TUNNEL_NOTE}. Use /NAME/… or /to/HOST/… as base URL"
-            raise EgressError(403, "tunnels-refused", message)
-        provider, host, port = self.routes.find_tunnel(authority)
-        exchange.host, exchange.path = host, ""
-        self._note_target(exchange, caller, provider)
-        options = read_options(request.headers, self.settings, caller, provider)
-        exchange.begin_wait()
-        try:
-            charge = await self.gate.acquire(
-                f"https://{messages.bracketed(host)}/", None, options.timeout, options.priority
-            )
-        except Denied as denied:
-            self._count(exchange, "denied")
-            raise denial(denied, provider, "") from None
-        finally:
-            exchange.end_wait()
-        try:
-            reader, writer = await self._connect(host, port)
-        except (OSError, TimeoutError) as error:
-            await charge.cancel()
-            self._count(exchange, "failed")
-            failure = TimeoutError() if isinstance(error, TimeoutError) else error
-            raise describe_failure(failure, provider.name) from None
-        self._count(exchange, "requests")
-        self._count(exchange, "tunnels")
-        try:
-            response = web.StreamResponse(
-                status=200, reason="Connection established", headers={messages.NOTE: TUNNEL_NOTE}
-            )
-            await response.prepare(request)
-            await run_tunnel(client_end(request), stream_end(reader, writer), self.settings.upstream_timeout)
-        finally:
-            writer.close()
-            self._background.start(charge.commit())
-        return response
-
-    async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to a host, at an address that was checked."""
-        async with asyncio.timeout(self.settings.connect_timeout):
-            last: OSError | None = None
-            for address in await self.addresses.addresses(host, port):
-                self.addresses.check(address)
-                try:
-                    return await asyncio.open_connection(address, port)
-                except OSError as error:
-                    last = error
-            raise last or OSError("no address")
 
     def describe(self) -> dict[str, Any]:
         """Return the counts by caller and provider, for the dashboard."""
@@ -441,12 +355,3 @@ def without_credentials(target: Target, token_in: str | None) -> Target:
     if not left:
         return target._replace(url=url, quota_url=quota_url)
     return target._replace(url=type(url)(f"{url}?{left}", encoded=True), quota_url=f"{quota_url}?{left}")
-
-
-def denial(denied: Denied, provider: Provider, of_caller: str) -> DeniedError:
-    """Return the 429 of a call without a permit, in the form of its provider."""
-    decision = denied.decision
-    names = ", ".join(decision.violated) if decision is not None else ""
-    limits = f" ({names})" if names else ""
-    message = f"{of_caller or 'provider ' + provider.name + ': '}rate limit reached{limits}"
-    return DeniedError(decision, message, provider.counting.denial if provider.profile is not None else None)

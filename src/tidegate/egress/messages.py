@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
     from tidegate.core import Decision
+    from tidegate.errors import Denied
     from tidegate.outbound.providers.provider import Provider
     from tidegate.policy import Cost
 
@@ -104,6 +105,15 @@ class DeniedError(EgressError):
             body = {} if self._decision is None else problem(self._decision, detail=str(self))
             body["error"] = {"type": self.kind, "message": str(self), "code": self.kind}
         return json_response(self.status, body, self.headers)
+
+
+def denial(denied: Denied, provider: Provider, of_caller: str) -> DeniedError:
+    """Return the 429 of a call without a permit, in the form of its provider."""
+    decision = denied.decision
+    names = ", ".join(decision.violated) if decision is not None else ""
+    limits = f" ({names})" if names else ""
+    message = f"{of_caller or 'provider ' + provider.name + ': '}rate limit reached{limits}"
+    return DeniedError(decision, message, provider.counting.denial if provider.profile is not None else None)
 
 
 def fill_in(document: Any, message: str, seconds: str) -> Any:  # noqa: ANN401 - any JSON value

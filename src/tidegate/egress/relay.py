@@ -98,6 +98,31 @@ class Meter:
             await self.settle(complete=False)
 
 
+class ReaderWatch:
+    """Closes the connection of a client that reads nothing for `seconds` while a chunk waits to be sent."""
+
+    def __init__(self, request: web.BaseRequest, seconds: float) -> None:
+        """Watch until `close`."""
+        self._request = request
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self.writing = False
+        self.chunks = 0
+        self._seen = -1
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def _check(self) -> None:
+        if self.writing and self.chunks == self._seen and self._request.transport is not None:
+            self._request.transport.abort()  # the task of the request is cancelled
+            return
+        self._seen = self.chunks
+        self._timer = self._loop.call_later(self._seconds, self._check)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+
+
 async def relay(
     request: web.BaseRequest,
     upstream: UpstreamResponse,
@@ -107,35 +132,21 @@ async def relay(
 ) -> web.StreamResponse:
     """Send a provider's response to the client."""
     native = upstream.native
-    content = native.content
+    response: web.StreamResponse
     try:
-        if native.method != "HEAD" and content.is_eof() and not upstream.looked_at:  # all of it is here already
-            body = content.read_nowait()
-            if body:
-                await meter.feed(body)
-            response: web.StreamResponse = web.Response(
-                status=native.status, reason=native.reason, headers=headers, body=body
-            )
-            await response.prepare(request)
-            await response.write_eof()
+        if native.content.is_eof() and native.method != "HEAD" and not upstream.looked_at:
+            response = await send_whole(request, upstream, headers, meter)
         else:
             response = web.StreamResponse(status=native.status, reason=native.reason, headers=headers)
             await response.prepare(request)
-            if upstream.looked_at:
-                await pass_on(request, response, upstream.looked_at, meter, client_timeout)
-            while piece := await content.readany():
-                await pass_on(request, response, piece, meter, client_timeout)
-            await response.write_eof()
-    except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied) as error:
+            await stream_body(request, upstream, response, meter, client_timeout)
+    except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied):
         # The client must not take what it got for the whole response.
         native.close()
         await meter.settle(complete=False)
         if request.transport is not None:
-            if isinstance(error, TimeoutError):
-                request.transport.abort()  # a client that does not read gets no more
-            else:
-                request.transport.close()
-        raise ConnectionResetError("the response was not completed") from error
+            request.transport.close()
+        return response
     except BaseException:
         native.close()
         meter.settle_later()
@@ -144,14 +155,40 @@ async def relay(
     return response
 
 
-async def pass_on(
-    request: web.BaseRequest, response: web.StreamResponse, piece: bytes, meter: Meter, client_timeout: float
+async def send_whole(
+    request: web.BaseRequest, upstream: UpstreamResponse, headers: CIMultiDict[str], meter: Meter
+) -> web.StreamResponse:
+    """Send a response whose body has already arrived, in one piece."""
+    native = upstream.native
+    body = native.content.read_nowait()
+    if body and meter.reader is not None:
+        await meter.feed(body)
+    response = web.Response(status=native.status, reason=native.reason, headers=headers, body=body)
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+async def stream_body(
+    request: web.BaseRequest,
+    upstream: UpstreamResponse,
+    response: web.StreamResponse,
+    meter: Meter,
+    client_timeout: float,
 ) -> None:
-    """Pass one chunk on; a client that does not read it in time is an error."""
-    if meter.reader is not None:
-        await meter.feed(piece)
-    if request.protocol.writing_paused:
-        async with asyncio.timeout(client_timeout):
-            await response.write(piece)
-    else:
-        await response.write(piece)
+    """Send the chunks of a body as they arrive."""
+    readany, write, metered = upstream.native.content.readany, response.write, meter.reader is not None
+    watch = ReaderWatch(request, client_timeout)
+    try:
+        piece = upstream.looked_at or await readany()
+        while piece:
+            if metered:
+                await meter.feed(piece)
+            watch.chunks += 1
+            watch.writing = True
+            await write(piece)
+            watch.writing = False
+            piece = await readany()
+        await response.write_eof()
+    finally:
+        watch.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -106,7 +106,9 @@ def load_egress(
     document = ConfigValue({}) if source is None else load(source)
     found = {} if document.is_null else document.fields(*READERS)
     values: dict[str, Any] = {name: READERS[name](setting) for name, setting in found.items() if not setting.is_null}
-    settings = replace(EgressSettings(**values, file=document.file), **({} if listen is None else {"listen": listen}))
+    if listen is not None:
+        values["listen"] = listen
+    settings = EgressSettings(**values, file=document.file)
     if not settings.listen.loopback and not settings.callers and not settings.open:
         place = found.get("listen", document)
         message = (
@@ -152,8 +154,9 @@ def _read_caller(name: str, entry: ConfigValue) -> Caller:
         parts["max_priority"].integer(0, MAX_PRIORITY) if "max_priority" in parts else 0,
         parts["connections"].integer(1) if "connections" in parts else DEFAULT_CALLER_CONNECTIONS,
     )
-    with parts.get("limits", entry).locate_errors():
-        _ = caller.policy  # raises if two limits have the same name
+    if caller.limits:
+        with parts["limits"].locate_errors():
+            _ = caller.policy  # raises if two limits have the same name
     return caller
 
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.bounds import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    Sample = tuple[str, dict[str, str], float]
-    Family = tuple[str, str, str, Sequence[Sample]]  # name, kind, help, samples
+    from tidegate.observe.text_format import Family, Sample
 
 MAX_PAIRS: Final = 10_000  # of callers and providers that are counted apart
 OTHERS: Final = ("other", "other")
