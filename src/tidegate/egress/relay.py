@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from tidegate.errors import Denied, RateLimitError
-from tidegate.outbound.quota.tokens import UsageReader
+from tidegate.outbound.quota.token_usage import UsageReader
 
 if TYPE_CHECKING:
     from multidict import CIMultiDict

@@ -32,7 +32,7 @@ SHIPPED_PROFILES: Final = Path(__file__).parent.parent / "profiles"
 DEFAULT_PROFILE: Final = "default"  # of providers whose file names none: the formats of OpenAI and Anthropic
 PROFILE_FIELDS: Final = (
     "model",
-    "answer",
+    "output",
     "input",
     "usage",
     "counts",
@@ -84,7 +84,7 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     fields = section.fields(*PROFILE_FIELDS)
     name = Path(section.file).stem if section.file else "profile"
     options: dict[str, Any] = {}
-    sections = (("model", _model), ("answer", _answer), ("input", _input), ("usage", _usage), ("denial", _denial))
+    sections = (("model", _model), ("output", _output), ("input", _input), ("usage", _usage), ("denial", _denial))
     for field, read in sections:
         if field in fields:
             options |= read(fields[field])
@@ -122,12 +122,12 @@ def _model(setting: ConfigValue) -> dict[str, Any]:
     return {"model_fields": _paths(fields, "body"), "model_paths": tuple(paths)}
 
 
-def _answer(setting: ConfigValue) -> dict[str, Any]:
-    """Read `answer: {bounds: [max_tokens], times: [n], default: 1000}`."""
+def _output(setting: ConfigValue) -> dict[str, Any]:
+    """Read `output: {bounds: [max_tokens], times: [n], default: 1000}`."""
     fields = setting.fields("bounds", "times", "default")
     options: dict[str, Any] = {"bounds": _paths(fields, "bounds"), "times": _paths(fields, "times")}
     if "default" in fields:
-        options["default_answer"] = fields["default"].integer(0)
+        options["default_output"] = fields["default"].integer(0)
     return options
 
 
@@ -145,7 +145,7 @@ def _input(setting: ConfigValue) -> dict[str, Any]:
 
 
 def _media(setting: ConfigValue) -> MediaEstimate:
-    fields = setting.fields("tokens", "bytes_per_token", "least")
+    fields = setting.fields("tokens", "bytes_per_token", "minimum")
     if ("tokens" in fields) == ("bytes_per_token" in fields):
         raise setting.error(
             "expected either tokens or bytes_per_token, such as {tokens: 1105} or {bytes_per_token: 25}"
@@ -223,18 +223,19 @@ def _document(setting: ConfigValue) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
-    """Read `{path: /v1/embeddings, answer: no}`."""
-    fields = setting.fields("path", "answer", "counted", "bound")
+    """Read `{path: /v1/embeddings, output: no}`."""
+    fields = setting.fields("path", "output", "counted", "bound", "images")
     if "path" not in fields:
-        raise setting.error("needs a path, such as {path: /v1/embeddings, answer: no}")
+        raise setting.error("needs a path, such as {path: /v1/embeddings, output: no}")
     path = fields["path"].string()
     if not path.startswith(("/", "*")):
         raise fields["path"].error(f"expected a path that starts with / or *, not {fields['path']}")
     return ProfileEndpoint(
         re.compile(_path_pattern(path)),
-        fields["answer"].boolean() if "answer" in fields else True,
+        fields["output"].boolean() if "output" in fields else True,
         fields["counted"].boolean() if "counted" in fields else True,
         _path(fields["bound"]) if "bound" in fields else (),
+        _path(fields["images"]) if "images" in fields else (),
     )
 
 
