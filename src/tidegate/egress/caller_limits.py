@@ -12,7 +12,7 @@ from tidegate.outbound.quota.request_tokens import estimate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tidegate.egress.callers import Caller
+    from tidegate.egress.callers import EgressCaller
     from tidegate.outbound.providers.provider import Provider
     from tidegate.reservation import AsyncReservation
     from tidegate.stores import Store
@@ -23,21 +23,21 @@ PER_REQUEST: Final = ("requests", "concurrent-requests")
 class CallerLimits:
     """Reserves what a call costs its caller, until the call is settled."""
 
-    def __init__(self, callers: Iterable[Caller], store: Store) -> None:
+    def __init__(self, callers: Iterable[EgressCaller], store: Store) -> None:
         """Open a limiter for each caller that has limits."""
         self._limiters = {caller.name: AsyncLimiter(caller.policy, store=store) for caller in callers if caller.limits}
 
-    def units_of(self, caller: Caller) -> frozenset[str]:
+    def units_of(self, caller: EgressCaller) -> frozenset[str]:
         """Return the units that a caller's limits count."""
         return frozenset(limit.unit for limit in caller.limits)
 
-    def counts_tokens(self, caller: Caller) -> bool:
+    def counts_tokens(self, caller: EgressCaller) -> bool:
         """Return whether a caller's limits count tokens."""
         return not self.units_of(caller).isdisjoint(TOKEN_UNITS)
 
     async def reserve(
         self,
-        caller: Caller,
+        caller: EgressCaller,
         cost: Mapping[str, int],
         timeout: float,  # noqa: ASYNC109 - the deadline of the call
         priority: float,
@@ -48,7 +48,7 @@ class CallerLimits:
             return None
         return await limiter.reserve(caller.name, cost, CHARGE_TTL, timeout, priority)
 
-    def cost_of(self, caller: Caller, provider: Provider, url: str, body: bytes | None) -> dict[str, int]:
+    def cost_of(self, caller: EgressCaller, provider: Provider, url: str, body: bytes | None) -> dict[str, int]:
         """Estimate what a call costs its caller, by unit; tokens are at most what the limits can ever allow."""
         units = self.units_of(caller)
         cost: dict[str, int] = {unit: 1 for unit in PER_REQUEST if unit in units}

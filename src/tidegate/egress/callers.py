@@ -31,7 +31,7 @@ QUERY_KEY = re.compile(r"(?:^|&)key=([^&]*)")
 
 
 @dataclass(frozen=True)
-class Caller:
+class EgressCaller:
     """A program, an agent or a team that calls through the gateway.
 
     `digests` are the hashes of its tokens. None as `providers` means all of them. `limits` are its own, in addition to
@@ -59,18 +59,18 @@ class Caller:
 class Identity(NamedTuple):
     """A caller, and the header or parameter that carried its token (None: it needs no token)."""
 
-    caller: Caller
+    caller: EgressCaller
     token_in: str | None
 
 
 class Callers:
     """All callers, found by token."""
 
-    def __init__(self, callers: Iterable[Caller]) -> None:
+    def __init__(self, callers: Iterable[EgressCaller]) -> None:
         """Know these callers; if there are none, everybody that can connect is the caller `local`."""
-        self.all: tuple[Caller, ...] = tuple(callers)
+        self.all: tuple[EgressCaller, ...] = tuple(callers)
         self._by_digest = {digest: caller for caller in self.all for digest in caller.digests}
-        self._anybody = None if self.all else Identity(Caller(LOCAL_CALLER, max_priority=float("inf")), None)
+        self._anybody = None if self.all else Identity(EgressCaller(LOCAL_CALLER, max_priority=float("inf")), None)
 
     def identify(self, headers: Mapping[str, str], query: str) -> Identity | None:
         """Return who sends a request; None: it has no valid token."""

@@ -38,7 +38,7 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 if TYPE_CHECKING:
     from multidict import CIMultiDict
 
-    from tidegate.egress.callers import Caller, Identity
+    from tidegate.egress.callers import EgressCaller, Identity
     from tidegate.egress.settings import EgressSettings
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
@@ -171,7 +171,7 @@ class EgressGateway:
             raise EgressError(407, "unauthorized", message, {"Proxy-Authenticate": 'Basic realm="tidegate"'})
         raise EgressError(401, "unauthorized", message, {"WWW-Authenticate": 'Bearer realm="tidegate"'})
 
-    def _connected(self, caller: Caller) -> _Connected:
+    def _connected(self, caller: EgressCaller) -> _Connected:
         """Count a request of a caller, until the end of the block; refuse one too many."""
         if self._connections.get(caller.name, 0) >= caller.connections:
             message = f"caller {caller.name} has {caller.connections} requests at the same time, its maximum"
@@ -179,7 +179,7 @@ class EgressGateway:
         return _Connected(self._connections, caller.name)
 
     def note_target(
-        self, exchange: EgressExchange, caller: Caller, provider: Provider, target: Target | None = None
+        self, exchange: EgressExchange, caller: EgressCaller, provider: Provider, target: Target | None = None
     ) -> None:
         """Note the provider of a request; raises EgressError if the caller may not use it."""
         exchange.provider = provider.name
@@ -226,7 +226,12 @@ class EgressGateway:
             self._note_usage(exchange, meter)
 
     async def _send(
-        self, exchange: EgressExchange, caller: Caller, call: ProviderCall, body: RequestBody, options: CallOptions
+        self,
+        exchange: EgressExchange,
+        caller: EgressCaller,
+        call: ProviderCall,
+        body: RequestBody,
+        options: CallOptions,
     ) -> tuple[AsyncReservation | None, SendResult[UpstreamResponse]]:
         """Wait for the permits of the caller and of the provider, and send; returns the caller's and the response."""
         clock, provider = self.gate.clock, call.target.provider

@@ -14,7 +14,7 @@ from tidegate.waiting import MAX_PRIORITY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidegate.egress.callers import Caller
+    from tidegate.egress.callers import EgressCaller
     from tidegate.egress.settings import EgressSettings
     from tidegate.outbound.providers.provider import Provider
 
@@ -30,7 +30,7 @@ class CallOptions(NamedTuple):
 
 
 def read_options(
-    headers: Mapping[str, str], settings: EgressSettings, caller: Caller, provider: Provider
+    headers: Mapping[str, str], settings: EgressSettings, caller: EgressCaller, provider: Provider
 ) -> CallOptions:
     """Read the options of a call; the caller's rights bound its priority, the settings its wait."""
     timeout = settings.timeouts.get(provider.name, settings.timeout)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from tidegate.egress.callers import DEFAULT_CALLER_CONNECTIONS, LOCAL_CALLER, Caller, digest_of
+from tidegate.egress.callers import DEFAULT_CALLER_CONNECTIONS, LOCAL_CALLER, EgressCaller, digest_of
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.file import read_limit
 from tidegate.outbound.providers.hosts import normal_host
@@ -73,7 +73,7 @@ class EgressSettings:
     providers: tuple[Path, ...] = ()
     provider_dirs: tuple[Path, ...] = ()
     permissions: str = "warn"
-    callers: tuple[Caller, ...] = field(default=(), repr=False)
+    callers: tuple[EgressCaller, ...] = field(default=(), repr=False)
     open: bool = False
     metrics_token: str | None = field(default=None, repr=False)
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
@@ -121,8 +121,8 @@ def load_egress(
 # ---- callers ---------------------------------------------------------------------------------------------------------
 
 
-def _read_callers(setting: ConfigValue) -> tuple[Caller, ...]:
-    callers: list[Caller] = []
+def _read_callers(setting: ConfigValue) -> tuple[EgressCaller, ...]:
+    callers: list[EgressCaller] = []
     known: dict[bytes, str] = {}
     for name, entry in setting.entries().items():
         if not CALLER_NAME.fullmatch(name) or name == LOCAL_CALLER:
@@ -136,7 +136,7 @@ def _read_callers(setting: ConfigValue) -> tuple[Caller, ...]:
     return tuple(callers)
 
 
-def _read_caller(name: str, entry: ConfigValue) -> Caller:
+def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
     parts = entry.fields(*CALLER_FIELDS)
     if ("token" in parts) == ("token_file" in parts):
         raise entry.error("needs either a token or a token_file")
@@ -146,7 +146,7 @@ def _read_caller(name: str, entry: ConfigValue) -> Caller:
         tokens = (read_token_file(parts["token_file"]),)
     providers = parts["providers"].one_or_many() if "providers" in parts else None
     limits = parts["limits"].one_or_many() if "limits" in parts else ()
-    caller = Caller(
+    caller = EgressCaller(
         name,
         tuple(map(digest_of, tokens)),
         None if providers is None else frozenset(each.string() for each in providers),

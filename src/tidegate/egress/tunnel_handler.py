@@ -16,7 +16,7 @@ from tidegate.errors import Denied
 if TYPE_CHECKING:
     from multidict import CIMultiDict
 
-    from tidegate.egress.callers import Caller
+    from tidegate.egress.callers import EgressCaller
     from tidegate.egress.exchange import EgressExchange
     from tidegate.egress.gateway import EgressGateway
     from tidegate.outbound.quota.exchange import SendResult
@@ -61,7 +61,7 @@ class TunnelHandler:
             await own.commit()
 
     async def open(
-        self, request: web.BaseRequest, exchange: EgressExchange, caller: Caller, authority: str
+        self, request: web.BaseRequest, exchange: EgressExchange, caller: EgressCaller, authority: str
     ) -> web.StreamResponse:
         """Open a tunnel to a host of a provider, counted as one request."""
         if not self._gateway.settings.tunnels:
