@@ -254,7 +254,7 @@ class PostgresStore(Store):
             if not (yield from self.schema.check_flow(connection, until)):
                 yield from self.schema.migrate_flow(connection, SYSTEM_CLOCK.steady() + SCHEMA_TIMEOUT)
                 until = SYSTEM_CLOCK.steady() + self._connect_timeout
-            yield from connection.prepare_flow(self.schema.statement, until)
+            yield from connection.prepare_flow(self.schema.add_suffix(self.schema.statement).encode(), until)
         except ServerError as error:
             connection.close()
             raise connection.explain("set up a session", str(error), error.code) from None
