@@ -97,7 +97,7 @@ class App:
         self._files = read_files(token=not self.authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a coroutine for each branch would cost every request
-        """Handle one request. The server asks `reply_now` first, which handles the usual ones without a task."""
+        """Handle one request. The server first calls `reply_now`, which handles common requests without a task."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return

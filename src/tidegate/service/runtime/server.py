@@ -1,7 +1,7 @@
 """Runs the service: HTTP, RESP and gRPC, in one or several processes.
 
 The servers were chosen by measurement (bench/front.py): uvicorn's httptools protocol on uvloop can be extended in
-Python, so that a usual request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
+Python, so that a common request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class MemoryStore(Store):
         return True
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
-        """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
+        """Build a faster `try_acquire` for common calls; others go to `slow_path`, as do all once it is disabled."""
         return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 
     def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
@@ -134,7 +134,7 @@ class MemoryStore(Store):
             entry = table.entries.get(key)
             limits = policy.limits
             if now < table.due and verb in CHARGING_VERBS:
-                # The usual call, for a new key or one of this policy: what _decide does, without the rest.
+                # The common case, a new key or one of this policy: what _decide does, without the rest.
                 if entry is None and verb != "adjust" and self._has_room(key, self.max_entries):
                     before: States = (None,) * len(limits)
                 elif entry is not None and entry[0] is policy.only:
