@@ -120,7 +120,7 @@ class ProviderCall:
     def _may_repeat(self) -> bool:
         """Return whether a call that may have arrived can be sent again."""
         allowed = self._method.upper() in IDEMPOTENT_METHODS and self._body.replays
-        return allowed and self.attempts <= self.target.provider.retries.most
+        return allowed and self.attempts <= self.target.provider.retries.max_retries
 
     async def _send(self, provider: Provider | None, changed: bytes | None = None) -> ProviderResponse:
         self._on_sending()
@@ -130,7 +130,7 @@ class ProviderCall:
             try:
                 return await self._send_once(provider, changed)
             except aiohttp.ClientError as error:
-                most = 0 if provider is None else provider.retries.most
+                most = 0 if provider is None else provider.retries.max_retries
                 if not unreached(error) or is_forbidden(error) or not self._body.replays or self.attempts > most:
                     raise
                 clock = self._gate.clock
