@@ -270,7 +270,7 @@ def with_address(settings: Settings, name: str, listener: socket.socket) -> Sett
 
 def choose_ports(settings: Settings) -> Settings:
     """Return settings with free ports chosen. Raises if an address is in use."""
-    for name in ("listen", "grpc", "resp"):
+    for name in ("listen", "grpc", "resp", "egress"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
             with listen(address, name) as probe:
@@ -301,7 +301,7 @@ async def serve(
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
     """Run the service until SIGTERM or SIGINT, in as many processes as `workers` says."""
-    for name in ("grpc", "resp"):
+    for name in ("grpc", "resp", "egress"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
             with listen(address, name) as probe:  # the workers bind it with SO_REUSEPORT, which hides a conflict
