@@ -45,7 +45,7 @@ def pool(*members, limits=("3/1m",), spend=None, price=None, **fields):
 class Client(httpx.Client):
     """A client of a pool; notes which key and host sent each request."""
 
-    def __init__(self, store, settings, answer=None, chance=lambda: 0.5, **options):
+    def __init__(self, store, settings, answer=None, jitter=lambda: 0.5, **options):
         self.sent, self.hosts = [], []
         usage = {"prompt_tokens": 100, "completion_tokens": 30}
 
@@ -57,7 +57,7 @@ class Client(httpx.Client):
             return found or httpx.Response(200, json={"usage": usage})
 
         known = settings if isinstance(settings, Providers) else Providers.of(settings)
-        options = {"timeout": 0, "tokenizer": lambda _text: 100, "chance": chance, **options}
+        options = {"timeout": 0, "tokenizer": lambda _text: 100, "jitter": jitter, **options}
         transport = RateLimitTransport(known, store, httpx.MockTransport(handle), **options)
         self.gate = transport.gate
         super().__init__(transport=transport)
@@ -96,7 +96,7 @@ def test_a_call_waits_for_the_first_member_that_will_have_room(store):
 def test_by_weight(store):
     chance = Random(4).random
     members = [{"name": "a", "api_key": "key-a", "weight": 3}, {"name": "b", "api_key": "key-b"}]
-    with Client(store, pool(*members, pick="weight", limits=["1000/1m"]), chance=chance) as client:
+    with Client(store, pool(*members, pick="weight", limits=["1000/1m"]), jitter=chance) as client:
         for _ in range(400):
             client.ask()
         counts = Counter(client.sent)

@@ -93,7 +93,7 @@ class _Gate(GateResponses):
         bus: str | Bus | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         reload: float | None = RELOAD_INTERVAL,
         tokenizer: object = None,
         spending: Spending | str | None = None,
@@ -118,7 +118,7 @@ class _Gate(GateResponses):
         self._owns_bus = isinstance(bus, str)
         self.bus: Bus | None = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
-        self._chance = chance
+        self._jitter = jitter
         self._accounts = Accounts(self.clock, self.bus, self._make_account)
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
         self._next_reload = self.clock.steady() + (self._reload or 0)

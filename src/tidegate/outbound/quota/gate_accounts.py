@@ -39,7 +39,7 @@ class GateAccounts:
     _reload: int | None
     _next_reload: int
     _warned: set[str]
-    _chance: Callable[[], float]
+    _jitter: Callable[[], float]
     _ceilings: dict[str, Limiter | AsyncLimiter]
     _make_limiter: Callable[..., Limiter | AsyncLimiter]
 
@@ -100,7 +100,7 @@ class GateAccounts:
                 plans[alike] = self._plan_call(account, call, requests[kind], options)
             found.append(Candidate(own, account, plans[alike], self._call_ceilings(account, plans[alike], options)))
         request = next(iter(requests.values()), None)
-        order = pool.arrange(members, conversation_of(pool, call, request), self._chance, [c.plan.money for c in found])
+        order = pool.arrange(members, conversation_of(pool, call, request), self._jitter, [c.plan.money for c in found])
         usable = [found[index] for index in order if not found[index].account.key_rejected]
         if not usable:
             raise no_member(provider, drained=not members)

@@ -113,7 +113,7 @@ class GateResponses(GateAccounts):
                 self._counts["corrected"] += yield from account.learn_flow(told)
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, status, call.method, spent, wait
-            return retry_pause(*rules, self._chance()) if call.replays else None
+            return retry_pause(*rules, self._jitter()) if call.replays else None
         account.account_capacity.record_success()
         if advice.limits and account.provider.learn != "off":
             self._counts["corrected"] += yield from account.learn_flow(advice)
@@ -151,7 +151,7 @@ class GateResponses(GateAccounts):
     def _handle_refusal_flow(
         self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
     ) -> CallFlow[Any]:
-        """Learn from a refusal; a 429 returns its permit, after others can know of the lower capacity."""
+        """Learn from a refusal; after a 429, return the permit once other processes can know the lower capacity."""
         self._counts["refused"] += 1
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
