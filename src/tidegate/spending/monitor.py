@@ -69,11 +69,22 @@ class Spending:
         self._lock = fork_safe(threading.Lock())
         self.counts: Counter[str] = Counter()
 
-    def record(self, source: str, unit: str, amount: int, overrun: int = 0, **labels: str) -> None:
-        """Record what a call has cost; `labels` are its member, model, team and tag."""
+    def record(
+        self,
+        source: str,
+        unit: str,
+        amount: int,
+        overrun: int = 0,
+        *,
+        member: str = "",
+        model: str = "",
+        team: str = "",
+        tag: str = "",
+    ) -> None:
+        """Record what a call of a provider, the `source`, has cost."""
         self.counts["spent_micros"] += amount
         if self.ledger is not None:
-            self.ledger.add(source, unit, amount, overrun=overrun, **labels)  # type: ignore[arg-type]  # names of columns
+            self.ledger.add(source, unit, amount, overrun=overrun, member=member, model=model, team=team, tag=tag)
 
     def observe(self, name: str, decision: Decision) -> None:
         """Warn if a decision shows that limits of money have reached a milestone; `name` is what they belong to.

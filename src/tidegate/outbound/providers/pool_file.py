@@ -72,13 +72,17 @@ def read_pool(setting: ConfigValue, fields: Fields, read: Callable[[Fields, str,
         member = _member(entry, fields, read)
         if member.name in [known.name for known in members]:
             raise entry.error(f"two members are named {member.name!r}: rename one of them")
-        alike = next(
-            (known.provider.prices for known in members if known.provider.prices == member.provider.prices), None
-        )
-        if alike is not None:  # one object, so that a request is read once for all of them
-            member = member._replace(provider=replace(member.provider, prices=alike))
-        members.append(member)
+        members.append(member._replace(provider=_share(member.provider, [known.provider for known in members])))
     return Pool(tuple(members), pick, parts["sticky"].string().lower() if "sticky" in parts else "")
+
+
+def _share(provider: Provider, others: list[Provider]) -> Provider:
+    """Use the same objects for equal prices and profiles: then a request is read once for all members."""
+    shared = {}
+    for name in ("prices", "profile"):
+        own = getattr(provider, name)
+        shared[name] = next((getattr(each, name) for each in others if getattr(each, name) == own), own)
+    return replace(provider, **shared)
 
 
 def _member(entry: ConfigValue, fields: Fields, read: Callable[[Fields, str, str], Provider]) -> Member:

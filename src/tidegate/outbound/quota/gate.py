@@ -153,7 +153,7 @@ class _Gate(GateResponses):
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
-        candidates = self.candidates(provider, call, options)
+        candidates = self._candidates(provider, call, options)
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
@@ -206,7 +206,7 @@ class _Gate(GateResponses):
             return make(None, None)
         given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
-        candidates = self.candidates(*found, options)
+        candidates = self._candidates(*found, options)
         check_money_given(candidates[0].account, options.cost)
         try:
             candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady())
@@ -281,7 +281,7 @@ class _Gate(GateResponses):
         provider = self.find_provider(call.url)
         if provider is None:
             return None
-        _, account, plan, _ = self.candidates(provider, call, self._defaults)[0]
+        _, account, plan, _ = self._candidates(provider, call, self._defaults)[0]
         cost = plan.cost
         if isinstance(cost, Mapping):
             return account, {unit: amount * times for unit, amount in cost.items()}

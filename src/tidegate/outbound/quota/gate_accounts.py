@@ -76,7 +76,7 @@ class GateAccounts:
         strict = account.provider.strict if options.strict is None else options.strict
         return plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
 
-    def candidates(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> list[Candidate]:
+    def _candidates(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> list[Candidate]:
         """Return the accounts that a request may be charged to, the preferred one first; raises Denied if none can be.
 
         A provider without a pool has one.
