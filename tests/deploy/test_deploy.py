@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -41,7 +42,7 @@ def render(*options: str) -> str:
     return run(tool("helm"), "template", "tidegate", CHART, "--namespace", "tidegate", *options)
 
 
-def objects(*options: str) -> dict[str, dict]:
+def objects(*options: str) -> dict[str, Any]:
     return {each["kind"]: each for each in yaml.safe_load_all(render(*options)) if each}
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tidegate.observe.record import Record
 
-__all__ = ["PrometheusObserver", "StoreCollector"]
+__all__ = ["HasMetrics", "PrometheusObserver", "StoreCollector"]
 
 DESCRIPTIONS: Final = {
     "tidegate_store": "Counters of the store",
