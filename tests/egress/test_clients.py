@@ -31,7 +31,9 @@ console.log(JSON.stringify({ answer, text, left: whole.headers.get("x-tidegate-r
 
 def answer(request):
     if request.path == "/v1/files":
-        return Answer(200, (("Content-Type", "application/json"),), (json.dumps({"bytes": len(request.body)}).encode(),))
+        return Answer(
+            200, (("Content-Type", "application/json"),), (json.dumps({"bytes": len(request.body)}).encode(),)
+        )
     content = json.loads(request.body)
     if content.get("stream"):
         return Answer(200, (("Content-Type", "text/event-stream"),), tuple(bodies.chat_stream(content)))
@@ -75,7 +77,17 @@ async def test_curl_through_the_proxy_and_through_a_tunnel(upstream):
     proxy = f"http://agent:{TOKEN}@127.0.0.1"
     async with running(upstream.url, SETTINGS) as gateway:
         for more in ((), ("--proxytunnel",)):
-            command = [curl, "-sS", "--noproxy", "", "-x", f"{proxy}:{gateway.port}", *more, "--json", json.dumps(CONTENT)]
+            command = [
+                curl,
+                "-sS",
+                "--noproxy",
+                "",
+                "-x",
+                f"{proxy}:{gateway.port}",
+                *more,
+                "--json",
+                json.dumps(CONTENT),
+            ]
             found = await output(*command, f"{upstream.url}/v1/chat/completions")
             assert json.loads(found)["usage"] == bodies.CHAT_USAGE
         assert TOKEN not in str(upstream.requests)

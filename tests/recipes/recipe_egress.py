@@ -78,13 +78,13 @@ def test_a_denial_is_the_rate_limit_error_of_the_sdk(gateway, model_server):
     client = openai.OpenAI(base_url=f"{gateway}/openai/v1", api_key=TOKEN, max_retries=0)
     ask = {"model": "gpt-4o-mini", "messages": MESSAGES, "max_completion_tokens": 5}
     client.chat.completions.create(**ask)
-    with pytest.raises(openai.RateLimitError, match="try again in 3[56]") as caught:
+    with pytest.raises(openai.RateLimitError, match=r"try again in 3[56]") as caught:
         client.chat.completions.create(**ask)
     assert caught.value.code == "rate_limit_exceeded"
     assert int(caught.value.response.headers["retry-after"]) > 3000
     other = anthropic.Anthropic(base_url=f"{gateway}/anthropic", api_key=TOKEN, max_retries=0)
     other.messages.create(model="claude-sonnet-5", messages=MESSAGES, max_tokens=5)
-    with pytest.raises(anthropic.RateLimitError, match="try again in 3[56]"):
+    with pytest.raises(anthropic.RateLimitError, match=r"try again in 3[56]"):
         other.messages.create(model="claude-sonnet-5", messages=MESSAGES, max_tokens=5)
     assert len(model_server.requests) == 2
 

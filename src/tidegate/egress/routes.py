@@ -53,6 +53,12 @@ class Routes:
         self._known: dict[str, Target] = {}  # of paths that were used lately
         self._changes = -1
 
+    def set_upstream(self, name: str, upstream: Upstream) -> None:
+        """Send the requests of a provider to another URL from now on."""
+        self._upstreams = {**self._upstreams, name: upstream}
+        self._origins = {(each.scheme, each.host, each.port) for each in self._upstreams.values()}
+        self._known.clear()
+
     def find_reverse(self, raw_path: str) -> Target:
         """Return the target of `/to/HOST/…` or `/NAME/…`."""
         known = self._known.get(raw_path)
