@@ -112,7 +112,7 @@ def test_a_refused_top_up_ends_the_output_and_settles_what_arrived(store):
                 came += response.iter_lines()
             assert source.closed
         assert source.read <= 5000
-        assert str(denied.value).startswith("provider api.test: the output is ended after ")
+        assert str(denied.value).startswith("provider api.test: the output was cut off after ")
         assert source.read >= 5000 - 10 - MIN_HEADROOM - 20
         assert source.read <= usage(store, known) <= 5000
         metrics = client.metrics()

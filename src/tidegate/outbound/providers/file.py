@@ -313,15 +313,15 @@ def _per(fields: Fields) -> tuple[QuotaScope, ...]:
 
 
 def _retries(fields: Fields) -> Retries:
-    """Read `retries: 2`, or `{most: 2, within: 30s}`."""
+    """Read `retries: 2`, or `{max: 2, within: 30s}`."""
     if "retries" not in fields:
         return Retries()
     setting = fields["retries"]
     if not setting.is_mapping:
         return Retries(setting.integer(0, 10))
-    parts = setting.fields("most", "within")
-    most = parts["most"].integer(0, 10) if "most" in parts else 2
-    return Retries(most, _seconds(parts["within"]) if "within" in parts else Retries().within)
+    parts = setting.fields("max", "within")
+    max_retries = parts["max"].integer(0, 10) if "max" in parts else 2
+    return Retries(max_retries, _seconds(parts["within"]) if "within" in parts else Retries().within)
 
 
 def _seconds(setting: ConfigValue) -> float:

@@ -9,7 +9,7 @@ counts      which parts of the usage count towards which unit
 charges     whether the provider charges the usage, the bound at the start, or its own estimate
 refusals    what the body of a 429 says
 denial      the body of a 429 that a gateway sends in place of the provider
-endpoints   paths that differ: no output (embeddings), or not counted at all (batches)
+endpoints   paths with other rules: no output (embeddings), or not counted at all (batches)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_VALUES: Final = 1000  # values of a JSON document that one path is followed 
 
 
 class MediaEstimate(NamedTuple):
-    """The estimated tokens of an image, an audio recording or a file: so many, or by its length in bytes."""
+    """The estimated tokens of an image, an audio recording or a file: a fixed number, or by its length in bytes."""
 
     tokens: int = 0
     bytes_per_token: int = 0
@@ -136,7 +136,7 @@ class Profile:
         return "reasoning" in self.counts.get("output-tokens", ())
 
     def output_rate(self, model: str | None) -> int:
-        """Return how many tokens of the quota each token of the output counts."""
+        """Return how many tokens of the quota each token of the output uses."""
         for pattern, rate in self.output_rates:
             if matches_model(pattern, model or ""):
                 return rate

@@ -180,7 +180,7 @@ def _usage(setting: ConfigValue) -> dict[str, Any]:
     """Read `usage: {at: [usage], input: [prompt_tokens], output: [completion_tokens]}`."""
     fields = setting.fields("at", *USAGE_PARTS)
     if "at" not in fields:
-        raise setting.error("needs the place of the usage in a response, such as at: [usage]")
+        raise setting.error("needs the field of a response that contains the usage, such as at: [usage]")
     parts = {
         part: tuple(entry.string() for entry in fields[part].one_or_many()) for part in USAGE_PARTS if part in fields
     }
@@ -277,5 +277,5 @@ def _path(setting: ConfigValue) -> FieldPath:
     """Read the place of a value in a JSON document, such as `generationConfig.maxOutputTokens`."""
     keys = tuple(setting.string().split("."))
     if not all(keys):
-        raise setting.error(f"expected the names of fields with dots between them, not {setting}")
+        raise setting.error(f"expected field names separated by dots, such as usage.input_tokens, not {setting}")
     return keys

@@ -33,7 +33,7 @@ MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
 MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 MAX_DOCUMENTS: Final = 20_000  # entries of a JSON list that are searched
 BINARY_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')  # in the binary events of AWS
-STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer than usual, so that the count is not too low
+STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer tha usual, so that the count is not too low
 
 Parts = dict[UsagePart, int]
 
@@ -168,7 +168,7 @@ class UsageReader:
             self._found.update(_reported(self._profile, document))
 
     def end(self) -> None:
-        """Note that the whole body has arrived."""
+        """Record that the whole body has arrived."""
         self._complete = True
 
     @property
@@ -184,7 +184,7 @@ class UsageReader:
 
     @property
     def reasoning_apart(self) -> int:
-        """1 if the provider reports reasoning apart from other output, else 0."""
+        """1 if the provider reports reasoning separately from other output, else 0."""
         return int(self._profile.reports_reasoning_apart)
 
     @property

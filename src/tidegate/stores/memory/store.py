@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 ZERO_COST: Final = (0,)
-CHARGING_VERBS: Final = frozenset(("acquire", "hold", "adjust"))
+CHANGING_VERBS: Final = frozenset(("acquire", "hold", "adjust"))
 NEW_TUPLE: Final = tuple.__new__  # faster than the constructor
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
@@ -105,7 +105,7 @@ class MemoryStore(Store):
         return True
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
-        """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
+        """Build a faster `try_acquire` for common calls; others go to `slow_path`, as do all once it is disabled."""
         return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 
     def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
@@ -133,8 +133,8 @@ class MemoryStore(Store):
             table = self._table(policy)
             entry = table.entries.get(key)
             limits = policy.limits
-            if now < table.due and verb in CHARGING_VERBS:
-                # The usual call, for a new key or one of this policy: what _decide does, without the rest.
+            if now < table.due and verb in CHANGING_VERBS:
+                # The common case, a new key or one of this policy: what _decide does, without the rest.
                 if entry is None and verb != "adjust" and self._has_room(key, self.max_entries):
                     before: States = (None,) * len(limits)
                 elif entry is not None and entry[0] is policy.only:
