@@ -94,8 +94,12 @@ class Gateway(NamedTuple):
         """Start it, and wait until it listens."""
         command = [sys.executable, "-m", "tidegate", "egress", "egress.yaml", "--listen", f"127.0.0.1:{self.port}"]
         process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
-        until(lambda: socket.create_connection(("127.0.0.1", self.port), 1).close() is None, "the gateway", 60)
+        until(self._listens, "the gateway", 60)
         return process
+
+    def _listens(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
 
 
 def write_files(folder: Path, upstream: int, store: str, limit: int, period: float) -> None:
@@ -103,7 +107,7 @@ def write_files(folder: Path, upstream: int, store: str, limit: int, period: flo
     provider = {"domain": "127.0.0.1", "name": "up", "limits": [f"{limit}/{round(period)}s"]}
     (folder / "up.yaml").write_text(json.dumps(provider), encoding="utf-8")
     url = f"http://127.0.0.1:{upstream}"
-    settings = {"store": store, "providers": ["up.yaml"], "upstreams": {"up": url}, "allow_private": ["127.0.0.1"]}
+    settings: dict[str, Any] = {"store": store, "providers": ["up.yaml"], "upstreams": {"up": url}, "allow_private": ["127.0.0.1"]}
     settings |= {"timeout": "10m", "max_connections": 8192}
     (folder / "egress.yaml").write_text(json.dumps(settings), encoding="utf-8")
 
