@@ -107,8 +107,8 @@ def write_files(folder: Path, upstream: int, store: str, limit: int, period: flo
     provider = {"domain": "127.0.0.1", "name": "up", "limits": [f"{limit}/{round(period)}s"]}
     (folder / "up.yaml").write_text(json.dumps(provider), encoding="utf-8")
     url = f"http://127.0.0.1:{upstream}"
-    settings: dict[str, Any] = {"store": store, "providers": ["up.yaml"], "upstreams": {"up": url}, "allow_private": ["127.0.0.1"]}
-    settings |= {"timeout": "10m", "max_connections": 8192}
+    settings: dict[str, Any] = {"store": store, "providers": ["up.yaml"], "timeout": "10m", "max_connections": 8192}
+    settings |= {"upstreams": {"up": url}, "allow_private": ["127.0.0.1"]}
     (folder / "egress.yaml").write_text(json.dumps(settings), encoding="utf-8")
 
 
