@@ -210,7 +210,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=1000)
-    parser.add_argument("--limit", type=int, default=6000)
+    parser.add_argument("--limit", type=int, default=2000)
     parser.add_argument("--period", type=float, default=60.0)
     parser.add_argument("--windows", type=float, default=2.2, help="how many periods to run for")
     parser.add_argument("--store", choices=("memory", "sqlite", "valkey"), default="memory")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tidegate.reservation import AsyncReservation
     from tidegate.stores.cancellation import BackgroundTasks
 
-FIRST_ERROR_STATUS = 400
+FIRST_ERROR_STATUS: Final = 400
+BAD_GATEWAY: Final = 502
 
 
 class Meter:
@@ -143,7 +144,7 @@ async def relay(
 ) -> web.StreamResponse:
     """Send a provider's response to the client."""
     native = upstream.native
-    response: web.StreamResponse
+    response: web.StreamResponse | None = None
     try:
         if native.content.is_eof() and native.method != "HEAD" and not upstream.looked_at:
             response = await send_whole(request, upstream, headers, meter)
@@ -158,7 +159,7 @@ async def relay(
             await meter.settle(complete=False)
         if request.transport is not None:
             request.transport.close()
-        return response
+        return web.Response(status=BAD_GATEWAY) if response is None else response  # neither can be sent any more
     except BaseException:
         native.close()
         if meter is not None:
