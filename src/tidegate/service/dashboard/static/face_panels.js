@@ -9,7 +9,7 @@
 //
 // To add a panel: a function in panels.py that returns its data, and an entry here.
 
-import { CapacityChart } from "./charts.js";
+import { CapacityChart } from "./small_charts.js";
 import { count, duration, meter, name, share, text, time } from "./cells.js";
 import { formatCount, formatDuration, formatPercent } from "./format.js";
 
