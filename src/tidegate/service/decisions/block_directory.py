@@ -1,7 +1,7 @@
 """Lists the blocks of all services that share a store. For display only.
 
 A store finds the state of a key that it is asked about, but cannot list its keys. So each service writes the blocks
-that it knows to the store in every period of `PERIOD` seconds, by the clock of the store: as JSON (see `stored_bytes`),
+that it knows to the store every `RECORD_SECONDS`, by the clock of the store: as JSON (see `stored_bytes`),
 under its identity in the `ServiceDirectory`. The others read them there, and ask the store
 whether each of them still lasts (`Blocks.find_all`). What a service has read it also writes, so a block stays listed
 after the service that made it has ended. Most of the time all services write the same, so data with a known digest is
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.service_directory import ServiceDirectory
     from tidegate.stores import Store
 
-PERIOD: Final = 10  # seconds
+RECORD_SECONDS: Final = 10
 ANNOUNCE_INTERVAL: Final = 5 * SECOND
 CACHE_TTL: Final = 2 * SECOND
 
@@ -39,7 +39,7 @@ class BlockDirectory:
         """List the blocks of these services in addition to those of this service."""
         self._store = store.unleased
         self._clock = self._store.clock
-        self._stored = StoredBytes(store, "tidegate.blocks", 3.0 * PERIOD)
+        self._stored = StoredBytes(store, "tidegate.blocks", 3.0 * RECORD_SECONDS)
         self._services = services
         self._blocks = blocks
         self._cached: tuple[int, Iterable[BlockKey]] = (0, ())  # until when, in steady time
@@ -87,7 +87,7 @@ class BlockDirectory:
     async def _period(self) -> int | None:
         """Return the number of the current period, by the clock of the store; None while it is unavailable."""
         now = await self._stored.now()
-        return None if now is None else now // PERIOD
+        return None if now is None else now // RECORD_SECONDS
 
     @staticmethod
     def _key(period: int | None, identity: int) -> tuple[str, str]:

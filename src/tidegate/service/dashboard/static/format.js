@@ -12,6 +12,8 @@ export function formatCount(value) {
   return Math.abs(value) < 100_000 ? INTEGER.format(value) : COMPACT.format(value);
 }
 
+export const countOf = (number, one, several) => `${formatCount(number)} ${number === 1 ? one : several}`;
+
 export function formatRate(value) {
   if (value >= 10_000) return COMPACT.format(value);
   return value >= 100 || Number.isInteger(value) ? INTEGER.format(value) : ONE_DECIMAL.format(value);

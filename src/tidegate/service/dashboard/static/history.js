@@ -7,6 +7,7 @@ import { get } from "./api.js";
 import { RANGES } from "./page_state.js";
 
 export const LIVE_SECONDS = 300;
+const LIVE_SPANS = [60, 120, LIVE_SECONDS]; // seconds that charts show, while fewer are known
 const RATE_SECONDS = 3; // current rates are averages over these seconds: single seconds vary too much to read
 const LATEST_SECONDS = 10;
 export const RUNNING = 1; // bits of the state of a step
@@ -68,7 +69,8 @@ export class LiveHistory {
     const [admitted, denied, waiting] = policy === null ? this.totals() : this.policy(policy);
     const [median, p99] = this.latency;
     const end = overview.at;
-    return { step: 1, from: end - LIVE_SECONDS * 1000, to: end, end, admitted, denied, waiting, median, p99, states: this.states, marks: overview.marks, top: overview.top };
+    const seconds = LIVE_SPANS.find((span) => span >= this.states.length) ?? LIVE_SECONDS;
+    return { step: 1, from: end - seconds * 1000, to: end, end, admitted, denied, waiting, median, p99, states: this.states, marks: overview.marks, top: overview.top };
   }
 }
 

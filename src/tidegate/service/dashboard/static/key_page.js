@@ -94,10 +94,10 @@ function describeNext({ next, block, mode }) {
 }
 
 function renderHistory(report, now) {
-  const from = Math.max(report.minutes_since, now - 86_400_000);
+  const from = Math.max(Math.min(report.minutes_since, now - 3_600_000), now - 86_400_000);
   renderDenialBars(byId("key-minutes"), report.minutes, from, Math.max(now, from + 60_000));
   const total = report.minutes.reduce((sum, { denied }) => sum + denied, 0);
-  const text = total ? `${formatCount(total)} denied calls in ${report.minutes.length} minutes since ${formatDate(from)}. The history has the ten most denied keys of each minute.` : `Not among the most denied keys since ${formatDate(from)}.`;
+  const text = total ? `${formatCount(total)} denied calls since ${formatDate(from)}, as far as the key was one of the ten most denied keys of a minute.` : `Not among the most denied keys since ${formatDate(from)}.`;
   setText(byId("key-minutes-text"), text);
   const lines = report.audit.map(({ at, action, policy, actor, address, reason, seconds }) => {
     const long = seconds ? ` for ${formatDuration(seconds)}` : "";

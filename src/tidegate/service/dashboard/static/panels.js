@@ -2,7 +2,7 @@
 
 import { renderMeter } from "./cells.js";
 import { byId, createElement, createRow, renderRows, setAttribute, setName, setText } from "./dom.js";
-import { formatCount, formatDate, formatDuration, formatKey, formatPercent, formatRate, formatReason, formatTime, sameKey } from "./format.js";
+import { countOf, formatCount, formatDate, formatDuration, formatKey, formatPercent, formatRate, formatReason, formatTime, sameKey } from "./format.js";
 import { currentRate, sum } from "./history.js";
 import { renderSparkline } from "./small_charts.js";
 
@@ -52,9 +52,10 @@ export function renderPolicies(overview, history, selected, select) {
     setAttribute(cells[4], "data-level", currentRate(denied) > 0 ? "some" : "none");
   });
   table.parentElement.querySelector(".empty").hidden = overview.policies.length > 0;
-  const number = overview.policies.length;
-  const rest = overview.rules.error ? ", the configuration file is refused" : denying ? ", those that deny first" : "";
-  setText(byId("note-policies"), `${number} ${number === 1 ? "policy" : "policies"}${denying ? `, ${denying} denied calls in the last minute` : ""}${denying && number > 1 ? rest : overview.rules.error ? rest : ""}`);
+  const notes = [countOf(overview.policies.length, "policy", "policies")];
+  if (denying) notes.push(`${denying} denied calls in the last minute`);
+  if (denying && overview.policies.length > 1) notes.push("most denied first");
+  setText(byId("note-policies"), notes.join(", "));
 }
 
 function createPolicyRow() {
