@@ -277,3 +277,22 @@ async def test_files_are_short_and_use_no_markup_apis_or_external_urls(site):
         assert len(text.splitlines()) <= 300, path
         for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "https://"):
             assert forbidden not in text, (path, forbidden)
+
+
+async def test_inbound_requests_are_shown_by_domain_and_route():
+    domains = [
+        {
+            "domain": "edge",
+            "descriptors": [
+                {"key": "path", "value": "/login", "rate_limit": {"unit": "minute", "requests_per_unit": 1}}
+            ],
+        }
+    ]
+    async with InProcessService(policies=POLICIES, domains=domains) as site:
+        assert "inbound" not in (await get_overview(site))["panels"]
+        body = {"domain": "edge", "descriptor": [["path", "/login"]]}
+        assert [(await site.post("acquire", body)).json()["allowed"] for _ in range(3)] == [True, False, False]
+        site.clock.advance(1)
+        (route,) = (await get_overview(site))["panels"]["inbound"]
+        assert (route["category"], route["admitted"], route["denied"]) == ("edge", 1, 2)
+        assert "login" in route["route"]

@@ -80,9 +80,9 @@ class DeniedKeys:
         self._last = {place: last for place, last in self._last.items() if place in known}
 
     def _last_minute(self, now: int) -> list[tuple[int, dict[tuple[str, Key], int], Counter[str]]]:
-        """Return the slots of the last minute, the current one last."""
-        first = now // (SLOT_SECONDS * SECOND) - SLOTS_PER_MINUTE
-        return [each for each in (*self._slots, (self._slot, self._counts, self._totals)) if each[0] > first]
+        """Return the slots whose middle lies in the last minute, the current one last."""
+        slots = (*self._slots, (self._slot, self._counts, self._totals))
+        return [each for each in slots if (each[0] + 0.5) * SLOT_SECONDS * SECOND >= now - MINUTE * SECOND]
 
     def top(self, now: int, steady: int) -> list[DeniedKey]:
         """Return the keys with the most denials in the last minute.

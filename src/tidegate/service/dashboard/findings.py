@@ -38,7 +38,7 @@ FRACTIONS: Final = (
 FRACTION_WIDTH: Final = 0.08
 
 
-class Finding(NamedTuple):
+class StatusFinding(NamedTuple):
     """One thing that an operator should know. `policy` and `key` are what the page offers to look up."""
 
     kind: str
@@ -56,7 +56,7 @@ class Finding(NamedTuple):
         return f"{self.title}: {self.detail}" if self.detail else self.title
 
 
-def find_all(overview: Overview) -> list[Finding]:
+def find_all(overview: Overview) -> list[StatusFinding]:
     """Return what is wrong, the worst first; if nothing is, one finding that says so."""
     found = [finding for find in FINDERS for finding in find(overview)]
     found.sort(key=lambda finding: LEVELS.index(finding.level))  # stable: finders of one level keep their order
@@ -66,7 +66,7 @@ def find_all(overview: Overview) -> list[Finding]:
 # ---- decisions -------------------------------------------------------------------------------------------------------
 
 
-def find_store_outage(overview: Overview) -> Iterator[Finding]:
+def find_store_outage(overview: Overview) -> Iterator[StatusFinding]:
     """Find a store that is unavailable."""
     store = overview["store"]
     if not store["lost"]:
@@ -83,7 +83,7 @@ def find_store_outage(overview: Overview) -> Iterator[Finding]:
         for mode, effect in effects.items()
         if modes[mode]
     ]
-    yield Finding(
+    yield StatusFinding(
         "store",
         BAD,
         "The store is unavailable",
@@ -93,7 +93,7 @@ def find_store_outage(overview: Overview) -> Iterator[Finding]:
     )
 
 
-def find_denials(overview: Overview) -> Iterator[Finding]:
+def find_denials(overview: Overview) -> Iterator[StatusFinding]:
     """Find more denials than usual."""
     recent = overview["recent"]
     denied, total = recent["denied"], recent["admitted"] + recent["denied"]
@@ -102,7 +102,7 @@ def find_denials(overview: Overview) -> Iterator[Finding]:
         return
     detail, meaning, policy, key = describe_denied(recent)
     level = BAD if share >= BAD_SHARE else WARNING
-    yield Finding("denials", level, describe_share(share), detail, meaning, recent["since"], policy, key)
+    yield StatusFinding("denials", level, describe_share(share), detail, meaning, recent["since"], policy, key)
 
 
 def describe_denied(recent: Mapping[str, Any]) -> tuple[str, str, str | None, Key | None]:
@@ -140,39 +140,41 @@ def describe_share(share: float) -> str:
     return f"{share * 100:.0f} % of all calls denied"
 
 
-def find_normal(overview: Overview) -> Finding:
+def find_normal(overview: Overview) -> StatusFinding:
     """Say that nothing is wrong."""
     recent = overview["recent"]
     total = recent["admitted"] + recent["denied"]
     if not total:
-        return Finding("normal", GOOD, "No calls in the last minute", meaning="Nothing is denied, nothing waits.")
+        return StatusFinding("normal", GOOD, "No calls in the last minute", meaning="Nothing is denied, nothing waits.")
     share = recent["denied"] / total
     if not recent["denied"]:
-        return Finding("normal", GOOD, "All calls admitted", meaning="No call was denied in the last minute.")
+        return StatusFinding("normal", GOOD, "All calls admitted", meaning="No call was denied in the last minute.")
     words = "less than 1 %" if share < 0.01 else f"{share * 100:.0f} %"  # noqa: PLR2004 - one percent
-    return Finding("normal", GOOD, "Normal", f"{words} of calls denied", "Not more than usual.")
+    return StatusFinding("normal", GOOD, "Normal", f"{words} of calls denied", "Not more than usual.")
 
 
 # ---- configuration and components ------------------------------------------------------------------------------------
 
 
-def find_refused_file(overview: Overview) -> Iterator[Finding]:
+def find_refused_file(overview: Overview) -> Iterator[StatusFinding]:
     """Find a configuration file that is invalid."""
     rules = overview["rules"]
     if rules["error"]:
         meaning = "The previous policies stay in effect until the file is corrected."
-        yield Finding("file", WARNING, "The configuration file is refused", rules["error"], meaning, rules["since"])
+        title = "The configuration file is refused"
+        yield StatusFinding("file", WARNING, title, rules["error"], meaning, rules["since"])
 
 
-def find_bus(overview: Overview) -> Iterator[Finding]:
+def find_bus(overview: Overview) -> Iterator[StatusFinding]:
     """Find a bus that is not connected."""
     bus = overview["panels"].get("bus")
     if isinstance(bus, dict) and not bus.get("connected", "error" not in bus):
         meaning = "Processes do not hear of each other's reductions, and keep their last known capacities."
-        yield Finding("bus", WARNING, "The bus is not connected", bus.get("where") or bus.get("error", ""), meaning)
+        where = bus.get("where") or bus.get("error", "")
+        yield StatusFinding("bus", WARNING, "The bus is not connected", where, meaning)
 
 
-def find_budgets(overview: Overview) -> Iterator[Finding]:
+def find_budgets(overview: Overview) -> Iterator[StatusFinding]:
     """Find budgets that are used up, or soon will be."""
     budgets = overview["panels"].get("budgets")
     for budget in budgets if isinstance(budgets, list) else ():
@@ -181,31 +183,31 @@ def find_budgets(overview: Overview) -> Iterator[Finding]:
             numbers = f"{name}: {tier['used']:,} of {tier['quota']:,}"
             until = f"until it resets in {format_seconds(tier['reset_after'])}"
             if tier["remaining"] <= 0:
-                yield Finding("budget", BAD, "A budget is used up", numbers, f"Tasks are denied {until}.")
+                yield StatusFinding("budget", BAD, "A budget is used up", numbers, f"Tasks are denied {until}.")
             elif tier["runs_out_in"] is not None and tier["runs_out_in"] < min(BUDGET_SECONDS, tier["reset_after"]):
                 soon = f"At this rate, tasks are denied in {format_seconds(tier['runs_out_in'])}, {until}."
-                yield Finding("budget", WARNING, "A budget runs out", numbers, soon)
+                yield StatusFinding("budget", WARNING, "A budget runs out", numbers, soon)
             elif tier["used"] >= BUDGET_SHARE * tier["quota"]:
-                yield Finding(
+                yield StatusFinding(
                     "budget", WARNING, "A budget is nearly used up", numbers, f"The rest has to last {until}."
                 )
 
 
-def find_providers(overview: Overview) -> Iterator[Finding]:
+def find_providers(overview: Overview) -> Iterator[StatusFinding]:
     """Find providers that refuse calls."""
     panel = overview["panels"].get("sources")
     for provider in panel.get("providers", ()) if isinstance(panel, dict) else ():
         quotas = [limit["quota"] for limit in provider["limits"]]
         if provider["frozen_for"] > 0:
             meaning = f"Calls to it wait for another {format_seconds(provider['frozen_for'])}."
-            yield Finding("provider", WARNING, "A provider refuses calls", provider["name"], meaning)
+            yield StatusFinding("provider", WARNING, "A provider refuses calls", provider["name"], meaning)
         elif provider["capacity"] not in quotas and provider["capacity"] < max(quotas, default=0):
             detail = f"{provider['name']}, reduced to {provider['capacity']:,}"
             meaning = "It refused calls: tidegate sends fewer, and raises the capacity step by step."
-            yield Finding("provider", WARNING, "A provider has a reduced capacity", detail, meaning)
+            yield StatusFinding("provider", WARNING, "A provider has a reduced capacity", detail, meaning)
 
 
-def find_swarm(overview: Overview) -> Iterator[Finding]:
+def find_swarm(overview: Overview) -> Iterator[StatusFinding]:
     """Find resources of a swarm that are frozen."""
     panel = overview["panels"].get("swarm")
     frozen: dict[str, tuple[int, float]] = {}
@@ -216,7 +218,7 @@ def find_swarm(overview: Overview) -> Iterator[Finding]:
                 frozen[resource["name"]] = (agents + 1, max(longest, resource["frozen_for"]))
     for name, (agents, longest) in frozen.items():
         meaning = f"{count_of(agents, 'agent', 'agents')} send nothing for another {format_seconds(longest)}."
-        yield Finding(
+        yield StatusFinding(
             "swarm",
             WARNING,
             "A resource of the swarm is frozen",
@@ -225,7 +227,7 @@ def find_swarm(overview: Overview) -> Iterator[Finding]:
         )
 
 
-FINDERS: Final[tuple[Callable[[Overview], Iterator[Finding]], ...]] = (
+FINDERS: Final[tuple[Callable[[Overview], Iterator[StatusFinding]], ...]] = (
     find_store_outage,
     find_denials,
     find_refused_file,

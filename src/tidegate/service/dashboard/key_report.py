@@ -16,6 +16,7 @@ from tidegate.service.api.fields import BadFieldError
 from tidegate.service.api.requests import RequestKey
 from tidegate.service.dashboard.history import MAX_POLICIES, MINUTE
 from tidegate.service.dashboard.limit_text import describe_limit
+from tidegate.service.decisions.audit import describe_entry
 from tidegate.service.decisions.policy_limiters import Subject, check_key
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def describe_key(app: App, key: Key) -> dict[str, Any]:
         "denials": recent[:MAX_DENIALS],
         "minutes": [{"policy": policy, "at": at, "denied": count} for policy, at, count in minutes],
         "minutes_since": history.end_of(history.minutes) - history.minutes.steps * MINUTE * 1000,
-        "audit": [entry._asdict() for entry in entries[:MAX_AUDIT_ENTRIES]],
+        "audit": [describe_entry(entry) for entry in entries[:MAX_AUDIT_ENTRIES]],
     }
 
 
@@ -126,5 +127,5 @@ def _describe_next(policy: Policy, decision: Decision | None) -> dict[str, Any]:
 def _describe_block(entry: dict[str, Any] | None, block: Block | None) -> dict[str, Any]:
     if block is None:
         return {"block": None}
-    why = {name: "" if entry is None else entry[name] for name in ("reason", "actor", "address")}
+    why = {name: "" if entry is None else entry[name] for name in ("reason", "actor")}
     return {"block": {"seconds": block.seconds, "at": None if entry is None else entry["at"], **why}}

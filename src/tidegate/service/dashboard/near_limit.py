@@ -96,5 +96,7 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[
         return None
     after = max(0, reset - passed) / SECOND
     at = recorded_at // MILLISECOND
-    near = KeyNearLimit(policy, key, limit.name, describe_limit(limit), limit.unit, limit.quota, used, remaining, after, at)
+    near = KeyNearLimit(
+        policy, key, limit.name, describe_limit(limit), limit.unit, limit.quota, used, remaining, after, at
+    )
     return remaining / limit.burst, near

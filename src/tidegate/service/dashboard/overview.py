@@ -19,8 +19,10 @@ from tidegate.service.dashboard.findings import find_all
 from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, MINUTE, DecisionHistory
 from tidegate.service.dashboard.limit_text import describe_limit
 from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
+from tidegate.service.dashboard.proxy_requests import describe_routes
 from tidegate.service.dashboard.recent_denials import describe_recent
 from tidegate.service.dashboard.status import ProcessStatus
+from tidegate.service.decisions.audit import describe_entry
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ MILLISECOND: Final = 1000  # microseconds
 MAX_DIGITS: Final = 16  # of an integer in a query
 MAX_TOP_ROWS: Final = 20
 MAX_MARKS_SHOWN: Final = 20
+MAX_AUDIT_ENTRIES: Final = 20
 
 T = TypeVar("T")
 
@@ -176,6 +179,7 @@ class Overview:
             "blocks": await self._describe_blocks(),
             "recent": recent,
             "top": [self._describe_denied(row) for row in self.history.top_since(HISTORY_SECONDS, 0, MAX_TOP_ROWS)],
+            "audit": [describe_entry(entry) for entry in (await self._decider.audit.read())[:MAX_AUDIT_ENTRIES]],
             "marks": [mark._asdict() for mark in list(self.history.marks)[-MAX_MARKS_SHOWN:]],
             "denials": [
                 {**denial, "over": self._describe_over(denial["policy"], denial["violated"])}
@@ -184,9 +188,14 @@ class Overview:
             "problems": dict(totals.errors),
             "store": self._describe_store(status.store),
             "rules": {**app.reloads, "error": app.refused, "since": app.refused_at},
-            "panels": {name: await read_panel(name, panel) for name, panel in app.panels.items()},
+            "panels": await self._read_panels(totals),
         }
         return {**snapshot, "findings": [finding._asdict() for finding in find_all(snapshot)]}
+
+    async def _read_panels(self, totals: Stats) -> dict[str, object]:
+        routes = describe_routes(self._decider.policies, totals)
+        panels = {name: await read_panel(name, panel) for name, panel in self._app.panels.items()}
+        return {"inbound": routes, **panels} if routes else panels
 
     def _describe_denied(self, row: dict[str, Any]) -> dict[str, Any]:
         fields = {name: row[name] for name in ("policy", "key", "limits", "denied", "last_at")}

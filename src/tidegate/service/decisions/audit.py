@@ -63,6 +63,8 @@ class AuditLog:
         self._stored = StoredBytes(store, "tidegate.audit", KEPT_DAYS * DAY)
         self._recent: deque[AuditEntry] = deque(maxlen=MAX_LISTED)  # of this process
         self._ends: dict[int, int] = {}  # by day: its first free place, as far as known
+        self._days: dict[int, list[AuditEntry | None]] = {}  # the entries that were read; None: not complete
+        self._ended: set[int] = set()  # days of which all entries were read
         self._cached: tuple[int, list[AuditEntry]] | None = None  # until when, in steady time
 
     async def add(self, action: str, policy: str, key: Key, origin: Origin, seconds: float | None = None) -> None:
@@ -116,16 +118,27 @@ class AuditLog:
 
     async def _read_store(self) -> list[AuditEntry]:
         now = await self._stored.now()
-        found: dict[AuditEntry, None] = {}
-        for day in () if now is None else range(now // DAY, now // DAY - KEPT_DAYS, -1):
-            end = await self._find_end(day)
-            keys = [(f"{day}", f"{place}") for place in range(end)][-MAX_LISTED:]
-            entries = [read_entry(data) for data in await self._stored.read_many(keys)]
-            found |= dict.fromkeys(entry for entry in entries if entry is not None)
-            if len(found) >= MAX_LISTED:
-                break
+        if now is not None:
+            today = now // DAY
+            for day in range(today, today - KEPT_DAYS, -1):
+                if sum(map(len, self._days.values())) >= MAX_LISTED and day not in self._days:
+                    break
+                await self._read_day(day, ended=day < today)
+            self._days = {day: entries for day, entries in self._days.items() if day > today - KEPT_DAYS}
+        found = dict.fromkeys(entry for entries in self._days.values() for entry in entries if entry is not None)
         found |= dict.fromkeys(self._recent)
         return sorted(found, key=lambda entry: -entry.at)[:MAX_LISTED]
+
+    async def _read_day(self, day: int, *, ended: bool) -> None:
+        """Read the entries of a day that are not known; entries never change, and no entry is added to an ended day."""
+        if day in self._ended:
+            return
+        known = self._days.setdefault(day, [])
+        end = await self._find_end(day)
+        keys = [(f"{day}", f"{place}") for place in range(len(known), end)]
+        known += [read_entry(data) for data in await self._stored.read_many(keys)]
+        if ended:
+            self._ended.add(day)
 
     async def find_last(self, policy: str, key: Key, action: str) -> AuditEntry | None:
         """Return the latest entry about a key."""
@@ -141,3 +154,8 @@ def read_entry(data: bytes | None) -> AuditEntry | None:
     except (ValueError, TypeError):
         return None
     return entry if isinstance(entry.key, str) else entry._replace(key=tuple(entry.key))
+
+
+def describe_entry(entry: AuditEntry) -> dict[str, Any]:
+    """Describe an entry for everybody who may see the dashboard: without its address, which only /v1/audit shows."""
+    return {name: value for name, value in entry._asdict().items() if name != "address"}

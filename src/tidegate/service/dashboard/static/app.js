@@ -16,7 +16,6 @@ import { openTokenDialog, setUpTokenDialog } from "./token_dialog.js";
 import { renderTop, setUpTop } from "./top_denied.js";
 
 const POLL_INTERVAL = 1000; // milliseconds
-const AUDIT_INTERVAL = 10_000; // milliseconds
 const MIN_PAUSE = 100; // milliseconds between two requests
 const COPIED_TIME = 1500; // milliseconds
 const live = new LiveHistory();
@@ -26,7 +25,6 @@ let lastOverview = null;
 let lastResponseAt = 0; // milliseconds since 1970
 let waitingForToken = false;
 let requesting = false; // two requests at once would return the same seconds twice
-let audit = { entries: [], readAt: 0 };
 
 const charts = new ChartGroup((from, to) => change({ from, to }));
 new Chart(charts, byId("chart-decisions"), byId("legend-decisions"), {
@@ -49,11 +47,7 @@ new Chart(charts, byId("chart-latency"), byId("legend-latency"), {
 
 const openKey = (key) => change({ key });
 const selectPolicy = (policy) => change({ policy });
-const confirmDone = () => {
-  audit.readAt = 0;
-  update();
-};
-const confirm = (verb, policy, key) => confirmAction(verb, policy, key, confirmDone);
+const confirm = (verb, policy, key) => confirmAction(verb, policy, key, update);
 const actions = { openKey, selectPolicy, confirm, confirmBlock: (policy, key) => confirm("block", policy, key), copy };
 
 function render(overview, columns) {
@@ -68,7 +62,7 @@ function render(overview, columns) {
   panels.renderPolicies(overview, live, policy, selectPolicy);
   panels.renderNearLimit(overview, isShown, openKey);
   panels.renderDenials(overview, isShown, openKey);
-  panels.renderAudit(audit.entries, isShown, openKey);
+  panels.renderAudit(overview, isShown, openKey);
   panels.renderHints(overview);
   panels.renderState(overview);
   facePanels.update(overview.panels, overview.at);
@@ -134,23 +128,10 @@ async function updateOverview() {
   }
   lastResponseAt = Date.now();
   const columns = await ranges.read(state(), overview.at) ?? live.columns(overview, state().policy);
-  await updateAudit(overview.at);
   render(overview, columns);
   await refreshKey(overview.at);
   setConnection("good", "live");
   setNotice("");
-}
-
-/** Read the audit log now and then. It needs the admin token: without it, the page shows no log. */
-async function updateAudit(now) {
-  if (now - audit.readAt < AUDIT_INTERVAL) return;
-  audit.readAt = now;
-  try {
-    audit.entries = (await get("v1/audit")).entries;
-  } catch (error) {
-    if (!(error instanceof RequestError)) throw error;
-    audit = { entries: [], readAt: Infinity }; // until an action or a token changes that
-  }
 }
 
 async function update() {
@@ -211,7 +192,6 @@ function setUpControls() {
 async function start() {
   setUpTokenDialog(() => {
     waitingForToken = false;
-    audit.readAt = 0;
     update();
   });
   setUpConfirm(openTokenDialog);

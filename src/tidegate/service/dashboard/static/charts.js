@@ -33,6 +33,9 @@ export function logScale(lowest, highest) {
   return { labels, y: (value) => HEIGHT - ((Math.log10(Math.max(1, value)) - low) / (high - low)) * HEIGHT };
 }
 
+/** Whether a step or one beside it has a value above 0: the line of an empty area would hide the one below. */
+const isNearValue = (values, step) => values[step - 1] > 0 || values[step] > 0 || values[step + 1] > 0;
+
 /** The x of the end of each step, as a function of its place in the columns. */
 function stepPositions({ from, to, end, step }, length) {
   const x = (time) => ((time - from) / (to - from)) * WIDTH;
@@ -122,7 +125,8 @@ export class Chart {
     const position = stepPositions(columns, columns.admitted.length);
     let lower = columns.admitted.map(() => 0);
     this.paths.forEach(({ area, stroke }, index) => {
-      stroke.setAttribute("d", linePath(tops[index], position, scale.y));
+      const line = area && index ? tops[index].map((value, step) => (isNearValue(values[index], step) ? value : null)) : tops[index];
+      stroke.setAttribute("d", linePath(line, position, scale.y));
       if (!area) return;
       area.setAttribute("d", areaPath(lower, tops[index], position, scale.y));
       lower = tops[index].map((value, step) => value ?? lower[step]);

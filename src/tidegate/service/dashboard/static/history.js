@@ -13,6 +13,9 @@ const LATEST_SECONDS = 10;
 export const RUNNING = 1; // bits of the state of a step
 export const STORE_LOST = 2;
 
+/** How many seconds live charts show if this many are known. */
+export const visibleSeconds = (known) => LIVE_SPANS.find((span) => span >= known) ?? LIVE_SECONDS;
+
 /** The last five minutes, by policy. Each response of /v1/overview adds the seconds since the previous one. */
 export class LiveHistory {
   constructor() {
@@ -69,8 +72,7 @@ export class LiveHistory {
     const [admitted, denied, waiting] = policy === null ? this.totals() : this.policy(policy);
     const [median, p99] = this.latency;
     const end = overview.at;
-    const seconds = LIVE_SPANS.find((span) => span >= this.states.length) ?? LIVE_SECONDS;
-    return { step: 1, from: end - seconds * 1000, to: end, end, admitted, denied, waiting, median, p99, states: this.states, marks: overview.marks, top: overview.top };
+    return { step: 1, from: end - visibleSeconds(this.states.length) * 1000, to: end, end, admitted, denied, waiting, median, p99, states: this.states, marks: overview.marks, top: overview.top };
   }
 }
 

@@ -9,9 +9,11 @@ import { change, state } from "./page_state.js";
 import { renderDenialBars } from "./small_charts.js";
 
 let shownKey = null;
+let lastNow = 0; // the time of the service, in milliseconds since 1970
 
 /** Request the key of the URL again, if there is one. */
-export async function refreshKey(now) {
+export async function refreshKey(now = lastNow) {
+  lastNow = now;
   const { key } = state();
   byId("key-page").hidden = key === null;
   if (key === null) {
@@ -52,8 +54,7 @@ function renderKey(report, now) {
 }
 
 function describeBlock({ policy, block }) {
-  const who = block.actor || block.address;
-  const why = `${who ? ` by ${who}` : ""}${block.reason ? `: ${block.reason}` : ""}`;
+  const why = `${block.actor ? ` by ${block.actor}` : ""}${block.reason ? `: ${block.reason}` : ""}`;
   return `Blocked in ${policy} for another ${formatDuration(block.seconds)}${why}`;
 }
 
@@ -68,7 +69,7 @@ function createKeyRow() {
 function renderLimits(report) {
   const items = report.policies.flatMap((policy) => (policy.limits ?? []).map((limit, index) => ({ policy, limit, first: index === 0 })));
   renderRows(byId("key-limits"), items, createKeyRow, (cells, { policy, limit, first }) => {
-    setName(cells[0], first ? policy.policy : "", policy.policy);
+    setName(cells[0], policy.policy);
     setText(cells[1], limit.text);
     const total = limit.used + limit.remaining;
     renderMeter(cells[2], { fraction: limit.used / total, label: `${formatCount(limit.used)} of ${formatCount(total)}` });
@@ -82,8 +83,8 @@ function renderLimits(report) {
     setAttribute(block, "class", policy.block ? "small" : "small danger");
     setAttribute(block, "aria-label", `${verb} in ${policy.policy}`);
     setAttribute(reset, "aria-label", `reset in ${policy.policy}`);
-    reset.run = () => confirmAction("reset", policy.policy, report.key, refreshKey);
-    block.run = () => confirmAction(verb, policy.policy, report.key, refreshKey);
+    reset.run = () => confirmAction("reset", policy.policy, report.key, () => refreshKey());
+    block.run = () => confirmAction(verb, policy.policy, report.key, () => refreshKey());
   });
 }
 
@@ -99,9 +100,9 @@ function renderHistory(report, now) {
   const total = report.minutes.reduce((sum, { denied }) => sum + denied, 0);
   const text = total ? `${formatCount(total)} denied calls since ${formatDate(from)}, as far as the key was one of the ten most denied keys of a minute.` : `Not among the most denied keys since ${formatDate(from)}.`;
   setText(byId("key-minutes-text"), text);
-  const lines = report.audit.map(({ at, action, policy, actor, address, reason, seconds }) => {
+  const lines = report.audit.map(({ at, action, policy, actor, reason, seconds }) => {
     const long = seconds ? ` for ${formatDuration(seconds)}` : "";
-    return `${formatDate(at)}: ${action} in ${policy}${long} by ${actor || address || "unknown"}${reason ? `: ${reason}` : ""}`;
+    return `${formatDate(at)}: ${action} in ${policy}${long}${actor ? ` by ${actor}` : ""}${reason ? `: ${reason}` : ""}`;
   });
   const list = byId("key-audit");
   const wanted = lines.length ? lines : ["Nobody blocked, unblocked or reset this key."];

@@ -53,7 +53,7 @@ export function renderPolicies(overview, history, selected, select) {
   });
   table.parentElement.querySelector(".empty").hidden = overview.policies.length > 0;
   const notes = [countOf(overview.policies.length, "policy", "policies")];
-  if (denying) notes.push(`${denying} denied calls in the last minute`);
+  if (denying) notes.push(`${denying} of them denied calls in the last minute`);
   if (denying && overview.policies.length > 1) notes.push("most denied first");
   setText(byId("note-policies"), notes.join(", "));
 }
@@ -133,14 +133,14 @@ export function renderDenials({ denials }, isShown, openKey) {
   });
 }
 
-export function renderAudit(entries, isShown, openKey) {
-  const items = entries.filter(isShown);
+export function renderAudit({ audit }, isShown, openKey) {
+  const items = audit.filter(isShown);
   byId("panel-audit").hidden = items.length === 0;
   renderRows(byId("audit"), items, () => createRow("c-date", "c-short", "c-key", "", "hide-on-phone"), (cells, entry) => {
     setText(cells[0], formatDate(entry.at));
     setText(cells[1], entry.action);
     renderKeyCell(cells[2], entry.policy, entry.key, openKey);
-    setName(cells[3], entry.actor || entry.address || "unknown", [entry.actor, entry.address].filter(Boolean).join(", "));
+    setName(cells[3], entry.actor || "not given");
     setText(cells[4], entry.reason || "–");
     setAttribute(cells[4], "title", entry.reason);
   });

@@ -2,6 +2,7 @@
 
 import { areaPath, linePath } from "./charts.js";
 import { createElement, createSvg, setAttribute, setText } from "./dom.js";
+import { visibleSeconds } from "./history.js";
 
 const HEIGHT = 100;
 const MAX_SECONDS = 300;
@@ -21,7 +22,9 @@ export function renderSparkline(cell, admitted, denied) {
   const total = admitted.map((value, index) => value + denied[index]);
   const highest = Math.max(1, ...total) * 1.1;
   const y = (value) => HEIGHT - (value / highest) * HEIGHT;
-  const position = (index) => MAX_SECONDS - admitted.length + index;
+  const seconds = visibleSeconds(admitted.length);
+  const position = (index) => seconds - admitted.length + index;
+  setAttribute(cell.firstElementChild, "viewBox", `0 0 ${seconds - 1} ${HEIGHT}`);
   const [lower, upper, line] = cell.firstElementChild.children;
   lower.setAttribute("d", areaPath(admitted.map(() => 0), admitted, position, y));
   upper.setAttribute("d", areaPath(admitted, total, position, y));
