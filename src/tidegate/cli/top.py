@@ -27,6 +27,9 @@ CURVE_CHARACTERS: Final = " ▁▂▃▄▅▆▇█"
 MIN_COLUMNS_FOR_CURVES: Final = 100
 MAX_FINDING_LENGTH: Final = 300  # characters
 COLOURS: Final = {"bad": "red", "warn": "yellow", "good": "green"}  # by the level of a finding
+EGRESS_COLUMNS: Final = (
+    "caller", "requests", "active", "waiting", "denied", "refused", "failed", "tokens", "money", "first byte",
+)  # fmt: skip
 COLUMNS: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied")
 
 
@@ -35,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
     )
+    parser.add_argument("--egress", action="store_true", help="show the callers and providers of the egress gateway")
     parser.add_argument("--once", action="store_true", help="print the tables once and exit")
     parser.add_argument(
         "--rows", type=integer, default=10, metavar="N", help="maximum number of rows in each table (default: 10)"
@@ -52,7 +56,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with open_client(args) as client:
         while True:
             overview = client.overview()
-            show(overview, client.url, output, args.rows, redraw=not args.once)
+            if args.egress:
+                show_egress(overview, client.url, output, args.rows, redraw=not args.once)
+            else:
+                show(overview, client.url, output, args.rows, redraw=not args.once)
             if args.once:
                 return 0
             clock.wait(ThreadSignal(), clock.steady() + round(args.interval * SECOND))
@@ -61,7 +68,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def show(overview: dict[str, Any], url: str, output: Output, rows: int, *, redraw: bool) -> None:
     """Show one overview of the service."""
     output.write_json(describe(overview, rows))
-    lines = draw(overview, url, output, rows)
+    write_screen(draw(overview, url, output, rows), output, redraw=redraw)
+
+
+def show_egress(overview: dict[str, Any], url: str, output: Output, rows: int, *, redraw: bool) -> None:
+    """Show who calls which provider through the egress gateway."""
+    panel = overview["panels"].get("egress")
+    if panel is None:
+        raise ConfigError(f"{redact(url)} runs no egress gateway: start it with egress: ADDRESS", field="--egress")
+    found = panel["rows"][:rows]
+    output.write_json({"listen": panel["listen"], "rows": found})
+    write_screen(draw_egress(panel, found, output), output, redraw=redraw)
+
+
+def write_screen(lines: list[str], output: Output, *, redraw: bool) -> None:
+    """Write lines, over the earlier ones if the terminal is redrawn."""
     if output.live and redraw:
         lines = [CLEAR_SCREEN + lines[0], *lines[1:], "", output.style("Ctrl-C ends.", "dim")]
     for line in lines:
@@ -144,6 +165,24 @@ def draw_findings(overview: dict[str, Any], output: Output) -> list[str]:
         text = output.clean(f"{finding['title']}{since}{detail}. {finding['meaning']}", MAX_FINDING_LENGTH)
         lines.append(output.style(text, COLOURS[finding["level"]]))
     return lines
+
+
+def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Output) -> list[str]:
+    """Draw the table of callers and providers."""
+    cells = [
+        (
+            output.clean(f"{row['caller']} at {row['provider']}", 40),
+            *(f"{row[name]:,}" for name in ("requests", "active", "waiting", "denied", "refused", "failed")),
+            f"{row['input_tokens'] + row['output_tokens']:,}",
+            f"{row['cost_micros'] / 1e6:,.2f}",
+            f"{row['first_byte'] * 1000:,.0f} ms",
+        )
+        for row in rows
+    ]
+    widths = [max(len(row[i]) for row in (EGRESS_COLUMNS, *cells)) for i in range(len(EGRESS_COLUMNS))]
+    lines = [output.style(f"egress gateway on {panel['listen']}", "bold"), ""]
+    lines += [output.style(format_row(EGRESS_COLUMNS, widths), "bold"), *(format_row(each, widths) for each in cells)]
+    return lines if rows else [*lines, "no calls yet"]
 
 
 def draw_services(overview: dict[str, Any], output: Output) -> list[str]:

@@ -344,7 +344,8 @@ def test_the_token_is_requested_stored_in_the_tab_and_sent(tmp_path, open_page):
         page.keyboard.press("Enter")
         wait_until_live(page)
         expect(row(page, "policies", "login")).to_be_visible()
-        service.acquire("login", "203.0.113.3")
+        service.http.headers["authorization"] = f"Bearer {DECISION}"
+        assert service.acquire("login", "203.0.113.3") == [True]
         look_up(page, "203.0.113.3")
         reset = row(page, "key-limits", "5 per minute").get_by_role("button", name="reset in login")
         confirm(page, reset)

@@ -60,7 +60,7 @@ async def test_a_cancelled_task_ends_at_once_and_leaves_no_charge(open_store, lo
     assert remaining(store) == before
     connections = {"connections": 1, "idle": 1, "waiting": 0}
     given = 1 if verb == "hold" else 2  # buckets separately, unless they are marked
-    assert store.metrics() == {**connections, "given_back": given, "not_given_back": 0}
+    assert store.metrics() == {**connections, "refunded": given, "refunds_failed": 0}
 
 
 def test_calls_cancelled_with_their_loop_are_given_back_before_the_loop_ends(open_store, server, schema):

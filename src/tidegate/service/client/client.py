@@ -237,7 +237,7 @@ class Client:
         self.call(UNBLOCK, audited_body(policy, key, reason, actor))
 
     def blocks(self) -> list[BlockInfo]:
-        """List the blocks that the answering process knows of; needs the admin token."""
+        """List the blocks that the responding process knows; needs the admin token."""
         return self.call(BLOCKS).blocks
 
     def audit(self) -> list[AuditInfo]:
@@ -428,7 +428,7 @@ class AsyncClient:
         await self.call(UNBLOCK, audited_body(policy, key, reason, actor))
 
     async def blocks(self) -> list[BlockInfo]:
-        """List the blocks that the answering process knows of; needs the admin token."""
+        """List the blocks that the responding process knows; needs the admin token."""
         return (await self.call(BLOCKS)).blocks
 
     async def audit(self) -> list[AuditInfo]:

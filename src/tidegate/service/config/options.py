@@ -109,6 +109,16 @@ OPTIONS: Final = (
         ADDRESS,
         "ADDRESS",
     ),
+    ServiceOption(
+        "egress",
+        read_address,
+        "address of the egress gateway, through which programs call the providers (default: none)",
+        ADDRESS,
+        "ADDRESS",
+    ),
+    ServiceOption(
+        "egress_config", read_path, "YAML file of the egress gateway: callers, upstreams, bounds", STRING, "FILE"
+    ),
     ServiceOption("resp_tls_cert", read_path, "file with the TLS certificate of the resp address", STRING, "FILE"),
     ServiceOption("resp_tls_key", read_path, "file with the private key of the certificate", STRING, "FILE"),
     ServiceOption("decision_token", read_token, "token for decisions", STRING, secret=True),
@@ -221,6 +231,14 @@ OPTIONS: Final = (
     ),
     ServiceOption("providers", read_paths, "YAML file of a provider (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("provider_dirs", read_paths, "folder of provider files (may be repeated)", STRINGS, "DIR", many=True),
+    ServiceOption(
+        "profiles",
+        read_paths,
+        "YAML file or folder of profiles that provider files can name (may be repeated)",
+        STRINGS,
+        "PATH",
+        many=True,
+    ),
     ServiceOption("sources", read_paths, "YAML file of a source (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("source_dirs", read_paths, "folder of source files (may be repeated)", STRINGS, "DIR", many=True),
     ServiceOption(

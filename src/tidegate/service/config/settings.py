@@ -64,6 +64,8 @@ class Settings:
     listen: ListenAddress = DEFAULT_LISTEN
     grpc: ListenAddress | None = None
     resp: ListenAddress | None = None
+    egress: ListenAddress | None = None
+    egress_config: Path | None = None
     resp_tls_cert: Path | None = None
     resp_tls_key: Path | None = None
     open: bool = False
@@ -87,6 +89,7 @@ class Settings:
     reload_every: float = 1.0
     providers: tuple[Path, ...] = ()
     provider_dirs: tuple[Path, ...] = ()
+    profiles: tuple[Path, ...] = ()
     sources: tuple[Path, ...] = ()
     source_dirs: tuple[Path, ...] = ()
     data: Path | None = None
@@ -272,7 +275,7 @@ def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
     if tokens.intersection(settings.reservation_secret):
         given = ("reservation_secret", "reservation_secret_file")
         place = next(places[name] for name in given if places[name].field)
-        raise place.error("must differ from the tokens: clients know them, and could sign ids")
+        raise place.error("must differ from the tokens: clients know the tokens, and could sign ids with them")
 
 
 __all__ = ["DATA_FOLDER", "OPTIONS", "SECTIONS", "ListenAddress", "Settings", "load_settings"]

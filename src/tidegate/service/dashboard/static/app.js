@@ -2,9 +2,9 @@
 
 import { RequestError, get, readToken } from "./api.js";
 import { Chart, ChartGroup } from "./charts.js";
+import { COMPONENT_PANELS } from "./component_panels.js";
 import { confirmAction, setUpConfirm } from "./confirm.js";
 import { byId, setAttribute, setText } from "./dom.js";
-import { FACE_PANELS } from "./face_panels.js";
 import { formatCount, formatDate, formatDuration, formatMicroseconds, formatPercent, formatRate, formatTime, parseKey } from "./format.js";
 import { LiveHistory, RangeHistory, currentRate, latestValue, sum } from "./history.js";
 import { refreshKey, setUpKeyPage } from "./key_page.js";
@@ -20,7 +20,7 @@ const MIN_PAUSE = 100; // milliseconds between two requests
 const COPIED_TIME = 1500; // milliseconds
 const live = new LiveHistory();
 const ranges = new RangeHistory();
-const facePanels = new PanelViews(byId("face-panels"), FACE_PANELS);
+const facePanels = new PanelViews(byId("face-panels"), COMPONENT_PANELS);
 let lastOverview = null;
 let lastResponseAt = 0; // milliseconds since 1970
 let waitingForToken = false;

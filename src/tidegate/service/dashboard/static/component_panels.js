@@ -13,7 +13,7 @@ import { CapacityChart } from "./small_charts.js";
 import { count, duration, meter, name, share, text, time } from "./cells.js";
 import { formatCount, formatDuration, formatPercent } from "./format.js";
 
-export const FACE_PANELS = {
+export const COMPONENT_PANELS = {
   inbound: {
     title: "Inbound requests",
     note: () => "by category and route, since the start",
