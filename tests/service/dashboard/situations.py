@@ -113,7 +113,7 @@ def edit_file(running: FileService, second: int, random: Random) -> None:
     if second == ATTACK_STARTS:
         running.file.write_text(text.replace("2000/1m", "3000/1m"), encoding="utf-8")
     if second == TROUBLE_STARTS:
-        running.file.write_text(text.replace("limits: 30/10s", "limits: 30 per 10s"), encoding="utf-8")
+        running.file.write_text(text.replace("limits: 30/10s", "limits: 30/10parsecs"), encoding="utf-8")
     send_traffic(running.service, random)
 
 

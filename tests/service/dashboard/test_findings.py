@@ -123,8 +123,8 @@ def test_a_lost_store_comes_first_and_says_what_each_policy_does():
     store, denials = find_all(data)
     assert (store.level, store.text, store.since) == (BAD, "The store is unavailable: redis", SINCE)
     assert store.meaning == (
-        "Until it is back: 2 policies deny every call, 1 policy admits every call, without limits and 1 policy decides "
-        "with a local share of each limit."
+        "Until it is back: a and b deny every call; c admits every call, without limits; d decides with a local share "
+        "of each limit."
     )
     assert denials.kind == "denials"
 

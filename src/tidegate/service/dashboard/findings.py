@@ -6,7 +6,6 @@ comes first. The page adds the time (`since`) in the time zone of its reader.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -27,6 +26,11 @@ BUDGET_SHARE: Final = 0.9  # of a tier
 BUDGET_SECONDS: Final = 3600.0
 MAX_NAMES: Final = 3
 KEY_SEPARATOR: Final = " \u203a "  # between the parts of a key, as on the page
+EFFECTS: Final = {
+    "deny": ("denies every call", "deny every call"),
+    "allow": ("admits every call, without limits", "admit every call, without limits"),
+    "local": ("decides with a local share of each limit", "decide with a local share of each limit"),
+}  # by `on_store_error`: of one policy, and of several
 FRACTIONS: Final = (
     (0.95, "Nearly all calls denied"),
     (0.72, "Three quarters of all calls denied"),
@@ -71,26 +75,24 @@ def find_store_outage(overview: Overview) -> Iterator[StatusFinding]:
     store = overview["store"]
     if not store["lost"]:
         return
-    modes = Counter(policy["on_store_error"] for policy in overview["policies"])
-    effects = {
-        "deny": "{} every call",
-        "allow": "{} every call, without limits",
-        "local": "{} with a local share of each limit",
+    names = {
+        mode: [policy["name"] for policy in overview["policies"] if policy["on_store_error"] == mode]
+        for mode in EFFECTS
     }
-    verbs = {"deny": ("denies", "deny"), "allow": ("admits", "admit"), "local": ("decides", "decide")}
-    parts = [
-        f"{count_of(modes[mode], 'policy', 'policies')} {effect.format(verbs[mode][modes[mode] > 1])}"
-        for mode, effect in effects.items()
-        if modes[mode]
-    ]
+    parts = [f"{name_policies(found)} {EFFECTS[mode][len(found) > 1]}" for mode, found in names.items() if found]
     yield StatusFinding(
         "store",
         BAD,
         "The store is unavailable",
         store["kind"],
-        f"Until it is back: {join(parts) or 'no policy is configured'}.",
+        f"Until it is back: {'; '.join(parts) or 'no policy is configured'}.",
         store.get("lost_since"),
     )
+
+
+def name_policies(names: list[str]) -> str:
+    """Return the names of policies, or their number if there are many."""
+    return join(names) if len(names) <= MAX_NAMES else f"{len(names)} policies"
 
 
 def find_denials(overview: Overview) -> Iterator[StatusFinding]:
@@ -101,6 +103,8 @@ def find_denials(overview: Overview) -> Iterator[StatusFinding]:
     if denied < MIN_DENIED or share < max(MIN_SHARE, UNUSUAL_FACTOR * recent["usual"]):
         return
     detail, meaning, policy, key = describe_denied(recent)
+    if overview["store"]["lost"] and not detail:
+        detail = "by policies that deny without the store"
     level = BAD if share >= BAD_SHARE else WARNING
     yield StatusFinding("denials", level, describe_share(share), detail, meaning, recent["since"], policy, key)
 

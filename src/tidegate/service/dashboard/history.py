@@ -133,13 +133,14 @@ class HistoryTier:
         admitted = denied = 0
         for name, count in totals.counts.items():
             allowed = count.allowed + count.shadow
-            admitted, denied = admitted + allowed, denied + count.denied
+            refused = count.denied + count.local  # `local`: denied because the store was unavailable
+            admitted, denied = admitted + allowed, denied + refused
             policy = self.policies.get(name)
             if policy is None:
                 if len(self.policies) >= MAX_POLICIES:
                     continue
                 policy = self.policies[name] = PolicyHistory(self.length, known)
-            policy.add(steps, allowed, count.denied, waiting.get(name, 0))
+            policy.add(steps, allowed, refused, waiting.get(name, 0))
         self.total.add(steps, admitted, denied, sum(waiting.values()))
         self.state.extend([RUNNING | STORE_LOST * store_lost] * steps)
         self._add_latency(steps, totals.latency)

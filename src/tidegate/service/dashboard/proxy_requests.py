@@ -15,7 +15,7 @@ MAX_ROUTES: Final = 200
 
 def describe_routes(policies: ServicePolicies, totals: Stats) -> list[dict[str, Any]]:
     """Describe the descriptors that have been used, those with the most denied requests first."""
-    found = []
+    found: list[dict[str, Any]] = []
     for domain in policies.domains.values():
         for variant in domain.variants():
             count = totals.counts.get(variant.policy.name)

@@ -131,13 +131,13 @@ export class Chart {
       area.setAttribute("d", areaPath(lower, tops[index], position, scale.y));
       lower = tops[index].map((value, step) => value ?? lower[step]);
     });
-    this.drawScale(scale, position);
+    this.drawScale(scale, position, numbers.length > 0);
     this.describe(numbers.length > 0);
   }
 
-  drawScale(scale, position) {
+  drawScale(scale, position, hasValues) {
     const { columns } = this;
-    const labels = scale.labels.map((value) => {
+    const labels = (hasValues || !this.log ? scale.labels : []).map((value) => {
       const label = createElement("span", { class: "y-label" }, this.format(value));
       label.style.top = `${scale.y(value)}%`;
       return label;
@@ -164,7 +164,7 @@ export class Chart {
     });
     this.bands.replaceChildren(...bands);
     this.bandLabel.hidden = bands.length === 0;
-    if (bands.length) this.bandLabel.style.left = `${Math.max(0, Number(bands.at(-1).getAttribute("x")) / 10)}%`;
+    if (bands.length) this.bandLabel.style.left = `${Math.max(0, Math.min(62, Number(bands.at(-1).getAttribute("x")) / 10))}%`;
   }
 
   drawMarks() {

@@ -66,7 +66,7 @@ export function renderTop(rows, total, blocks, actions) {
 }
 
 function createTopRow() {
-  const row = createRow("c-key", "c-policy hide-on-phone", "num", "c-bar", "hide-on-tablet", "c-time hide-on-tablet", "c-actions");
+  const row = createRow("c-key", "c-policy hide-on-phone", "num", "c-bar", "hide-on-tablet", "c-time hide-on-narrow", "c-actions");
   const open = createElement("button", { type: "button", class: "link name" });
   const block = createElement("button", { type: "button", class: "small danger" }, "Block…");
   const copy = createElement("button", { type: "button", class: "small hide-on-phone" }, "Copy");
