@@ -87,7 +87,9 @@ class PolicyHistory:
 
     def __init__(self, length: int, steps: int) -> None:
         """Start after this many steps."""
-        self.admitted, self.denied, self.waiting = (Column(length, steps) for _ in range(3))
+        self.admitted: Column = Column(length, steps)
+        self.denied: Column = Column(length, steps)
+        self.waiting: Column = Column(length, steps)
         self.last_counts: tuple[int, int] = (0, 0)
 
     @property
@@ -113,7 +115,9 @@ class HistoryTier:
         self.tick: int = steady // (step * SECOND)
         self.total: PolicyHistory = PolicyHistory(length, 0)
         self.policies: dict[str, PolicyHistory] = {}
-        self.median, self.p99, self.state = (Column(length) for _ in range(3))  # latency 0: no request
+        self.median: Column = Column(length)  # microseconds; 0: no request
+        self.p99: Column = Column(length)
+        self.state: Column = Column(length)
         self._latency_counts = [0] * (len(LATENCY_BUCKETS) + 1)
 
     @property
