@@ -28,7 +28,7 @@ PERMISSIVE = ("Apache", "BSD", "MIT", "ISC", "PSF", "Python Software Foundation"
 
 def run(*command: str | Path, **options: object) -> str:
     """Run a command; show its output if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]  # noqa: PLW1510
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     return str(done.stdout)

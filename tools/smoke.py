@@ -5,7 +5,6 @@
 It uses no server but those it starts itself, and nothing of the checkout.
 """
 
-import asyncio
 import importlib
 import json
 import signal
@@ -19,10 +18,11 @@ from tidegate import Limiter
 
 
 def try_library() -> None:
+    """Try what needs no extra: a durable limiter, the middleware, a budget, a swarm."""
     with tempfile.TemporaryDirectory() as folder, Limiter("2/1h", store=f"sqlite:///{folder}/limits.db") as limiter:
         assert [bool(limiter.try_acquire("k")) for _ in range(3)] == [True, True, False]
     asgi = importlib.import_module("tidegate.inbound.asgi")
-    asgi.RateLimitMiddleware(lambda scope, receive, send: None)
+    asgi.RateLimitMiddleware(lambda *_: None)
     budget = importlib.import_module("tidegate.budget")
     with tempfile.TemporaryDirectory() as folder, budget.TaskBudget(f"{folder}/b.db", per_day=2) as tasks:
         assert tasks.check_all_limits(2)
@@ -31,6 +31,7 @@ def try_library() -> None:
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
+    """Start a command of tidegate."""
     command = [sys.executable, "-m", "tidegate", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
@@ -42,17 +43,19 @@ def try_command(*arguments: str, path: str) -> None:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         with urlopen(ready.get("http", ready.get("egress")) + path, timeout=20) as response:  # noqa: S310 - http
-            assert response.status == 200  # noqa: PLR2004 - OK
+            assert response.status == 200
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
 
 def try_service() -> None:
+    """Start the service and ask for its health."""
     try_command("start", "--json", "--listen", "127.0.0.1:0", "--policy", "api=2/1h", path="/healthz")
 
 
 def try_sources() -> None:
+    """Start the service with a source that fails, and ask for its health."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source.yaml"
         source.write_text("name: nothing\nurl: http://127.0.0.1:9/\n", encoding="utf-8")
@@ -61,21 +64,15 @@ def try_sources() -> None:
 
 
 def try_client() -> None:
+    """Open a client of the service."""
     client = importlib.import_module("tidegate.service.client")
     client.Client("http://127.0.0.1:9").close()
 
 
-def try_transport(module: str, name: str) -> None:
+def try_transport(module: str) -> None:
+    """Open a transport of an HTTP client."""
     providers = importlib.import_module("tidegate.outbound").Providers([])
-    transport = getattr(importlib.import_module(module), name)
-    if name == "RateLimitMiddleware":  # aiohttp's needs a running loop
-        asyncio.run(_open_in_loop(transport, providers))
-    else:
-        transport(providers)
-
-
-async def _open_in_loop(transport: object, providers: object) -> None:
-    transport(providers)  # type: ignore[operator]  # a class
+    importlib.import_module(module).RateLimitTransport(providers)
 
 
 TRIALS = {
@@ -83,8 +80,8 @@ TRIALS = {
     "redis": lambda: importlib.import_module("tidegate.stores.redis"),
     "postgres": lambda: importlib.import_module("tidegate.stores.postgres"),
     "nats": lambda: importlib.import_module("tidegate.bus.nats"),
-    "httpx": lambda: try_transport("tidegate.outbound.httpx", "RateLimitTransport"),
-    "httpx2": lambda: try_transport("tidegate.outbound.httpx2", "RateLimitTransport"),
+    "httpx": lambda: try_transport("tidegate.outbound.httpx"),
+    "httpx2": lambda: try_transport("tidegate.outbound.httpx2"),
     "requests": lambda: importlib.import_module("tidegate.outbound.requests"),
     "aiohttp": lambda: importlib.import_module("tidegate.outbound.aiohttp"),
     "sources": try_sources,
