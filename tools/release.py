@@ -26,9 +26,9 @@ MUST_HAVE = ("py.typed", "stores/redis/core.lua", "stores/postgres/core.sql", "s
 PERMISSIVE = ("Apache", "BSD", "MIT", "ISC", "PSF", "Python Software Foundation", "MPL", "Mozilla", "Unlicense", "LGPL")
 
 
-def run(*command: str | Path, **options: object) -> str:
+def run(*command: str | Path, cwd: str | Path | None = None) -> str:
     """Run a command; show its output if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     return str(done.stdout)
