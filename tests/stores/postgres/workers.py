@@ -20,7 +20,7 @@ SHARED = Policy("shared", (Limit(QUOTA, "1d", "fixed_window"), Limit(QUOTA * 2, 
 
 def in_processes(count: int, function: Callable[..., Any], *arguments: object) -> list[Any]:
     """Run a function in so many processes at once; its first argument is the number of the process."""
-    with get_context("spawn").ConnectionPool(count) as pool:
+    with get_context("spawn").Pool(count) as pool:
         return pool.starmap(function, [(number, *arguments) for number in range(count)], chunksize=1)
 
 
