@@ -20,7 +20,7 @@ from tidegate.egress.messages import EgressError
 from tidegate.outbound.aiohttp import unreached
 from tidegate.outbound.capacity.retry import FIRST_PAUSE, IDEMPOTENT_METHODS
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
+from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse, target_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +92,12 @@ class ProviderCall:
         self.attempts: int = 0
 
     @property
+    def _stream_timeout(self) -> aiohttp.ClientTimeout:
+        """The time without a byte from the provider, after a body of unknown duration was sent."""
+        connect, read = self._settings.connect_timeout, self._settings.upstream_timeout
+        return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read)
+
+    @property
     def outbound(self) -> OutboundRequest:
         """The call as the gate sees it."""
         in_memory = self._body.whole is not None
@@ -145,7 +151,9 @@ class ProviderCall:
         if whole is None:
             if body.length is not None:
                 headers["Content-Length"] = str(body.length)
-            native = await self._session.request(self._method, url, data=body.stream(), **options)
+            native = await self._session.request(
+                self._method, url, data=body.stream(), timeout=self._stream_timeout, **options
+            )
         else:
             async with asyncio.timeout(self._settings.upstream_timeout):
                 native = await self._session.request(self._method, url, data=whole or None, **options)
@@ -156,6 +164,8 @@ class ProviderCall:
     def _with_key(self, provider: Provider | None) -> tuple[URL, CIMultiDict[str], str | None]:
         """Return the URL and the header fields with the provider's key, which is only sent confidentially."""
         url, headers = self.target.url, self._headers
+        if provider is not None and provider.url:
+            url = URL(target_url(provider, self.outbound) or "", encoded=True)
         if provider is None or provider.api_key is None:
             return url, headers, None
         added = self._gate.key_for(provider, self.outbound._replace(url=str(url)))

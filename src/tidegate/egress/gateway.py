@@ -26,7 +26,7 @@ from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
 from tidegate.errors import Closed, ConfigError, Denied, StoreUnavailable
 from tidegate.headers.site import is_cross_site, is_local_host
-from tidegate.outbound.quota.exchange import request_options
+from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.stores.cancellation import BackgroundTasks
 
 try:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tidegate.egress.callers import EgressCaller, Identity
     from tidegate.egress.settings import EgressSettings
+    from tidegate.egress.tracing import Tracing
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
@@ -70,8 +71,9 @@ class EgressGateway:
         self.background: BackgroundTasks = BackgroundTasks()
         self._connections: dict[str, int] = {}
         self._local = not settings.callers and settings.listen.loopback
+        self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
-        self._tracing: Any = None
+        self._tracing: Tracing | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -89,14 +91,17 @@ class EgressGateway:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=settings.connect_timeout, sock_read=settings.upstream_timeout
-            ),
+            # Responses have a deadline of their own (`calls`), and so have their chunks (`relay`).
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
             max_field_size=settings.max_header,
             max_line_size=settings.max_header,
         )
         self._session._retry_connection = False  # noqa: SLF001 - a repeated request needs a permit of its own
         return self
+
+    def use_tracing(self, tracing: Tracing | None) -> None:
+        """Record spans from now on; None: none."""
+        self._tracing = tracing
 
     async def __aexit__(self, *_: object) -> None:
         """Settle what is left, and close the connections to providers."""
@@ -141,22 +146,31 @@ class EgressGateway:
         identity = self.identify(request, forward=forward)
         exchange.caller = identity.caller.name
         if request.method == "CONNECT":
-            with self._connected(identity.caller):
+            self._connections[exchange.caller] = self._one_more(identity.caller)
+            try:
                 return await self._tunnels.open(request, exchange, identity.caller, raw)
+            finally:
+                self._connections[exchange.caller] -= 1
         target = self.routes.find_forward(raw) if forward else self.routes.find_reverse(raw)
         target = without_credentials(target, identity.token_in)
         self.note_target(exchange, identity.caller, target.provider, target)
-        with self._connected(identity.caller):
+        connections, name = self._connections, identity.caller.name
+        connections[name] = self._one_more(identity.caller)
+        try:
             return await self._call(request, exchange, identity, target)
+        finally:
+            connections[name] -= 1
 
     def _check_site(self, request: web.BaseRequest) -> None:
         """Refuse what a page in a browser of this machine could send, if no token is needed."""
         if self.callers.all:
             return
         headers = request.headers
-        if self._local and not is_local_host(headers.get("Host", "")):
-            message = "the Host must be localhost or a loopback address, because no callers are configured"
-            raise EgressError(403, "host-not-allowed", message)
+        if self._local and (host := headers.get("Host", "")) != self._last_host:
+            if not is_local_host(host):
+                message = "the Host must be localhost or a loopback address, because no callers are configured"
+                raise EgressError(403, "host-not-allowed", message)
+            self._last_host = host
         if is_cross_site(headers.get("Sec-Fetch-Site"), headers.get("Origin"), headers.get("Host")):
             message = "requests from pages of other sites are refused, because no callers are configured"
             raise EgressError(403, "origin-not-allowed", message)
@@ -171,12 +185,13 @@ class EgressGateway:
             raise EgressError(407, "unauthorized", message, {"Proxy-Authenticate": 'Basic realm="tidegate"'})
         raise EgressError(401, "unauthorized", message, {"WWW-Authenticate": 'Bearer realm="tidegate"'})
 
-    def _connected(self, caller: EgressCaller) -> _Connected:
-        """Count a request of a caller, until the end of the block; refuse one too many."""
-        if self._connections.get(caller.name, 0) >= caller.connections:
+    def _one_more(self, caller: EgressCaller) -> int:
+        """Return the number of requests of a caller with another one; refuse one too many."""
+        found = self._connections.get(caller.name, 0)
+        if found >= caller.connections:
             message = f"caller {caller.name} has {caller.connections} requests at the same time, its maximum"
             raise EgressError(429, "too-many-connections", message, {"Retry-After": "1"})
-        return _Connected(self._connections, caller.name)
+        return found + 1
 
     def note_target(
         self, exchange: EgressExchange, caller: EgressCaller, provider: Provider, target: Target | None = None
@@ -201,7 +216,8 @@ class EgressGateway:
         options = read_options(request.headers, self.settings, caller, provider)
         body = RequestBody(request, self.settings)
         counts_tokens = provider.profile is not None or self.limits.counts_tokens(caller)
-        await body.accept()
+        if body.expected:
+            await body.accept()
         if (provider.reads_requests or counts_tokens) and is_json(request):
             await body.read_whole()
         metered = counts_tokens or provider.reads_requests
@@ -214,23 +230,23 @@ class EgressGateway:
         call = ProviderCall(
             self.gate, self._session, self.settings, target, request.method, headers, body, exchange.end_wait
         )
-        own, result = await self._send(exchange, caller, call, body, options)
+        own, result = await self._send(exchange, caller, call, options)
         if result.response.native.status == SWITCHING_PROTOCOLS:
             return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
-        meter = Meter(self.gate, provider, result, own, self.background, counts_tokens=counts_tokens)
+        meter = None
+        if counts_tokens or own is not None or result.settlement is not None:
+            meter = Meter(self.gate, provider, result, own, self.background, counts_tokens=counts_tokens)
         try:
-            return await relay(
-                request, result.response, self._answer_headers(exchange, result), meter, self.settings.client_timeout
-            )
+            return await relay(request, result.response, self._answer_headers(exchange, result), meter, self.settings)
         finally:
-            self._note_usage(exchange, meter)
+            if meter is not None:
+                self._note_usage(exchange, meter)
 
     async def _send(
         self,
         exchange: EgressExchange,
         caller: EgressCaller,
         call: ProviderCall,
-        body: RequestBody,
         options: CallOptions,
     ) -> tuple[AsyncReservation | None, SendResult[UpstreamResponse]]:
         """Wait for the permits of the caller and of the provider, and send; returns the caller's and the response."""
@@ -238,13 +254,14 @@ class EgressGateway:
         own: AsyncReservation | None = None
         exchange.begin_wait()
         try:
-            began = clock.steady()
             if caller.limits:
-                cost = self.limits.cost_of(caller, provider, call.target.quota_url, body.decoded())
+                began = clock.steady()
+                cost = self.limits.cost_of(caller, provider, call.outbound)
                 own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
-            left = max(0.0, options.timeout - (clock.steady() - began) / SECOND)
-            with request_options(timeout=left, priority=options.priority, tag=options.tag):
-                result = await call.run()
+                options = options._replace(timeout=max(0.0, options.timeout - (clock.steady() - began) / SECOND))
+            # Each request has a task, and so a context, of its own: the options need not be reset.
+            CURRENT_OPTIONS.set({**options._asdict(), "team": caller.name})
+            result = await call.run()
         except Denied as denied:
             await self._cancel(own)
             exchange.count("denied")
@@ -280,6 +297,7 @@ class EgressGateway:
         exchange.status = result.response.native.status
         exchange.waited = result.outcome.waited
         exchange.cost = result.outcome.cost
+        exchange.member = result.outcome.member or None
         counts = exchange.counts
         if counts is not None:
             counts.requests += 1
@@ -292,6 +310,8 @@ class EgressGateway:
         if exchange.counts is not None and meter.parts:
             exchange.counts.input_tokens += meter.parts.get("input", 0)
             exchange.counts.output_tokens += meter.parts.get("output", 0)
+        if exchange.counts is not None:
+            exchange.counts.cost_micros += meter.money
 
     def _answer_headers(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> CIMultiDict[str]:
         upstream, outcome = result.response, result.outcome
@@ -300,6 +320,8 @@ class EgressGateway:
             for name in [name for name, value in headers.items() if upstream.key in value]:
                 headers.popall(name, None)  # a redirect that repeats the key
         headers[messages.PROVIDER] = exchange.provider
+        if outcome.member:
+            headers[messages.MEMBER] = outcome.member
         headers[messages.WAITED] = f"{outcome.waited:.3f}"
         headers[messages.COST] = messages.describe_cost(outcome.cost)
         if outcome.decision is not None:
@@ -323,22 +345,6 @@ class EgressGateway:
             self._log.write(exchange)
 
 
-class _Connected:
-    """Counts a request of a caller while a block runs."""
-
-    __slots__ = ("_counts", "_name")
-
-    def __init__(self, counts: dict[str, int], name: str) -> None:
-        self._counts = counts
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._counts[self._name] = self._counts.get(self._name, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        self._counts[self._name] -= 1
-
-
 def is_json(request: web.BaseRequest) -> bool:
     """Return whether the body of a request is JSON, which the meter reads."""
     kind = request.content_type
@@ -350,7 +356,7 @@ def without_credentials(target: Target, token_in: str | None) -> Target:
     query = target.url.raw_query_string
     location = target.provider.key_location
     dropped = [KEY_PARAMETER] if token_in == KEY_PARAMETER else []
-    if location is not None and location.kind == "query" and target.provider.api_key is not None:
+    if location is not None and location.kind == "query" and messages.adds_key(target.provider):
         dropped.append(location.name)
     if not query or not dropped:
         return target
