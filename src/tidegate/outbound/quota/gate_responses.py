@@ -80,7 +80,7 @@ class GateResponses(GateAccounts):
             else:
                 yield from account.recharge_if_late_flow(charge)
                 yield from suppress_errors_flow(charge.commit)
-                charge.record_spending()
+                account.spent += charge.record_spending()
             raise
         finally:
             charge.answered = True

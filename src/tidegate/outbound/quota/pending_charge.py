@@ -97,7 +97,7 @@ class _PendingCharge:
                 known = {unit: amount for unit, amount in usage.items() if unit in charge.units} or None
             if known is not None or account.settles:
                 yield lambda: charge.commit(known)
-            charge.record_spending(usage if isinstance(usage, Mapping) else None)
+            account.spent += charge.record_spending(usage if isinstance(usage, Mapping) else None)
         except (ConfigError, StoreUnavailable):
             self._open.append(True)  # may be tried again
             raise
