@@ -135,8 +135,6 @@ EQUIVALENT = {
         "a change of nothing leaves the log as it is, copied or not",
     ("log.py", "if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):", "0 -> 1"):
         "as above",
-    ("log.py", 'sums += array("q", [before + shift for before in self.sums[last:i]])', "Add -> Sub (2)"):
-        "entries that are changed are neighbours: before the first, the shift is 0, and none lie between them",
     ("log.py", "if state is None or state[0] is not limit:", "0 -> 1"): "`current` returns a state of the limit itself",
     ("log.py", "if now < times[tail - 1]:", "Lt -> LtE"): "both are the same instant",
     ("log.py", "if state[0] is not limit:", "0 -> 1"): "for the limit itself, that is the same instant",

@@ -199,7 +199,9 @@ class Round:
         peak = max(peak, balance.used_from_leases)
         if peak > quota:
             self._totals.over += peak - quota
-            self._totals.report(self._place, account, f"OVER: {peak} permits admitted, the quota is {quota}", balance)
+            self._totals.report(
+                self._place, account, f"OVER: {peak} permits admitted, the quota is {quota}", balance, self._outages
+            )
 
     def _check_charged(self, account: Account, balance: Balance, used: list[int]) -> None:
         kept, missing = self._totals.add(account, balance, used)
@@ -209,14 +211,14 @@ class Round:
                 f"{found}; {used} charged, {balance.charged} answered, {balance.given_back} given back, in doubt "
                 f"+{balance.may_add} -{balance.may_take}; {balance.hung_up} asked for by clients that hung up"
             )
-            self._totals.report(self._place, account, text, balance)
+            self._totals.report(self._place, account, text, balance, self._outages)
 
     def _check_leased(self, account: Account, balance: Balance, charged: int) -> None:
         """See that permits taken ahead are charged before they are used, and given back by a client that closes."""
         unused = charged - balance.used_from_leases
         if unused < 0 or (self._done.exists() and unused and not balance.may_add + balance.may_take):
             text = f"LEASED: {charged} charged, {balance.used_from_leases} used by a client that has closed"
-            self._totals.report(self._place, account, text, balance)
+            self._totals.report(self._place, account, text, balance, self._outages)
 
     async def _settled(self, balances: dict[Account, Balance]) -> dict[Account, list[int]]:
         """Read what the store says of each account, until it is as expected or does not change any more."""
