@@ -23,7 +23,7 @@ from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied
-from tidegate.flow import run, run_async, suppress_errors_flow
+from tidegate.flow import complete_flow, run, run_async, suppress_errors_flow
 from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS, effective_status, required_wait
@@ -164,9 +164,8 @@ class _Gate(GateAccounts):
             except GeneratorExit:
                 raise
             except BaseException:  # the caller will never see this response
-                yield from suppress_errors_flow(response.close)
-                if not charge.settled:
-                    yield from suppress_errors_flow(charge.commit)
+                settle = () if charge.settled else (suppress_errors_flow(charge.commit),)
+                yield from complete_flow(suppress_errors_flow(response.close), *settle)
                 raise
             if pause is None:
                 settlement = None
@@ -262,8 +261,7 @@ class _Gate(GateAccounts):
             if call.unreached(error):
                 yield from suppress_errors_flow(charge.cancel)
             else:
-                yield from account.recharge_if_late_flow(charge)
-                yield from suppress_errors_flow(charge.commit)
+                yield from complete_flow(account.recharge_if_late_flow(charge), suppress_errors_flow(charge.commit))
             raise
         finally:
             charge.answered = True

@@ -13,9 +13,11 @@ arrived.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.flow import complete_flow, step_flow
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
 from tidegate.outbound.quota.exchange import OutboundRequest
 
@@ -90,12 +92,12 @@ class _PendingCharge:
             return
         self._close()
         try:
-            yield from self._arrived_flow()
             known = usage
             if isinstance(usage, Mapping):
                 known = {unit: amount for unit, amount in usage.items() if unit in account.units} or None
-            if known is not None or account.settles:
-                yield lambda: charge.commit(known)
+            settles = known is not None or account.settles
+            commit = (step_flow(partial(charge.commit, known)),) if settles else ()
+            yield from complete_flow(self._arrived_flow(), *commit)
         except (ConfigError, StoreUnavailable):
             self._open.append(True)  # may be tried again
             raise

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import Denied, StoreUnavailable
+from tidegate.flow import complete_flow, step_flow
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.quota.charge import Charge
 from tidegate.outbound.quota.request_tokens import units_of
@@ -185,9 +186,8 @@ class PendingSettlement:
         units = self.account.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
         if not known:
-            yield partial(self.charge.commit, None)
-            for each in self._top_ups:
-                yield partial(each.commit, None)
+            charges = (self.charge, *self._top_ups)
+            yield from complete_flow(*(step_flow(partial(each.commit, None)) for each in charges))
             return
         yield from self._commit_flow(known)
 
@@ -198,21 +198,32 @@ class PendingSettlement:
         if over > 0:
             self._count("overrun")
             self._count("overrun_tokens", over)
-        first = dict(known)
         request = self._plan.request
-        if request is not None and request.profile.output_counted == "produced":
-            moved = [unit for unit in known if "output" in request.profile.counts.get(unit, ())]
+        if request is None or request.profile.output_counted != "produced":
+            yield from self._commit_parts_flow(known)
+            return
+        moved = [unit for unit in known if "output" in request.profile.counts.get(unit, ())]
+        try:
             yield from self.account.charge_now_flow({unit: known[unit] for unit in moved})
-            first |= dict.fromkeys(moved, 0)
-        if self._top_ups:
-            kept = self._reserved_by(self.charge)
+        except GeneratorExit:
+            raise
+        except BaseException:  # it is not charged now, so it stays charged where it was reserved
+            yield from complete_flow(self._commit_parts_flow(known))
+            raise
+        yield from self._commit_parts_flow({**known, **dict.fromkeys(moved, 0)})
+
+    def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
+        """Commit the usage to the first charge, and what exceeds it to the top-ups."""
+        first = dict(known)
+        kept = self._reserved_by(self.charge) if self._top_ups else {}
+        commits = []
         for top_up in self._top_ups:
             part = {}
             for unit, amount in self._reserved_by(top_up).items():
                 part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0)))
                 first[unit] = first.get(unit, 0) - part[unit]
-            yield partial(top_up.commit, part)
-        yield partial(self.charge.commit, first)
+            commits.append(step_flow(partial(top_up.commit, part)))
+        yield from complete_flow(*commits, step_flow(partial(self.charge.commit, first)))
 
     def _reserved_by(self, *charges: Charge) -> dict[str, int]:
         """Return the tokens that charges reserve, by unit."""
