@@ -12,7 +12,7 @@ from tidegate.outbound.providers.file import read_provider
 from tidegate.outbound.providers.profile_file import read_profile, shipped_names, shipped_profile
 from tidegate.outbound.quota.refusal_body import read_duration, read_refusal
 from tidegate.outbound.quota.request_tokens import estimate, read_request
-from tidegate.outbound.quota.tokens import UsageReader, usage
+from tidegate.outbound.quota.token_usage import UsageReader, usage
 
 BAD_PROFILES = sorted((Path(__file__).parent / "bad_profiles").glob("*.yaml"))
 CHAT = "https://api.openai.com/v1/chat/completions"
@@ -41,11 +41,11 @@ def test_the_bad_profiles_are_found():
     assert len(BAD_PROFILES) >= 10
 
 
-# ---- the bound of an answer ------------------------------------------------------------------------------------------
+# ---- the bound of the output ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("profile", "body", "answer"),
+    ("profile", "body", "tokens"),
     [
         ("openai", {"max_completion_tokens": 1, "max_tokens": 5000}, 5000),
         ("openai", {"max_tokens": 100, "n": 5}, 500),
@@ -61,9 +61,9 @@ def test_the_bad_profiles_are_found():
         ("default", {"max_completion_tokens": 1, "max_tokens": 5000, "n": 2}, 10_000),
     ],
 )
-def test_the_largest_claim_of_a_request_counts(profile, body, answer):
+def test_the_largest_claim_of_a_request_counts(profile, body, tokens):
     found = estimate(json.dumps(body).encode(), shipped_profile(profile))
-    assert found["output-tokens"] == answer
+    assert found["output-tokens"] == tokens
 
 
 def test_each_token_of_output_counts_five_with_some_models_of_bedrock():
@@ -108,7 +108,7 @@ def test_a_request_without_a_model(body):
      ("google", "/v1beta/models/e:embedContent", (25, 0)), ("anthropic", "/v1/messages/batches", (0, 0)),
      ("anthropic", "/v1/messages/count_tokens", (0, 0)), ("openai", "/v1/chat/completions", (25, 1000))],
 )  # fmt: skip
-def test_embeddings_have_no_answer_and_batches_do_not_count(profile, path, found):
+def test_embeddings_have_no_output_and_batches_do_not_count(profile, path, found):
     units = estimate(b" " * 100, shipped_profile(profile), f"https://a.test{path}")
     assert (units["input-tokens"], units["output-tokens"]) == found
 
@@ -236,19 +236,19 @@ def test_durations():
 
 
 def test_a_profile_of_the_user_is_read_and_read_again_when_it_changes(tmp_path):
-    (tmp_path / "mine.yaml").write_text("answer: {bounds: [length], default: 7}\n")
+    (tmp_path / "mine.yaml").write_text("output: {bounds: [length], default: 7}\n")
     (tmp_path / "providers").mkdir()
     path = tmp_path / "providers" / "a.yaml"
     path.write_text("domain: a.test\nlimits: [5/1m, 100/1m unit=tokens name=t]\nprofile: ../mine.yaml\n")
     known = Providers.load(directories=[path.parent])
-    assert known.match("https://a.test").profile.default_answer == 7
-    (tmp_path / "mine.yaml").write_text("answer: {bounds: [length], default: 80}\n")
+    assert known.match("https://a.test").profile.default_output == 7
+    (tmp_path / "mine.yaml").write_text("output: {bounds: [length], default: 80}\n")
     assert known.reload() == ("a.test",)
-    assert known.match("https://a.test").profile.default_answer == 80
-    (tmp_path / "mine.yaml").write_text("answers: 5\n")
+    assert known.match("https://a.test").profile.default_output == 80
+    (tmp_path / "mine.yaml").write_text("outputs: 5\n")
     assert known.reload() == ()
-    assert known.problems == (f"{path.parent}/../mine.yaml:1: answers: unknown setting: did you mean 'answer'?",)
-    assert known.match("https://a.test").profile.default_answer == 80
+    assert known.problems == (f"{path.parent}/../mine.yaml:1: outputs: unknown setting: did you mean 'output'?",)
+    assert known.match("https://a.test").profile.default_output == 80
 
 
 def test_an_unknown_profile_is_refused():

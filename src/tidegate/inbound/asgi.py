@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RateLimitMiddleware"]
 
-OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
+OVERRIDE_FIELDS: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
 make_charge = partial(tuple.__new__, RequestCharge)  # faster than the constructor of a NamedTuple
 
 
@@ -398,4 +398,6 @@ def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application
 
 def read_method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
     """Return the methods of method-override headers, which some applications use instead of the request's method."""
-    return tuple(value.decode("latin-1").strip()[:MAX_METHOD_LENGTH] for name, value in headers if name in OVERRIDES)
+    return tuple(
+        value.decode("latin-1").strip()[:MAX_METHOD_LENGTH] for name, value in headers if name in OVERRIDE_FIELDS
+    )

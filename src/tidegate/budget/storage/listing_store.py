@@ -49,7 +49,7 @@ class ListingStore(Store):
         self.inner = inner
         self.batches: ListedBatches = ListedBatches(budget, clock or inner.clock)
         self._test_clock = clock
-        self._heartbeats = Heartbeats(weakref.WeakMethod(self.beat))
+        self._heartbeats = Heartbeats(weakref.WeakMethod(self.heartbeat))
 
     # ---- run flows ---------------------------------------------------------------------------------------------------
 
@@ -174,11 +174,11 @@ class ListingStore(Store):
         self.batches.close_batch(number, closing, decisions, last=True)
         return decisions[:1]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Add a heartbeat of this process, if it reaches the store."""
         if not self.unavailable:
             with suppress(StoreUnavailable, Closed):
-                self.run(self.batches.beat_flow())
+                self.run(self.batches.heartbeat_flow())
 
 
 class ListedSettlements(StoreSettlements):
@@ -250,9 +250,9 @@ class ListedSettlements(StoreSettlements):
 class Heartbeats:
     """A thread that calls a method several times per lease, until it is stopped or the object of the method is gone."""
 
-    def __init__(self, beat: weakref.WeakMethod[Any]) -> None:
+    def __init__(self, heartbeat: weakref.WeakMethod[Any]) -> None:
         """Call this method."""
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._stopped = ThreadSignal()
         self._lock = fork_safe(threading.Lock())
         self._thread: threading.Thread | None = None
@@ -276,15 +276,15 @@ class Heartbeats:
             thread.join()
 
     def _run(self) -> None:
-        clock, interval = SystemClock(), round(owners.LEASE * SECOND) // HEARTBEATS_PER_LEASE
+        clock, interval = SystemClock(), round(owners.LEASE_SECONDS * SECOND) // HEARTBEATS_PER_LEASE
         while not self._stopped.is_set():
             clock.wait(self._stopped, clock.steady() + interval)
-            beat = self._beat()
-            if beat is None:
+            heartbeat = self._heartbeat()
+            if heartbeat is None:
                 return
             if not self._stopped.is_set():
                 try:
-                    beat()
+                    heartbeat()
                 except Exception:
                     log.exception("a heartbeat of the budget failed; the next one is in %.3g s", interval / SECOND)
-            del beat
+            del heartbeat

@@ -144,7 +144,11 @@ def charge_all_flow(charges: Sequence[RequestCharge], *, tasks: bool, more: bool
                 # The store cannot decide these keys together: a Redis Cluster, if they are in different slots.
                 groups, more = [*([charge] for charge in group), *groups], True
                 continue
-            made = _handle_store_error(group, error)
+            try:
+                made = _handle_store_error(group, error)
+            except RateLimitError:
+                yield from give_back_flow(decided, tasks=tasks)
+                raise
             denied = bool(made)
         except BaseException as raised:
             if not isinstance(raised, GeneratorExit):

@@ -26,8 +26,8 @@ from tidegate.outbound.providers.model_fields import (
     ANY_MODEL,
     check_names,
     read_aliases,
-    read_answer,
     read_model_limits,
+    read_output_reserve,
 )
 from tidegate.outbound.providers.profile_file import find_profile
 from tidegate.outbound.providers.provider import (
@@ -69,7 +69,7 @@ PROVIDER_FIELDS: Final = (
     "profile",
     "models",
     "aliases",
-    "answer",
+    "output_reserve",
     "strict",
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
@@ -89,7 +89,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
-    models = read_model_limits(fields, partial(_entry, algorithm=_text(fields, "algorithm")))
+    models = read_model_limits(fields, partial(read_limit, algorithm=_text(fields, "algorithm")))
     limits = _limits(section, fields, dict(models).get(ANY_MODEL))
     key, key_from = _api_key(fields)
     options: dict[str, Any] = {
@@ -105,7 +105,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "profile": find_profile(fields["profile"]) if "profile" in fields else None,
         "models": models,
         "aliases": read_aliases(fields),
-        "answer": read_answer(fields),
+        "output_reserve": read_output_reserve(fields),
         "strict": fields["strict"].boolean() if "strict" in fields else False,
         "file": section.file,
     }
@@ -148,7 +148,7 @@ def _limits(section: ConfigValue, fields: Fields, of_all_models: tuple[Limit, ..
                 raise fields[other].error(
                     "cannot be combined with 'limits': move it into an entry of 'limits', or remove 'limits'"
                 )
-        limits += [_entry(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
+        limits += [read_limit(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
     elif of_all_models is not None and "limit" not in fields and "period" not in fields:
         limits += of_all_models
     elif "limit" in fields or "period" in fields or "concurrency" not in fields:
@@ -159,7 +159,7 @@ def _limits(section: ConfigValue, fields: Fields, of_all_models: tuple[Limit, ..
     return tuple(limits)
 
 
-def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
+def read_limit(entry: ConfigValue, algorithm: str | None = None) -> Limit:
     """Read an entry of `limits`: `300/1m`, or a mapping."""
     if entry.is_mapping:
         return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm)

@@ -1,14 +1,15 @@
 """A Profile: how a provider of language models counts tokens. Data, read from YAML by `profile_file`.
 
 model       where a request names its model: fields of the body, patterns of the path
-answer      which fields bound the length of the answer, and how many answers are asked for
+output      which fields bound the length of the output, and how many outputs are requested
 input       how the input is estimated: text, images, audio, files, tools
 usage       where a response reports what was used
-stream      which fields of an event are part of the answer, and which lines end it
+stream      which fields of an event are part of the output, and which lines end it
 counts      which parts of the usage count towards which unit
 charges     whether the provider charges the usage, the bound at the start, or its own estimate
 refusals    what the body of a 429 says
-endpoints   paths that differ: no answer (embeddings), or not counted at all (batches)
+denial      the body of a 429 that a gateway sends in place of the provider
+endpoints   paths that differ: no output (embeddings), or not counted at all (batches)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 # `usage`: an estimate is reserved, the usage replaces it. `bound`: input and bound count from the start, the usage
-# replaces them at the end. `estimate`: input and bound count, whatever the answer took.
+# replaces them at the end. `estimate`: input and bound count, whatever the output took.
 Charges = Literal["usage", "bound", "estimate"]
 FailedCost = Literal["free", "input", "estimate"]  # what a call costs that fails without reporting usage
 OutputCounted = Literal["start", "produced"]  # when the provider counts output: with the request, or as it is produced
@@ -41,11 +42,11 @@ class MediaEstimate(NamedTuple):
 
     tokens: int = 0
     bytes_per_token: int = 0
-    least: int = 0
+    minimum: int = 0
 
     def estimate(self, length: int) -> int:
         """Estimate the tokens of a medium that takes this number of bytes in the request."""
-        return max(self.least, self.tokens, -(-length // self.bytes_per_token) if self.bytes_per_token else 0)
+        return max(self.minimum, self.tokens, -(-length // self.bytes_per_token) if self.bytes_per_token else 0)
 
 
 class RefusalRule(NamedTuple):
@@ -57,12 +58,12 @@ class RefusalRule(NamedTuple):
 
 
 class ProfileEndpoint(NamedTuple):
-    """Paths that are counted differently: `answer` is False for embeddings, `counted` is False for batches."""
+    """Paths that are counted differently: `has_output` is False for embeddings, `counted` is False for batches."""
 
     pattern: re.Pattern[str]
-    answer: bool = True
+    has_output: bool = True
     counted: bool = True
-    bound: FieldPath = ()  # the field that bounds the answer, if a request sets none
+    bound: FieldPath = ()  # the field that bounds the output, if a request sets none
 
 
 ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))
@@ -77,7 +78,7 @@ class Profile:
     model_paths: tuple[re.Pattern[str], ...] = ()
     bounds: tuple[FieldPath, ...] = ()
     times: tuple[FieldPath, ...] = ()
-    default_answer: int = 1000
+    default_output: int = 1000
     bytes_per_token: int = 4
     tools: int = 0
     media: Mapping[str, MediaEstimate] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class Profile:
     stream_fields: frozenset[str] = frozenset()
     stream_ends: tuple[bytes, ...] = ()
     refusals: tuple[RefusalRule, ...] = ()
+    denial: Any = None  # a JSON document with {message}, {seconds} in its strings
     endpoints: tuple[ProfileEndpoint, ...] = ()
     file: str | None = field(default=None, compare=False)
     media_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
@@ -117,7 +119,7 @@ class Profile:
         return found
 
     def output_rate(self, model: str | None) -> int:
-        """Return how many tokens of the quota each token of an answer counts."""
+        """Return how many tokens of the quota each token of the output counts."""
         return next((rate for pattern, rate in self.output_rates if matches_model(pattern, model or "")), 1)
 
 

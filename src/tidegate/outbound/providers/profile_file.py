@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
+from tidegate.errors import ConfigError
 from tidegate.outbound.providers.profile import (
     TOKEN_UNITS,
     Charges,
@@ -23,7 +24,7 @@ from tidegate.outbound.providers.profile import (
 from tidegate.policy.config_value import ConfigValue, load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 Fields = dict[str, ConfigValue]
 
@@ -31,7 +32,7 @@ SHIPPED_PROFILES: Final = Path(__file__).parent.parent / "profiles"
 DEFAULT_PROFILE: Final = "default"  # of providers whose file names none: the formats of OpenAI and Anthropic
 PROFILE_FIELDS: Final = (
     "model",
-    "answer",
+    "output",
     "input",
     "usage",
     "counts",
@@ -41,6 +42,7 @@ PROFILE_FIELDS: Final = (
     "failed",
     "stream",
     "refusals",
+    "denial",
     "endpoints",
 )
 USAGE_PARTS: Final = get_args(UsagePart)
@@ -82,7 +84,8 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     fields = section.fields(*PROFILE_FIELDS)
     name = Path(section.file).stem if section.file else "profile"
     options: dict[str, Any] = {}
-    for field, read in (("model", _model), ("answer", _answer), ("input", _input), ("usage", _usage)):
+    sections = (("model", _model), ("output", _output), ("input", _input), ("usage", _usage), ("denial", _denial))
+    for field, read in sections:
         if field in fields:
             options |= read(fields[field])
     if "counts" in fields:
@@ -96,10 +99,13 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
             options[field] = fields[field].choice(*get_args(choices))
     if "stream" in fields:
         options |= _stream(fields["stream"])
-    if "refusals" in fields:
-        options["refusals"] = tuple(_refusal(entry) for entry in fields["refusals"].items())
-    if "endpoints" in fields:
-        options["endpoints"] = tuple(_endpoint(entry) for entry in fields["endpoints"].items())
+    entries: tuple[tuple[str, Callable[[ConfigValue], object]], ...] = (
+        ("refusals", _refusal),
+        ("endpoints", _endpoint),
+    )
+    for field, read_entry in entries:
+        if field in fields:
+            options[field] = tuple(read_entry(entry) for entry in fields[field].items())
     return Profile(name, **options, file=section.file)
 
 
@@ -116,12 +122,12 @@ def _model(setting: ConfigValue) -> dict[str, Any]:
     return {"model_fields": _paths(fields, "body"), "model_paths": tuple(paths)}
 
 
-def _answer(setting: ConfigValue) -> dict[str, Any]:
-    """Read `answer: {bounds: [max_tokens], times: [n], default: 1000}`."""
+def _output(setting: ConfigValue) -> dict[str, Any]:
+    """Read `output: {bounds: [max_tokens], times: [n], default: 1000}`."""
     fields = setting.fields("bounds", "times", "default")
     options: dict[str, Any] = {"bounds": _paths(fields, "bounds"), "times": _paths(fields, "times")}
     if "default" in fields:
-        options["default_answer"] = fields["default"].integer(0)
+        options["default_output"] = fields["default"].integer(0)
     return options
 
 
@@ -139,7 +145,7 @@ def _input(setting: ConfigValue) -> dict[str, Any]:
 
 
 def _media(setting: ConfigValue) -> MediaEstimate:
-    fields = setting.fields("tokens", "bytes_per_token", "least")
+    fields = setting.fields("tokens", "bytes_per_token", "minimum")
     if ("tokens" in fields) == ("bytes_per_token" in fields):
         raise setting.error(
             "expected either tokens or bytes_per_token, such as {tokens: 1105} or {bytes_per_token: 25}"
@@ -197,17 +203,36 @@ def _refusal(setting: ConfigValue) -> RefusalRule:
     return RefusalRule(_path(fields["field"]), pattern, cast("Any", says))
 
 
+def _denial(setting: ConfigValue) -> dict[str, Any]:
+    """Read `denial: {error: {message: "{message}"}}`."""
+    return {"denial": _document(setting)}
+
+
+def _document(setting: ConfigValue) -> Any:  # noqa: ANN401 - any JSON value
+    """Read a JSON document: mappings, lists, integers, null and strings."""
+    if setting.is_mapping:
+        return {name: _document(each) for name, each in setting.entries().items()}
+    if setting.is_list:
+        return [_document(each) for each in setting.items()]
+    if setting.is_null:
+        return None
+    try:
+        return setting.integer(0)
+    except ConfigError:
+        return setting.string()
+
+
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
-    """Read `{path: /v1/embeddings, answer: no}`."""
-    fields = setting.fields("path", "answer", "counted", "bound")
+    """Read `{path: /v1/embeddings, output: no}`."""
+    fields = setting.fields("path", "output", "counted", "bound")
     if "path" not in fields:
-        raise setting.error("needs a path, such as {path: /v1/embeddings, answer: no}")
+        raise setting.error("needs a path, such as {path: /v1/embeddings, output: no}")
     path = fields["path"].string()
     if not path.startswith(("/", "*")):
         raise fields["path"].error(f"expected a path that starts with / or *, not {fields['path']}")
     return ProfileEndpoint(
         re.compile(_path_pattern(path)),
-        fields["answer"].boolean() if "answer" in fields else True,
+        fields["output"].boolean() if "output" in fields else True,
         fields["counted"].boolean() if "counted" in fields else True,
         _path(fields["bound"]) if "bound" in fields else (),
     )

@@ -68,13 +68,13 @@ class ModelLimits(NamedTuple):
     limits: tuple[Limit, ...]
 
 
-class AnswerReserve(NamedTuple):
-    """How much is reserved for an answer: what this percentage of recent answers took; None: the maximum."""
+class OutputReserve(NamedTuple):
+    """How much is reserved for the output: what this percentage of recent outputs took; None: the maximum."""
 
     percent: int | None = None
 
 
-MAXIMUM_ANSWER: Final = AnswerReserve()
+MAXIMUM_OUTPUT: Final = OutputReserve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Provider:
     profile: Profile | None = None
     models: tuple[ModelLimits, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    answer: AnswerReserve = MAXIMUM_ANSWER
+    output_reserve: OutputReserve = MAXIMUM_OUTPUT
     strict: bool = False
     policy: Policy = field(init=False, repr=False, compare=False)
     counting: Profile = field(init=False, repr=False, compare=False)  # the profile, or the default one

@@ -191,8 +191,8 @@ class Account:
                 found[unit] = min(amount, most) if unit in TOKEN_UNITS else amount
         return found
 
-    def largest_answer(self, request: RequestTokens, input_tokens: int) -> int:
-        """Return the tokens of the longest answer that the limits can ever allow."""
+    def largest_output(self, request: RequestTokens, input_tokens: int) -> int:
+        """Return the tokens of the longest output that the limits can ever allow."""
         found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
         for limit in self.provider.limits:
             parts = request.profile.counts.get(limit.unit, ())

@@ -1,8 +1,8 @@
-"""Which account a request is charged to, how much is reserved for it, and how long its answer may become.
+"""Which account a request is charged to, how much is reserved for it, and how long its output may become.
 
-lenient   the answer is reserved with what most answers took (`learned`), else with its bound; it may become longer
-strict    it can never become longer than what is reserved: the bound in the request is lowered to it, or the answer
-is streamed and its reservation is topped up (see `settlement`), or the whole bound is reserved
+lenient   reserves what most outputs needed (see `learned_sizes`), or else the bound; the output may become longer
+strict    the output never becomes longer than what is reserved: the bound in the request is lowered to that, or the
+          output is streamed and its reservation is topped up (see `settlement`), or the whole bound is reserved
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import EndpointCost, Provider
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.exchange import OutboundRequest
-    from tidegate.outbound.quota.learned import LearnedKey, LearnedSizes
+    from tidegate.outbound.quota.learned_sizes import LearnedKey, LearnedSizes
     from tidegate.outbound.quota.request_tokens import Tokenizer
     from tidegate.policy import Cost, Key
 
@@ -32,15 +32,15 @@ INPUT_PERCENT: Final = 50
 class CallPlan(NamedTuple):
     """What is reserved for a call, and what is sent.
 
-    `input_tokens` and `answer` (tokens of each answer) are parts of the cost. `body` is sent instead of the request's:
-    its bound is lowered to `answer`. `tops_up`: the answer is streamed, and more is reserved while it arrives.
+    `input_tokens` and `output_tokens` (of each output) are parts of the cost. `body` is sent instead of the request's:
+    its bound is lowered to `output_tokens`. `tops_up`: the output is streamed, and more is reserved while it arrives.
     """
 
     cost: Cost
     request: RequestTokens | None = None
     learned_key: LearnedKey | None = None
     input_tokens: int = 0
-    answer: int = 0
+    output_tokens: int = 0
     body: bytes | None = None
     tops_up: bool = False
 
@@ -110,13 +110,13 @@ def plan_call(
     estimated = [unit for unit in account.estimated if unit not in cost]
     if not estimated or request is None:
         return CallPlan(account.fit(cost))
-    plan = _plan_answer(account, call, request, estimates, tag, strict=strict)
-    whole = units_of(request, plan.input_tokens, plan.answer)
+    plan = _plan_output(account, call, request, estimates, tag, strict=strict)
+    whole = units_of(request, plan.input_tokens, plan.output_tokens)
     cost = {**cost, **{unit: whole.get(unit, 0) for unit in estimated}}
     return plan._replace(cost=cost if strict else account.fit(cost))
 
 
-def _plan_answer(
+def _plan_output(
     account: Account,
     call: OutboundRequest,
     request: RequestTokens,
@@ -125,13 +125,13 @@ def _plan_answer(
     *,
     strict: bool,
 ) -> CallPlan:
-    """Decide how long an answer is assumed to become, and how that is enforced."""
+    """Decide how long the output is assumed to become, and how that is enforced."""
     provider, profile, bound = account.provider, request.profile, request.bound
     key = provider.domain, request.model or "", tag
     expected = input_learned = None
     if estimates is not None:
-        if provider.answer.percent is not None:
-            expected = estimates.learned.answer(key, provider.answer.percent)
+        if provider.output_reserve.percent is not None:
+            expected = estimates.learned.output(key, provider.output_reserve.percent)
         if estimates.tokenizer is None:
             percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
             input_learned = estimates.learned.input(key, request.text_length, percent)
@@ -139,11 +139,11 @@ def _plan_answer(
     plan = CallPlan(0, request, key, input_tokens, bound)
     if not strict:
         uses_learned = expected is not None and profile.charges == "usage"
-        return plan._replace(answer=min(bound, expected)) if uses_learned and expected is not None else plan
-    largest = account.largest_answer(request, input_tokens)
-    if profile.charges == "usage" and request.streams and request.endpoint.answer:
-        first = profile.default_answer if expected is None else expected
-        return plan._replace(answer=max(1, min(bound, first, largest)), tops_up=True)
-    answer = max(1, min(bound if expected is None else expected, bound, largest))
-    body = request.clamped(answer) if call.rewrites and (answer < bound or not request.stated) else None
-    return plan if body is None else plan._replace(answer=answer, body=body)
+        return plan._replace(output_tokens=min(bound, expected)) if uses_learned and expected is not None else plan
+    largest = account.largest_output(request, input_tokens)
+    if profile.charges == "usage" and request.streams and request.endpoint.has_output:
+        first = profile.default_output if expected is None else expected
+        return plan._replace(output_tokens=max(1, min(bound, first, largest)), tops_up=True)
+    output_tokens = max(1, min(bound if expected is None else expected, bound, largest))
+    body = request.clamped(output_tokens) if call.rewrites and (output_tokens < bound or not request.stated) else None
+    return plan if body is None else plan._replace(output_tokens=output_tokens, body=body)

@@ -35,13 +35,14 @@ from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
     CURRENT_OPTIONS,
+    CallEstimate,
     RequestOptions,
     RequestOutcome,
     SendResult,
     has_rate_limit_headers,
 )
 from tidegate.outbound.quota.gate_accounts import GateAccounts
-from tidegate.outbound.quota.learned import LearnedSizes
+from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge, find_target, read_cost
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
 from tidegate.outbound.quota.settlement import PendingSettlement
@@ -172,7 +173,7 @@ class _Gate(GateAccounts):
                 if account.settles and not charge.settled:
                     learned = self._estimates.learned
                     settlement = PendingSettlement(account, charge, response.status, plan, learned, self._counts)
-                outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision)
+                outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision, plan.cost)
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             yield response.close
@@ -413,6 +414,15 @@ class AsyncGate(_Gate):
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
         found = self._peek_arguments(call, times)
         return None if found is None else await found[0].limiter.peek(found[0].key, found[1])
+
+    async def estimate(self, call: OutboundRequest) -> CallEstimate | None:
+        """Return what a request would cost, and the decision for sending it now; None: no provider limits it."""
+        found = self._peek_arguments(call, 1)
+        if found is None:
+            return None
+        account, cost = found
+        decision = await account.limiter.peek(account.key, cost)
+        return CallEstimate(account.provider.name, account.resource, cost, decision, account.limiter.waiting)
 
     async def close(self) -> None:
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""

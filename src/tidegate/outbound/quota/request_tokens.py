@@ -27,7 +27,7 @@ class RequestTokens(NamedTuple):
     """What a request asks for.
 
     `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is the
-    most that one answer may take, `stated` whether the request says so, `times` how many answers it asks for.
+    most that one output may take, `stated` whether the request says so, `times` how many outputs it requests.
     """
 
     profile: Profile
@@ -42,7 +42,7 @@ class RequestTokens(NamedTuple):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is streamed."""
+        """Whether the output is streamed."""
         return self.document.get("stream") is True
 
     def estimate_input(self, learned: int | None = None, tokenizer: Tokenizer | None = None) -> int:
@@ -53,18 +53,18 @@ class RequestTokens(NamedTuple):
             return self.fixed + tokenizer("\n".join(_texts(self.document, self.profile)))
         return self.fixed + (-(-self.text_length // self.profile.bytes_per_token) if learned is None else learned)
 
-    def clamped(self, answer: int) -> bytes | None:
-        """Return the body with every bound lowered to `answer` tokens; None: it cannot be changed."""
+    def clamped(self, output_tokens: int) -> bytes | None:
+        """Return the body with every bound lowered to `output_tokens`; None: it cannot be changed."""
         bounds = self.profile.bounds
         fallback = self.endpoint.bound or (bounds[0] if bounds else ())
         if not self.document or not fallback:
             return None
         document = self.document
         for path in bounds:
-            if any(value > answer for value in _counts_at(document, (path,))):
-                document = _with_value(document, path, answer)
+            if any(value > output_tokens for value in _counts_at(document, (path,))):
+                document = _with_value(document, path, output_tokens)
         if not self.stated:
-            document = _with_value(document, fallback, answer)
+            document = _with_value(document, fallback, output_tokens)
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
@@ -77,9 +77,9 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
         model = next((value for value in found if isinstance(value, str) and value), None)
     bounds = _counts_at(document, profile.bounds)
     stated = bool(bounds)
-    bound = max(bounds) if bounds else profile.default_answer
+    bound = max(bounds) if bounds else profile.default_output
     times = max(1, 1, *_counts_at(document, profile.times))
-    if not endpoint.answer or not endpoint.counted:
+    if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
     for marker in profile.media_markers:
@@ -105,12 +105,12 @@ def estimate(body: bytes | None, profile: Profile | None = None, url: str = "") 
     return units_of(request, request.estimate_input(), request.bound)
 
 
-def units_of(request: RequestTokens, input_tokens: int, answer: int) -> dict[str, int]:
-    """Return the cost by unit of a request with so much input and an answer of this length, each time it is asked."""
+def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> dict[str, int]:
+    """Return the cost by unit of a request with this many tokens of input, and of each output."""
     profile = request.profile
-    output = min(MAX_INTEGER, answer * request.times * profile.output_rate(request.model))
+    output = min(MAX_INTEGER, output_tokens * request.times * profile.output_rate(request.model))
     if profile.charges != "usage":  # the bound counts from the start, whatever each token of output counts later
-        output = max(output, answer * request.times)
+        output = max(output, output_tokens * request.times)
     counts = profile.counts
     whole = {"input": input_tokens, "output": output}
     return {unit: min(MAX_INTEGER, sum(whole.get(part, 0) for part in parts)) for unit, parts in counts.items()}

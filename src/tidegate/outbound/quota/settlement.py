@@ -1,14 +1,14 @@
-"""What is left to settle when a response has begun: slots are released and tokens counted when its body has ended.
+"""Settles a charge after the response has begun: slots are released and tokens counted when the body has ended.
 
-The reservation of a strict call that is streamed is topped up while the answer arrives:
+The reservation of a strict call that is streamed is topped up while the output arrives:
 
-    an eighth is left     ask for half as much again; if that is refused, ask again a little later
-    HEADROOM left         the provider may be ahead by so much, or by two of the largest pieces that came: refused now,
-                          the stream ends with Denied
-    input reported        what the input was estimated too high is returned at once
+    an eighth is left     reserve half as much again; if that is denied, try again a little later
+    MIN_HEADROOM left     the provider may be ahead by that much, or by two of the largest chunks so far: if no more can
+                          be reserved now, the stream ends with Denied
+    input reported        if the estimate of the input was too high, the difference is refunded at once
 
-When the answer is complete, the usage that the provider reports replaces what was reserved. More than that is charged
-all the same (`overrun` in the metrics): the provider has counted it.
+When the output is complete, the usage that the provider reports replaces what was reserved. Usage above the reservation
+is charged, too (`overrun` in the metrics), because the provider has counted it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.flow import complete_flow, step_flow
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.quota.charge import Charge
 from tidegate.outbound.quota.request_tokens import units_of
-from tidegate.outbound.quota.tokens import UsageReader
+from tidegate.outbound.quota.token_usage import UsageReader
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.cost import CallPlan
-    from tidegate.outbound.quota.learned import LearnedSizes
+    from tidegate.outbound.quota.learned_sizes import LearnedSizes
 
 FIRST_ERROR_STATUS: Final = 400
-HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
+MIN_HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
 RETRY_TOKENS: Final = 16  # after a refused top-up, ask again when so many more tokens have arrived
 
 
@@ -60,8 +60,8 @@ class PendingSettlement:
         self._counts = counts
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
-        self._reserved = plan.answer * (plan.request.times if plan.request else 1)  # tokens of output
-        self._headroom = HEADROOM
+        self._reserved = plan.output_tokens * (plan.request.times if plan.request else 1)  # tokens of output
+        self._headroom = MIN_HEADROOM
         self._arrived = 0
         self._next_top_up = self._top_up_at()
         self._input_known = False
@@ -83,10 +83,10 @@ class PendingSettlement:
         if self._counts is not None:
             self._counts[name] += amount
 
-    # ---- while the answer arrives ------------------------------------------------------------------------------------
+    # ---- while the output arrives ------------------------------------------------------------------------------------
 
     def needs_top_up(self) -> bool:
-        """Return whether the answer has come near the end of its reservation, or its input is known."""
+        """Return whether the output has come near the end of its reservation, or its input is known."""
         reader = self._reader
         if not self._plan.tops_up or reader is None:
             return False
@@ -98,7 +98,7 @@ class PendingSettlement:
         return produced >= self._next_top_up or (not self._input_known and "input" in reader.parts)
 
     def top_up_flow(self) -> CallFlow[Any]:
-        """Reserve more for an answer that is still arriving; raises Denied when it may exceed what is reserved."""
+        """Reserve more for an output that is still arriving; raises Denied when it may exceed what is reserved."""
         reader, request = self._reader, self._plan.request
         if reader is None or request is None or self.charge.settled:
             return
@@ -108,7 +108,7 @@ class PendingSettlement:
         produced, left = reader.produced, request.bound * request.times - self._reserved
         if produced < self._next_top_up:
             return
-        if left <= 0:  # the provider itself ends the answer
+        if left <= 0:  # the provider itself ends the output
             self._next_top_up = request.bound * request.times + 1
             return
         amount = min(left, max(self._reserved // 2, self._headroom * 4))
@@ -125,7 +125,7 @@ class PendingSettlement:
             self._cut_off = True
             self._count("cut_off")
             raise Denied(
-                f"provider {self.account.provider.name}: the answer is ended after {produced} tokens: "
+                f"provider {self.account.provider.name}: the output is ended after {produced} tokens: "
                 "no more can be reserved for it",
                 decision,
             )
@@ -133,7 +133,7 @@ class PendingSettlement:
             self._next_top_up = min(produced + RETRY_TOKENS, self._reserved - self._headroom)
 
     def _top_up_at(self) -> int:
-        """Return how many tokens of the answer may arrive before more is reserved."""
+        """Return how many tokens of the output may arrive before more is reserved."""
         return max(1, self._reserved - max(2 * self._headroom, self._reserved // 8))
 
     def _extend_flow(self, amount: int) -> CallFlow[Any]:
@@ -252,18 +252,18 @@ class PendingSettlement:
         return {unit: max(reserved.get(unit, 0), amount) for unit, amount in (used or {}).items()}
 
     def _learn(self) -> None:
-        """Record what the answer and the input took."""
+        """Record what the output and the input took."""
         plan, reader = self._plan, self._reader
         request = plan.request
         if self._learned is None or reader is None or request is None or plan.learned_key is None:
             return
         parts = reader.parts
         if self._cut_off:
-            self._learned.record_answer(plan.learned_key, reader.produced, cut_off=True)
+            self._learned.record_output(plan.learned_key, reader.produced, cut_off=True)
         elif self.status < FIRST_ERROR_STATUS and "output" in parts:
-            answer = -(-(parts["output"] + parts.get("reasoning", 0) * reader.reasoning_apart) // request.times)
-            cut_off = plan.body is not None and plan.answer <= answer < request.bound
-            self._learned.record_answer(plan.learned_key, answer, cut_off=cut_off)
+            output_tokens = -(-(parts["output"] + parts.get("reasoning", 0) * reader.reasoning_apart) // request.times)
+            cut_off = plan.body is not None and plan.output_tokens <= output_tokens < request.bound
+            self._learned.record_output(plan.learned_key, output_tokens, cut_off=cut_off)
         if "input" in parts and not request.fixed:
             whole = parts["input"]
             if "cache_write" in request.profile.usage:  # cached input is reported apart

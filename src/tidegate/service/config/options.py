@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.headers import STYLES
 from tidegate.policy.config_value import ConfigValue
+from tidegate.policy.setting_values import (
+    PERMISSIONS,
+    read_address,
+    read_path,
+    read_paths,
+    read_permissions,
+    read_seconds,
+    read_token,
+    read_token_file,
+    read_url,
+)
 from tidegate.service.config.values import (
     MAX_BODY_BYTES,
     MAX_FETCHERS,
     MAX_WORKERS,
     MIN_CONNECTIONS,
-    PERMISSIONS,
     READINESS,
-    read_address,
     read_budget,
     read_bytes,
     read_connections,
@@ -26,18 +35,11 @@ from tidegate.service.config.values import (
     read_lease,
     read_metrics_token,
     read_namespace,
-    read_path,
-    read_paths,
-    read_permissions,
     read_priority,
     read_readiness,
-    read_seconds,
     read_secrets,
     read_secrets_file,
     read_style,
-    read_token,
-    read_token_file,
-    read_url,
     read_workers,
 )
 

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import ConfigError
 from tidegate.policy.config_value import ConfigValue, load, parse
+from tidegate.policy.setting_values import ListenAddress, read_path
 from tidegate.service.config.options import ADDRESS, OPTIONS, STRING, ServiceOption
 from tidegate.service.config.policy_file import read_domains, read_policies, read_policy
-from tidegate.service.config.values import DEFAULT_LISTEN, ListenAddress, read_path
+from tidegate.service.config.values import DEFAULT_LISTEN
 from tidegate.service.decisions.policies import ConfiguredPolicy, ServicePolicies
 from tidegate.waiting import MAX_PRIORITY
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 ZERO_COST: Final = (0,)
-NEW: Final = tuple.__new__  # faster than the constructor
+NEW_TUPLE: Final = tuple.__new__  # faster than the constructor
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
 
@@ -190,7 +190,7 @@ class MemoryStore(Store):
                 if state is None:
                     return None
                 charged.append((table.entries, key, state))
-                decisions.append(NEW(Decision, (True, now, policy.limits, (state,), ZERO_COST)))
+                decisions.append(NEW_TUPLE(Decision, (True, now, policy.limits, (state,), ZERO_COST)))
             for entries, key, state in charged:
                 entries[key] = state
             return decisions

@@ -11,7 +11,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store, merge
-from tidegate.stores.cancellation import CHARGING, DROPPABLE, BackgroundTasks, corrections
+from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, BackgroundTasks, corrections
 from tidegate.urls import server_url, unknown_option
 
 try:
@@ -141,7 +141,7 @@ class PostgresStore(Store):
         try:
             return await run.finish()
         except asyncio.CancelledError:
-            if verb not in DROPPABLE or not run.stop():
+            if verb not in DROPPABLE_VERBS or not run.stop():
                 self._background.start(self._give_back_cancelled(run, verb, asks, now, began))
             raise
 
@@ -154,7 +154,7 @@ class PostgresStore(Store):
         except RateLimitError as error:
             log.debug("a cancelled call failed: %s", error)
             return
-        if verb in CHARGING:
+        if verb in CHARGING_VERBS:
             for back, at in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
                 await self._give_back(back, now, at)
         elif verb != "peek":

@@ -1,4 +1,4 @@
-"""Streamed answers of strict calls: reservations grow and shrink while they arrive, and end what may exceed them."""
+"""Streamed outputs of strict calls: reservations grow and shrink while they arrive, and end what may exceed them."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tidegate import Denied, Limiter
 from tidegate.outbound import Providers
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
-from tidegate.outbound.quota.settlement import HEADROOM
+from tidegate.outbound.quota.settlement import MIN_HEADROOM
 from tidegate.outbound.requests import RateLimitAdapter
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -30,7 +30,7 @@ def event(payload):
 
 
 def stream(tokens, *, input_tokens=10, reports=True):
-    """An answer of Anthropic, one token in an event."""
+    """A stream of Anthropic, one token in an event."""
     yield event({"type": "message_start", "message": {"usage": {"input_tokens": input_tokens, "output_tokens": 1}}})
     for _ in range(tokens):
         yield event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "abc"}})
@@ -98,7 +98,7 @@ def open_client(store, source, known, tokens=10):
     return client
 
 
-def test_a_reservation_grows_while_the_answer_arrives_and_is_settled_exactly(store):
+def test_a_reservation_grows_while_the_output_arrives_and_is_settled_exactly(store):
     known, source = providers(), Source(stream(9000))
     with open_client(store, source, known) as client:
         most = 0
@@ -124,7 +124,7 @@ def test_the_reservation_shrinks_when_the_input_is_known(store):
         assert usage(store, known) == 10 + 4096
 
 
-def test_a_refused_top_up_ends_the_answer_and_settles_what_came(store):
+def test_a_refused_top_up_ends_the_output_and_settles_what_arrived(store):
     known, source = providers(quota=5000), Source(stream(64_000))
     with open_client(store, source, known) as client:
         with client.stream("POST", URL, json=BODY) as response:
@@ -133,8 +133,8 @@ def test_a_refused_top_up_ends_the_answer_and_settles_what_came(store):
                 came += response.iter_lines()
             assert source.closed
         assert source.read <= 5000
-        assert str(denied.value).startswith("provider api.test: the answer is ended after ")
-        assert source.read >= 5000 - 10 - HEADROOM - 20
+        assert str(denied.value).startswith("provider api.test: the output is ended after ")
+        assert source.read >= 5000 - 10 - MIN_HEADROOM - 20
         assert source.read <= usage(store, known) <= 5000
         metrics = client.metrics()
         assert (metrics["cut_off"], metrics["overrun"]) == (1, 0)

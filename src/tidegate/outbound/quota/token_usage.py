@@ -71,7 +71,7 @@ class UsageReader:
     """Reads the usage from a response that arrives in chunks, streamed as events or not.
 
     `coding` is its Content-Encoding; only identity, gzip and deflate are read. With `watch`, `produced` counts the
-    answer while it arrives.
+    output while it arrives.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class UsageReader:
         self._parts: Parts | None = None  # once all is read
         self._complete = False
         self._watch = watch
-        self._texts = 0  # events with a part of the answer
+        self._texts = 0  # events with a part of the output
         self._text_bytes = 0
 
     def feed(self, piece: bytes) -> None:
@@ -141,7 +141,7 @@ class UsageReader:
                 position = lines.find(marker, end)
 
     def _count_text(self, lines: bytes) -> None:
-        """Count the parts of the answer in complete lines, and read their usage."""
+        """Count the parts of the output in complete lines, and read their usage."""
         for line in lines.split(b"\n"):
             if not line.startswith(b"data:"):
                 continue
@@ -158,12 +158,12 @@ class UsageReader:
 
     @property
     def complete(self) -> bool:
-        """Whether the usage is that of the whole answer; events that an abandoned stream began with are not."""
+        """Whether the usage is that of the whole output; events that an abandoned stream began with are not."""
         return self._complete or not self._events
 
     @property
     def produced(self) -> int:
-        """The tokens of the answer that have arrived, estimated: each event has at least one."""
+        """The tokens of the output that have arrived, estimated: each event has at least one."""
         counted = max(self._texts, -(-self._text_bytes // STREAM_BYTES_PER_TOKEN))
         return max(counted, self.parts.get("output", 0) + self.parts.get("reasoning", 0) * self.reasoning_apart)
 
@@ -231,7 +231,7 @@ def _flat(usage: dict[str, Any]) -> dict[str, int]:
 
 
 def _text_length(document: dict[str, Any], fields: frozenset[str]) -> int:
-    """Return the bytes of an answer that an event carries: the strings of these fields, at any depth."""
+    """Return the bytes of an output that an event carries: the strings of these fields, at any depth."""
     length, waiting = 0, [document]
     while waiting:
         value: Any = waiting.pop()
