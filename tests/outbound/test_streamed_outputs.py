@@ -159,7 +159,7 @@ def test_text_that_the_provider_sends_in_large_pieces_is_counted_by_its_length(s
 @pytest.mark.parametrize(
     ("coding", "first"), [("br", b""), ("gzip", b"no gzip data")], ids=["unknown coding", "malformed"]
 )
-def test_an_answer_that_cannot_be_read_is_reserved_with_its_bound(store, coding, first):
+def test_an_output_that_cannot_be_read_is_reserved_with_its_bound(store, coding, first):
     known = providers(quota=30_000)
     for bound, source in ((20_000, Source([first, *stream(500)])), (64_000, Source([first, *stream(500)]))):
         response = httpx.Response(200, headers={"content-encoding": coding}, stream=source)
@@ -191,7 +191,7 @@ def test_a_stream_that_its_reader_abandons_keeps_its_reservation(store):
     [("anthropic", stream, b"message_stop"), ("openai", openai_stream, b"[DONE]")],
     ids=["anthropic", "openai"],
 )
-async def test_all_reservations_of_an_answer_are_settled_if_its_task_is_cancelled_repeatedly(profile, pieces, end):
+async def test_all_reservations_of_an_output_are_settled_if_its_task_is_cancelled_repeatedly(profile, pieces, end):
     store = SlowStore(clock=ManualClock(1_728_000_000))
     known, source = providers(profile=profile), AsyncSource(pieces(9000))
     mock = httpx.MockTransport(lambda _request: httpx.Response(200, stream=source))

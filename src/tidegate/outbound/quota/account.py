@@ -182,6 +182,10 @@ class Account:
         """The current capacity of the narrowest limit."""
         return self.account_capacity.quota
 
+    def can_fit(self, cost: Mapping[str, int]) -> bool:
+        """Return whether a cost can ever be allowed."""
+        return all(cost.get(limit.unit, 0) <= limit.burst for limit in self.provider.limits)
+
     def fit(self, cost: Mapping[str, int]) -> Cost:
         """Reduce an estimate to what can ever be allowed; requests are not reduced."""
         found = {}

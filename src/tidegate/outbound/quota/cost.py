@@ -136,6 +136,9 @@ def _plan_output(
             percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
             input_learned = estimates.learned.input(key, request.text_length, percent)
     input_tokens = request.estimate_input(input_learned, None if estimates is None else estimates.tokenizer)
+    if strict and input_learned is not None and not account.can_fit(units_of(request, input_tokens, 1)):
+        # Learned from requests of another kind, such as references to files. Denied, no call would ever correct it.
+        input_tokens = request.estimate_input()
     plan = CallPlan(0, request, key, input_tokens, bound)
     if not strict:
         uses_learned = expected is not None and profile.charges == "usage"

@@ -90,6 +90,8 @@ class PendingSettlement:
         reader = self._reader
         if not self._plan.tops_up or reader is None:
             return False
+        if not reader.readable:
+            return self._unreserved() > 0
         produced = reader.produced
         step, self._arrived = produced - self._arrived, produced
         if 2 * step > self._headroom:  # the next piece may be as large
@@ -105,15 +107,17 @@ class PendingSettlement:
         if not self._input_known and "input" in reader.parts:
             self._input_known = True
             yield from self._return_input_flow(reader)
-        produced, left = reader.produced, request.bound * request.times - self._reserved
+        produced, left = reader.produced, self._unreserved()
+        if not reader.readable:  # how much has arrived is unknown, so it may be all that the request allows
+            produced = self._next_top_up = self._reserved
         if produced < self._next_top_up:
             return
         if left <= 0:  # the provider itself ends the output
             self._next_top_up = request.bound * request.times + 1
             return
-        amount = min(left, max(self._reserved // 2, self._headroom * 4))
+        amount = min(left, max(self._reserved // 2, self._headroom * 4)) if reader.readable else left
         decision = yield from self._extend_flow(amount)
-        if decision is not None and not decision.allowed:
+        if decision is not None and not decision.allowed and reader.readable:
             amount = min(amount, self._available(decision))  # less may still fit
             if amount >= RETRY_TOKENS:
                 decision = yield from self._extend_flow(amount)
@@ -131,6 +135,11 @@ class PendingSettlement:
             )
         else:
             self._next_top_up = min(produced + RETRY_TOKENS, self._reserved - self._headroom)
+
+    def _unreserved(self) -> int:
+        """Return how many tokens of output the request allows beyond those that are reserved."""
+        request = self._plan.request
+        return 0 if request is None else request.bound * request.times - self._reserved
 
     def _top_up_at(self) -> int:
         """Return how many tokens of the output may arrive before more is reserved."""
@@ -246,7 +255,7 @@ class PendingSettlement:
             return None
         if self._reader is None or self._reader.complete:
             return used
-        if request is not None and self._cut_off:
+        if request is not None and self._cut_off and self._reader.readable:
             return units_of(request._replace(times=1), self._plan.input_tokens, self._reader.produced)
         reserved = self._reserved_by(self.charge, *self._top_ups)  # the provider may have produced all of it
         return {unit: max(reserved.get(unit, 0), amount) for unit, amount in (used or {}).items()}
