@@ -143,6 +143,8 @@ EQUIVALENT = {
     ("log.py", "if delta < 0:", "0 -> 1"): "as above",
     ("sliding.py", "def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:",
      "dropped: state = current(state, limit, now)"): "windows that have ended count nothing, and begin where new ones do",
+    ("sliding.py", "if state is not None and state[0] is limit and now - state[3] < limit.length:", "Sub -> Add"):
+        "only the short path is not taken",
     ("sliding.py", "elif start - limit.length <= at < start:", "Lt -> LtE"): "the branch above has taken the start itself",
     ("windows.py", "again = min(end, expires) if overlaps else 0", "0 -> 1"): "no window ends that soon after 1970",
     ("windows.py", "if state is not None and state[0] is limit:", "0 -> 1"):

@@ -127,7 +127,7 @@ class FailingChargeStore(MemoryStore):
         return super().apply(verb, asks, *rest)
 
 
-# ---- a task that is cancelled again and again, as the cancel scopes of anyio do ----------------------------------------
+# ---- a task that is cancelled again and again, as the cancel scopes of anyio do --------------------------------------
 
 
 @pytest.mark.parametrize("answered", [False, True])
