@@ -1,4 +1,4 @@
-"""Slots of open batches in a shared store: one batch at a time, also after a check that was cancelled or that failed."""
+"""Slots of open batches in a shared store: one batch at a time, also after a check that was cancelled or failed."""
 
 import asyncio
 

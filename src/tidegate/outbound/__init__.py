@@ -14,6 +14,7 @@ sources/       URLs fetched on a schedule: scheduler, workers, service
 
 from tidegate.outbound.adapters.denials import find_denied
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.prices import ModelPrice, Prices
 from tidegate.outbound.providers.provider import (
     EndpointCost,
     KeyLocation,
@@ -48,10 +49,12 @@ __all__ = [
     "KeyLocation",
     "Learn",
     "ModelLimits",
+    "ModelPrice",
     "OutboundRequest",
     "OutputReserve",
     "PendingCharge",
     "Permissions",
+    "Prices",
     "Provider",
     "Providers",
     "QuotaScope",

@@ -64,6 +64,7 @@ class ProfileEndpoint(NamedTuple):
     has_output: bool = True
     counted: bool = True
     bound: FieldPath = ()  # the field that bounds the output, if a request sets none
+    images: FieldPath = ()  # the field that says how many images are requested, if the output is images
 
 
 ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))
@@ -117,6 +118,16 @@ class Profile:
             model = next((unquote(each["model"]) for each in models if each is not None), None)
             found = self._paths[path] = endpoint, model
         return found
+
+    @property
+    def reports_cache_apart(self) -> bool:
+        """Whether the input that is reported does not include what was read from a cache."""
+        return "cache_write" in self.usage
+
+    @property
+    def reports_reasoning_apart(self) -> bool:
+        """Whether the output that is reported does not include reasoning."""
+        return "reasoning" in self.counts.get("output-tokens", ())
 
     def output_rate(self, model: str | None) -> int:
         """Return how many tokens of the quota each token of the output counts."""

@@ -224,7 +224,7 @@ def _document(setting: ConfigValue) -> Any:  # noqa: ANN401 - any JSON value
 
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
     """Read `{path: /v1/embeddings, output: no}`."""
-    fields = setting.fields("path", "output", "counted", "bound")
+    fields = setting.fields("path", "output", "counted", "bound", "images")
     if "path" not in fields:
         raise setting.error("needs a path, such as {path: /v1/embeddings, output: no}")
     path = fields["path"].string()
@@ -235,6 +235,7 @@ def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
         fields["output"].boolean() if "output" in fields else True,
         fields["counted"].boolean() if "counted" in fields else True,
         _path(fields["bound"]) if "bound" in fields else (),
+        _path(fields["images"]) if "images" in fields else (),
     )
 
 

@@ -27,7 +27,7 @@ GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared or shown
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
-Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files with its key and its profile
+Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
 
 
 class LoadedProvider(NamedTuple):
@@ -207,8 +207,8 @@ class Providers:
 
     def _load(self, path: Path) -> LoadedProvider:
         stamp, loaded = _file_stamp(path), LoadedProvider(self._read(path), None)
-        other_stamps = _key_stamp(loaded), _profile_stamp(loaded)
-        if any(other_stamps):  # these files may have changed before their stamps were taken
+        other_stamps = _other_stamps(loaded)
+        if other_stamps:  # these files may have changed before their stamps were taken
             loaded = LoadedProvider(self._read(path), None)
         return loaded._replace(stamp=(stamp, *other_stamps))
 
@@ -253,19 +253,12 @@ def _find_conflict(found: Iterable[LoadedProvider], new: Provider) -> str | None
 
 
 def _stamps(path: Path, loaded: LoadedProvider | None) -> Stamps:
-    return _file_stamp(path), _key_stamp(loaded), _profile_stamp(loaded)
+    return _file_stamp(path), *_other_stamps(loaded)
 
 
-def _key_stamp(loaded: LoadedProvider | None) -> FileStamp | None:
-    """Identify the version of the file that holds the key, if it is not the provider's own."""
-    key_from = None if loaded is None else loaded.provider.key_from
-    return None if key_from is None or key_from.startswith("${") else _file_stamp(Path(key_from))
-
-
-def _profile_stamp(loaded: LoadedProvider | None) -> FileStamp | None:
-    """Identify the version of the file that holds the profile, if the provider's file names one."""
-    profile = None if loaded is None else loaded.provider.profile
-    return None if profile is None or profile.file is None else _file_stamp(Path(profile.file))
+def _other_stamps(loaded: LoadedProvider | None) -> Stamps:
+    """Identify the versions of the files that the provider's file names."""
+    return () if loaded is None else tuple(_file_stamp(Path(file)) for file in loaded.provider.other_files)
 
 
 def _file_stamp(path: Path) -> FileStamp | None:

@@ -103,11 +103,14 @@ class Account:
         limits = provider.limits
         self._index = narrowest_index(limits)
         self._narrowest = limits[self._index]
-        self.settles: bool = any(limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits)
+        estimated = TOKEN_UNITS if provider.prices is None else (*TOKEN_UNITS, provider.prices.unit)
+        self.settles: bool = provider.prices is not None or any(
+            limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits
+        )
         # The reservation of a plain account's charge is created only if it is corrected.
         self.plain: bool = all(limit.rules.movable for limit in limits)
         self.units: frozenset[str] = frozenset(limit.unit for limit in limits)
-        self.estimated: tuple[str, ...] = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
+        self.estimated: tuple[str, ...] = tuple(unit for unit in estimated if unit in self.units)
         self.fixed_cost: Cost | None = self._compute_fixed_cost()
         self._unbounded = self._without_maximum(limits)
 
@@ -192,7 +195,7 @@ class Account:
         for unit, amount in cost.items():
             if unit in self.units:
                 most = min(limit.burst for limit in self.provider.limits if limit.unit == unit)
-                found[unit] = min(amount, most) if unit in TOKEN_UNITS else amount
+                found[unit] = min(amount, most) if unit in self.estimated else amount
         return found
 
     def largest_output(self, request: RequestTokens, input_tokens: int) -> int:
@@ -200,6 +203,9 @@ class Account:
         found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
         for limit in self.provider.limits:
             parts = request.profile.counts.get(limit.unit, ())
+            if request.price is not None and limit.unit == request.price.unit:
+                paid = request.price.output_within(limit.burst - request.fee, input_tokens)
+                found = min(found, paid // request.times)
             if "output" in parts:
                 left = limit.burst - (input_tokens if "input" in parts else 0)
                 found = min(found, max(0, left) // each)

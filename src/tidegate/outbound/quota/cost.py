@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STRICT_INPUT_PERCENT: Final = 99  # of recent inputs that had no more tokens per byte than a strict call reserves
 INPUT_PERCENT: Final = 50
+FREE_METHODS: Final = ("GET", "HEAD", "OPTIONS", "DELETE")  # of requests that no model answers
 
 
 class CallPlan(NamedTuple):
@@ -82,6 +83,8 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
         return None
     request = read_request(provider.counting, call.url, call.body())
     named = provider.resolve_model(model or request.model)
+    if provider.prices is not None and request.endpoint.counted and call.method.upper() not in FREE_METHODS:
+        return request._replace(model=named, price=provider.prices.find(named))
     return request if named == request.model else request._replace(model=named)
 
 
@@ -112,6 +115,8 @@ def plan_call(
         return CallPlan(account.fit(cost))
     plan = _plan_output(account, call, request, estimates, tag, strict=strict)
     whole = units_of(request, plan.input_tokens, plan.output_tokens)
+    if request.price is not None:
+        whole[request.price.unit] += request.fee
     cost = {**cost, **{unit: whole.get(unit, 0) for unit in estimated}}
     return plan._replace(cost=cost if strict else account.fit(cost))
 

@@ -43,7 +43,13 @@ from tidegate.outbound.quota.exchange import (
 )
 from tidegate.outbound.quota.gate_accounts import GateAccounts
 from tidegate.outbound.quota.learned_sizes import LearnedSizes
-from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge, find_target, read_cost
+from tidegate.outbound.quota.pending_charge import (
+    AsyncPendingCharge,
+    PendingCharge,
+    check_money_given,
+    find_target,
+    read_cost,
+)
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
 from tidegate.outbound.quota.settlement import PendingSettlement
 from tidegate.outbound.quota.tokenizer import load_tokenizer
@@ -84,6 +90,7 @@ COUNTER_NAMES: Final = (
     "cut_off",
     "overrun",
     "overrun_tokens",
+    "overrun_micros",
 )
 
 
@@ -198,6 +205,7 @@ class _Gate(GateAccounts):
         given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
         account, plan = self._plan(*found, options)
+        check_money_given(account, options.cost)
         try:
             charge = yield from self._reserve_flow(account, plan.cost, options, self.clock.steady())
         except Denied as denied:

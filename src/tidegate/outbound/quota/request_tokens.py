@@ -17,6 +17,8 @@ from tidegate.outbound.providers.profile_file import shipped_profile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tidegate.outbound.providers.prices import ModelPrice
+
     Tokenizer = Callable[[str], int]
 
 MAX_MODEL_LENGTH: Final = 200  # characters of a model's name that are used
@@ -27,7 +29,8 @@ class RequestTokens(NamedTuple):
     """What a request asks for.
 
     `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is the
-    most that one output may take, `stated` whether the request says so, `times` how many outputs it requests.
+    most that one output may take, `stated` whether the request says so, `times` how many outputs it requests. `price`
+    is that of its model, if the provider has prices; `images` is how many images it requests.
     """
 
     profile: Profile
@@ -39,6 +42,13 @@ class RequestTokens(NamedTuple):
     bound: int
     stated: bool
     times: int
+    price: ModelPrice | None = None
+    images: int = 0
+
+    @property
+    def fee(self) -> int:
+        """What the request costs apart from its tokens, in micros."""
+        return 0 if self.price is None else self.price.fee(self.images)
 
     @property
     def streams(self) -> bool:
@@ -79,6 +89,7 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     stated = bool(bounds)
     bound = max(bounds) if bounds else profile.default_output
     times = max(1, 1, *_counts_at(document, profile.times))
+    images = max(1, 1, *_counts_at(document, (endpoint.images,))) if endpoint.images else 0
     if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
@@ -90,7 +101,7 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
         fixed += profile.tools
     name = None if model is None else model[:MAX_MODEL_LENGTH]
-    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times)
+    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, images=images)
 
 
 @lru_cache(maxsize=1024)
@@ -106,14 +117,20 @@ def estimate(body: bytes | None, profile: Profile | None = None, url: str = "") 
 
 
 def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> dict[str, int]:
-    """Return the cost by unit of a request with this many tokens of input, and of each output."""
+    """Return the cost by unit of a request with this many tokens of input, and of each output.
+
+    Money is the most that these tokens can cost; the fee of the request is not part of it.
+    """
     profile = request.profile
     output = min(MAX_INTEGER, output_tokens * request.times * profile.output_rate(request.model))
     if profile.charges != "usage":  # the bound counts from the start, whatever each token of output counts later
         output = max(output, output_tokens * request.times)
     counts = profile.counts
     whole = {"input": input_tokens, "output": output}
-    return {unit: min(MAX_INTEGER, sum(whole.get(part, 0) for part in parts)) for unit, parts in counts.items()}
+    found = {unit: min(MAX_INTEGER, sum(whole.get(part, 0) for part in parts)) for unit, parts in counts.items()}
+    if request.price is not None:
+        found[request.price.unit] = request.price.estimate(input_tokens, output_tokens * request.times)
+    return found
 
 
 def read_json(text: bytes | bytearray) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import Denied, StoreUnavailable
 from tidegate.flow import complete_flow, step_flow
+from tidegate.outbound.providers.money import is_money
+from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.quota.charge import Charge
 from tidegate.outbound.quota.request_tokens import units_of
@@ -168,8 +170,13 @@ class PendingSettlement:
         if request is None:
             return 0
         rate, counts = request.profile.output_rate(request.model), request.profile.counts
-        pairs = zip(decision.policy_limits, decision.views, strict=False)
-        return min((view[0] // rate for limit, view in pairs if "output" in counts.get(limit.unit, ())), default=0)
+        found = []
+        for limit, view in zip(decision.policy_limits, decision.views, strict=False):
+            if "output" in counts.get(limit.unit, ()):
+                found.append(view[0] // rate)
+            elif request.price is not None and limit.unit == request.price.unit:
+                found.append(request.price.output_within(view[0], 0))
+        return min(found, default=0)
 
     def _return_input_flow(self, reader: UsageReader) -> CallFlow[Any]:
         """Return what the input was estimated too high."""
@@ -178,11 +185,13 @@ class PendingSettlement:
             return
         known = reader.parts
         counted = known.get("input", 0) + known.get("cache_write", 0)
-        surplus = self._plan.input_tokens - counted
-        if surplus > 0:
+        if request.price is not None and request.profile.reports_cache_apart:
+            counted += known.get("cache_read", 0)  # is paid for, too
+        if counted < self._plan.input_tokens:
+            before = units_of(request, self._plan.input_tokens, self._plan.output_tokens)
             self._plan = self._plan._replace(input_tokens=counted)
-            whole = units_of(request, surplus, 0)
-            yield from self.account.shrink_flow(self.charge, whole)
+            after = units_of(request, counted, self._plan.output_tokens)  # money is rounded up as a whole
+            yield from self.account.shrink_flow(self.charge, {unit: before[unit] - after[unit] for unit in after})
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 
@@ -191,7 +200,7 @@ class PendingSettlement:
         if self.charge.settled:
             return
         self._learn()
-        final = self._final_units(used)
+        final = self._final_units(self._with_money(used))
         units = self.account.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
         if not known:
@@ -200,13 +209,32 @@ class PendingSettlement:
             return
         yield from self._commit_flow(known)
 
+    def _with_money(self, used: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        """Add what the reported usage costs."""
+        request, reader = self._plan.request, self._reader
+        if used is None or request is None or request.price is None or reader is None:
+            return used
+        return {**used, request.price.unit: usage_cost(request.price, reader.parts, request.profile) + request.fee}
+
+    def _estimated(self, input_tokens: int, output_tokens: int) -> dict[str, int]:
+        """Return what so many tokens count, and the fee of the request."""
+        request = self._plan.request
+        if request is None:
+            return {}
+        units = units_of(request._replace(times=1), input_tokens, output_tokens)
+        if request.price is not None:
+            units[request.price.unit] += request.fee
+        return units
+
     def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
         """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
         whole = self._reserved_by(self.charge, *self._top_ups)
-        over = max(amount - whole.get(unit, 0) for unit, amount in known.items())
-        if over > 0:
+        over = {unit: amount - whole.get(unit, 0) for unit, amount in known.items()}
+        if max(over.values()) > 0:
             self._count("overrun")
-            self._count("overrun_tokens", over)
+            micros = max((each for unit, each in over.items() if is_money(unit)), default=0)
+            self._count("overrun_micros", max(0, micros))
+            self._count("overrun_tokens", max(0, *(over.get(unit, 0) for unit in TOKEN_UNITS)))
         request = self._plan.request
         if request is None or request.profile.output_counted != "produced":
             yield from self._commit_parts_flow(known)
@@ -217,7 +245,7 @@ class PendingSettlement:
         except GeneratorExit:
             raise
         except BaseException:  # it is not charged now, so it stays charged where it was reserved
-            yield from complete_flow(self._commit_parts_flow(known))
+            yield from self._commit_parts_flow(known)
             raise
         yield from self._commit_parts_flow({**known, **dict.fromkeys(moved, 0)})
 
@@ -249,14 +277,14 @@ class PendingSettlement:
         profile = None if request is None else request.profile
         if used is None and self.status >= FIRST_ERROR_STATUS:
             if profile is not None and request is not None and profile.failed != "free":
-                return units_of(request, self._plan.input_tokens, 0) if profile.failed == "input" else None
-            return dict.fromkeys(TOKEN_UNITS, 0)
-        if profile is not None and profile.charges == "estimate":
-            return None
+                return self._estimated(self._plan.input_tokens, 0) if profile.failed == "input" else None
+            return dict.fromkeys(self.account.estimated, 0)
+        if profile is not None and profile.charges == "estimate":  # of the quota; what is paid for is the usage
+            return {unit: amount for unit, amount in (used or {}).items() if is_money(unit)}
         if self._reader is None or self._reader.complete:
             return used
         if request is not None and self._cut_off and self._reader.readable:
-            return units_of(request._replace(times=1), self._plan.input_tokens, self._reader.produced)
+            return self._estimated(self._plan.input_tokens, self._reader.produced)
         reserved = self._reserved_by(self.charge, *self._top_ups)  # the provider may have produced all of it
         return {unit: max(reserved.get(unit, 0), amount) for unit, amount in (used or {}).items()}
 

@@ -175,7 +175,7 @@ class UsageReader:
     @property
     def reasoning_apart(self) -> int:
         """1 if the provider reports reasoning apart from other output, else 0."""
-        return int("reasoning" in self._profile.counts.get("output-tokens", ()))
+        return int(self._profile.reports_reasoning_apart)
 
     @property
     def parts(self) -> Parts:
