@@ -218,7 +218,7 @@ def test_a_strict_call_never_passes_the_ceiling(store):
     """The answer is cut off, streamed or not, at what the ceiling pays for."""
     model = StreamedModel(5000)
     with Client(store, model, ["0.011/day unit=usd name=money"], strict=True) as client:
-        with pytest.raises(Denied, match="the output is ended after"):
+        with pytest.raises(Denied, match="the output was cut off after"):
             client.ask(stream=True, max_tokens=64_000)
         paid = 100 + 5 * model.sent
         assert 9000 < paid <= client.spent() <= 11_000

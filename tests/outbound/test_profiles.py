@@ -160,6 +160,7 @@ def test_media_in_a_request_of_any_shape_do_not_raise():
 
 # ---- usage -----------------------------------------------------------------------------------------------------------
 
+CACHED = {"prompt_tokens_details": {"cached_tokens": 5}}
 GEMINI = {"usageMetadata": {"promptTokenCount": 12, "cachedContentTokenCount": 4, "candidatesTokenCount": 30,
                             "thoughtsTokenCount": 8, "totalTokenCount": 50}}  # fmt: skip
 
@@ -174,6 +175,7 @@ GEMINI = {"usageMetadata": {"promptTokenCount": 12, "cachedContentTokenCount": 4
                                  "output_tokens": 30}}, (42, 12, 30)),
         ("google", GEMINI, (12, 12, 38)),
         ("google", [{}, {"usageMetadata": {"promptTokenCount": 12}}, GEMINI], (12, 12, 38)),
+        ("groq", {"usage": {"prompt_tokens": 12, "completion_tokens": 30, **CACHED}}, (37, 7, 30)),
         ("bedrock", {"usage": {"inputTokens": 12, "outputTokens": 30, "totalTokens": 42}}, (42, 12, 30)),
         ("groq", {"x_groq": {"usage": {"prompt_tokens": 12, "completion_tokens": 30}}}, (42, 12, 30)),
     ],
@@ -258,3 +260,43 @@ def test_an_unknown_profile_is_refused():
         read_provider({"domain": "a.test", "limit": 1, "period": "1m", "profile": "zzz"})
     with pytest.raises(ConfigError, match=r"^profile: cannot read missing/p\.yaml: there is no such file$"):
         read_provider({"domain": "a.test", "limit": 1, "period": "1m", "profile": "missing/p.yaml"})
+
+
+@pytest.fixture
+def added(tmp_path):
+    """A folder with two profiles, and a provider file that names one of them."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    (folder / "acme.yaml").write_text("output: {bounds: [most]}\n")
+    (folder / "openai.yaml").write_text("output: {bounds: [mine]}\n")
+    return folder
+
+
+def bounds(tmp_path, profile, *profiles):
+    (tmp_path / "llm.yaml").write_text(f"domain: llm.test\nlimit: 5\nperiod: 1m\nprofile: {profile}\n")
+    (provider,) = Providers.load([tmp_path / "llm.yaml"], profiles=profiles)
+    return provider.profile.bounds
+
+
+@pytest.mark.parametrize(("profile", "found"), [("acme", (("most",),)), ("openai", (("mine",),))])
+def test_profiles_of_a_folder_are_named_without_a_path_and_replace_shipped_ones(tmp_path, added, profile, found):
+    assert bounds(tmp_path, profile, added) == found
+    assert bounds(tmp_path, profile, added / f"{profile}.yaml") == found
+
+
+def test_an_added_profile_is_read_again_when_it_changes(tmp_path, added):
+    (tmp_path / "llm.yaml").write_text("domain: llm.test\nlimit: 5\nperiod: 1m\nprofile: acme\n")
+    providers = Providers.load([tmp_path / "llm.yaml"], profiles=[added])
+    (added / "acme.yaml").write_text("output: {bounds: [other, longer]}\n")
+    assert providers.reload() == ("llm.test",)
+    assert next(iter(providers)).profile.bounds == (("other",), ("longer",))
+
+
+def test_wrong_folders_of_profiles_are_refused(tmp_path, added):
+    with pytest.raises(ConfigError, match=r"llm\.yaml:4: profile: there is no profile 'acmo': did you mean 'acme'"):
+        bounds(tmp_path, "acmo", added)
+    with pytest.raises(ConfigError, match=r"nowhere.*there is no such file or directory"):
+        bounds(tmp_path, "acme", tmp_path / "nowhere")
+    (tmp_path / "acme.yml").write_text("output: {bounds: [most]}\n")
+    with pytest.raises(ConfigError, match=r"acme\.yml: .*acme\.yaml has the same name: rename one of them"):
+        bounds(tmp_path, "acme", added, tmp_path / "acme.yml")

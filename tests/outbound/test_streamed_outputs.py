@@ -133,7 +133,7 @@ def test_a_refused_top_up_ends_the_output_and_settles_what_arrived(store):
                 came += response.iter_lines()
             assert source.closed
         assert source.read <= 5000
-        assert str(denied.value).startswith("provider api.test: the output is ended after ")
+        assert str(denied.value).startswith("provider api.test: the output was cut off after ")
         assert source.read >= 5000 - 10 - MIN_HEADROOM - 20
         assert source.read <= usage(store, known) <= 5000
         metrics = client.metrics()
@@ -263,3 +263,52 @@ async def read_async(kind, known, store, url):
                     pass
         except Denied as denied:
             return denied
+
+
+# ---- Gemini ----------------------------------------------------------------------------------------------------------
+
+GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-flash:streamGenerateContent"
+GEMINI_BODY = {"contents": [], "generationConfig": {"maxOutputTokens": 60_000}}
+
+
+def gemini(tokens, step=100):
+    """A stream of Gemini: each event says how much the answer has taken so far."""
+    for produced in range(step, tokens + 1, step):
+        used = {"promptTokenCount": 10, "candidatesTokenCount": produced}
+        part = {"candidates": [{"content": {"parts": [{"text": "abc" * step}]}}], "usageMetadata": used}
+        yield b"data: %s\r\n\r\n" % json.dumps(part).encode()
+
+
+def gemini_provider():
+    limits = ["1000/1m", "20_000/1m unit=output-tokens name=tpm"]
+    domain = "generativelanguage.googleapis.com"
+    return Providers.of({"domain": domain, "limits": limits, "profile": "google", "strict": True})
+
+
+@pytest.mark.parametrize(("tokens", "ended"), [(15_000, False), (40_000, True)])
+def test_a_stream_of_gemini_is_topped_up_and_ended(store, tokens, ended):
+    known = gemini_provider()
+    with open_client(store, Source(list(gemini(tokens))), known) as client:
+        found = None
+        try:
+            client.post(GEMINI + "?alt=sse", json=GEMINI_BODY)
+        except Denied as denied:
+            found = denied
+        assert (found is not None) is ended
+        assert client.metrics()["topped_up"] >= 1
+        assert client.metrics()["overrun"] == 0
+        used = usage(store, known, "generativelanguage.googleapis.com")
+        assert 19_000 < used <= 20_000 if ended else used == 15_000
+
+
+def test_an_answer_of_gemini_that_does_not_come_as_events_is_clamped(store):
+    sent = []
+
+    def reply(request):
+        sent.append(json.loads(request.content))
+        return httpx.Response(200, json=[{"usageMetadata": {"promptTokenCount": 10, "candidatesTokenCount": 7}}])
+
+    transport = RateLimitTransport(gemini_provider(), store, httpx.MockTransport(reply), timeout=0)
+    with httpx.Client(transport=transport) as client:
+        client.post(GEMINI, json=GEMINI_BODY)
+    assert sent[0]["generationConfig"]["maxOutputTokens"] == 20_000

@@ -144,7 +144,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
 
     @property
     def THROTTLE_RATES(self) -> Mapping[str, Limits | None]:  # noqa: N802 - the name in REST Framework
-        """The rates of the settings; a subclass may replace them by a mapping."""
+        """The rates of the settings; a subclass may replace them with a mapping."""
         return api_settings.DEFAULT_THROTTLE_RATES  # type: ignore[no-any-return]  # it has no types
 
     def parse_rate(self, rate: Limits | None) -> tuple[int | None, float | None]:
@@ -192,7 +192,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
         kept: _Outcomes = vars(request).setdefault(OUTCOMES_ATTRIBUTE, {})
         missing = [ask for ask in asks if not kept.get(_count_of(ask))]
         if missing:
-            # Not the first call for this request: charge only what the first call did not know of.
+            # Not the first call for this request: charge only what the first call did not include.
             unknown = kept and not any(_count_of(ask) in kept for ask in missing)
             together = _merge_asks(missing, [] if unknown else _collect_all(request, view))
             kept.update(_decide(request_limiter, request, together, self._time(request_limiter)))

@@ -68,9 +68,9 @@ def _find(target: object) -> list[RequestLimiter]:
         if id(app) in seen:
             continue
         seen.add(id(app))
-        guard = app if isinstance(app, RequestLimiter) else getattr(app, "guard", None)
-        if isinstance(guard, RequestLimiter):
-            found.append(guard)
+        request_limiter = app if isinstance(app, RequestLimiter) else getattr(app, "request_limiter", None)
+        if isinstance(request_limiter, RequestLimiter):
+            found.append(request_limiter)
         if hasattr(app, "build_middleware_stack") and app.middleware_stack is None:
             app.middleware_stack = app.build_middleware_stack()  # Starlette builds it at the first request
         waiting += [inner for name in WRAPPED_ATTRIBUTES if (inner := getattr(app, name, None)) is not None]

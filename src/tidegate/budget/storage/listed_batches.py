@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
     @property
     def claim(self) -> Ask:
-        """The ask that only one process is allowed: to return the batch, or to settle it late."""
+        """The ask that only one process can acquire: the right to return the batch, or to settle it late."""
         return CLAIMS, self.slot.owner.key(self.slot.number, self.at), (1,)
 
 
@@ -244,7 +244,7 @@ class ListedBatches:
 
     @property
     def lease_holds(self) -> bool:
-        """Whether no other process can have taken this one for ended, with a quarter of the lease to spare."""
+        """Whether no other process can have treated this one as ended; false in the last quarter of the lease."""
         return self.owner is not None and self._clock.steady() - self._heartbeat_at < self.lease * 3 // 4
 
     def is_listed(self, number: int) -> bool:
@@ -279,7 +279,7 @@ class ListedBatches:
     # ---- return the batches of ended owners --------------------------------------------------------------------------
 
     def return_ended_flow(self, policy: Policy, key: Key) -> Flow[StoreStep, int]:
-        """Return what owners that have ended have reserved; returns how many batches. At most once per second."""
+        """Refund the batches of owners that have ended, at most once per second; returns how many."""
         now = self._clock.steady()
         if self._last_return is not None and now - self._last_return < RETURN_INTERVAL:
             return 0

@@ -135,7 +135,7 @@ class ListingStore(Store):
     # ---- batches -----------------------------------------------------------------------------------------------------
 
     def _batch_flow(self, verb: str, asks: Sequence[Ask], at: int | None) -> Flow[StoreStep, list[Decision]] | None:
-        """Return the flow of a call that reserves a batch, or gives back one; None for any other call."""
+        """Return the flow of a call that reserves or refunds a batch; None for any other call."""
         policy, key, costs = asks[0]
         if not policy.name.startswith(POLICY_PREFIX) or not any(costs):
             return None
@@ -211,7 +211,7 @@ class ListedSettlements(StoreSettlements):
             await self._store.run_async(self._settle_flow(settlement))
 
     def _settle_flow(self, settlement: Settlement) -> Flow[StoreStep, None]:
-        """Settle a listed batch. If a call fails, all of it is repeated, without what was done."""
+        """Settle a listed batch. If a call fails, the settlement is repeated, without the steps that succeeded."""
         policy, unlimited, key, at, number, share, _ = settlement
         batches, last = self._batches, not any(share.after)
         if (yield from batches.was_returned_flow(number)):
@@ -231,19 +231,19 @@ class ListedSettlements(StoreSettlements):
             self.check_charged(decision)
 
     def return_ended(self, policy: Policy, key: Key) -> int:
-        """Return the batches of processes that have ended; returns how many."""
+        """Refund the batches of processes that have ended; returns how many."""
         with suppress(StoreUnavailable):
             return self._store.run(self._batches.return_ended_flow(policy, key))
         return 0
 
     async def return_ended_async(self, policy: Policy, key: Key) -> int:
-        """Return the batches of processes that have ended; returns how many."""
+        """Refund the batches of processes that have ended; returns how many."""
         with suppress(StoreUnavailable):
             return await self._store.run_async(self._batches.return_ended_flow(policy, key))
         return 0
 
     def clean_up(self, policy: Policy, key: Key) -> int:
-        """Return the batches of processes that have ended; states in the store expire by themselves."""
+        """Refund the batches of processes that have ended; states in the store expire by themselves."""
         return self.return_ended(policy, key)
 
 

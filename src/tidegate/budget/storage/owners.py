@@ -78,7 +78,7 @@ class Owners:
         return None
 
     def heartbeat_flow(self, owner: Owner) -> Flow[StoreStep, bool]:
-        """Add a heartbeat; returns whether the owner still has its place: not if others found that it had ended."""
+        """Add a heartbeat; returns whether the owner still has its place. It has not if others treated it as ended."""
         yield StoreStep("acquire", ((self._heartbeats, owner.key(), (1,)),))
         [place] = yield StoreStep("peek", ((PLACES, self._place(owner.place), (0,)),))
         return bool(place.used[0] == owner.generation)

@@ -5,7 +5,7 @@
                                                      later, if another limit denies: give_back_flow
 
 Limits in different stores, or in different slots of a Redis Cluster, cannot be decided in one step. They are charged
-one after the other; if one denies, the earlier charges are given back. Limits in shadow mode never deny, so each is
+one after another; if one denies, the earlier charges are refunded. Limits in shadow mode never deny, so each is
 decided by itself, after the others.
 """
 
@@ -75,7 +75,7 @@ class RequestCharge(NamedTuple):
 
     @property
     def blocks(self) -> bool:
-        """Whether the limit denies requests, rather than report only."""
+        """Whether the limit denies requests, rather than only reporting them."""
         return self.route_limit is None or self.route_limit.blocks
 
     def now(self) -> int | None:
@@ -199,23 +199,23 @@ def _handle_store_error(group: list[RequestCharge], error: Exception) -> list[De
 
 
 def give_back_flow(made: Sequence[DecidedCharge], *, tasks: bool) -> CallFlow[None]:
-    """Give charges back, exactly: each step is completed even if the task is cancelled."""
+    """Refund charges exactly: each step is completed even if the task is cancelled."""
     yield from complete_flow(*(_correct_flow(each, tasks=tasks) for each in _corrections(made)))
 
 
 def _correct_flow(correcting: Correcting, *, tasks: bool) -> CallFlow[None]:
-    """Give back the charges of one step; the store makes the correction even if the task is cancelled."""
+    """Refund the charges of one step; the store makes the correction even if the task is cancelled."""
     store, now, asks, at = correcting
     try:
         yield partial(apply_of(store, tasks=tasks), "adjust", asks, now, at)
     except RateLimitError as error:
-        log.error("could not give back the charge of a denied request: %s", error)  # noqa: TRY400 - the message has all details
+        log.error("could not refund the charge of a denied request: %s", error)  # noqa: TRY400 - the message has all details
     finally:
         store.wake(asks)
 
 
 def _corrections(made: Sequence[DecidedCharge]) -> list[Correcting]:
-    """Return the steps that give charges back: one for each store and time of a charge."""
+    """Return the steps that refund charges: one for each store and time of a charge."""
     steps: dict[tuple[int, int, str], list[DecidedCharge]] = {}
     for each in made:
         if charged_at(each.decision, each.charge.policy) is not None:
@@ -239,5 +239,5 @@ def apply_of(store: Store, *, tasks: bool) -> Callable[..., Any]:
 
 
 def refills(policy: Policy) -> bool:
-    """Return whether a limit of the policy refills, so that only a marked charge can be given back exactly."""
+    """Return whether a limit of the policy refills, so that only a marked charge can be refunded exactly."""
     return any(limit.rules.refills for limit in policy.limits)

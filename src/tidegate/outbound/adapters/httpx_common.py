@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.settlement import PendingSettlement
 
 EXTENSION: Final = "tidegate"
+ENCODING_LENGTH: Final = len("content-encoding")
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -106,7 +107,7 @@ class HttpxLibrary:
 
     def read_refusal(self, response: Any, clock: Clock) -> bytes:  # noqa: ANN401 - of either library
         """Read the start of the body of a refusal; the client can still read all of it."""
-        body = RefusalBody(clock, content_encoding(response))
+        body = RefusalBody(clock, content_encoding(response.headers.raw))
         rest = iter(response.stream)
         if all(map(body.add, rest)):
             response.stream.close()
@@ -117,7 +118,7 @@ class HttpxLibrary:
 
     async def read_refusal_async(self, response: Any, clock: Clock) -> bytes:  # noqa: ANN401 - of either library
         """Read the start of the body of a refusal; the client can still read all of it."""
-        body = RefusalBody(clock, content_encoding(response))
+        body = RefusalBody(clock, content_encoding(response.headers.raw))
         rest = aiter(response.stream)
         async for piece in rest:
             if not body.add(piece):
@@ -133,7 +134,11 @@ class HttpxLibrary:
         response.extensions[EXTENSION] = result.outcome
         if result.settlement is None:
             return response
-        stream = stream_class(response.stream, result.settlement, gate, content_encoding(response))
+        stream = stream_class(response.stream, result.settlement, gate, content_encoding(response.headers.raw))
+        if not response.is_stream_consumed:
+            response.stream = stream
+            return response
+        # A response that was already read, such as one of a mock, would not read another stream.
         return self._module.Response(
             response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
         )
@@ -310,9 +315,12 @@ class AsyncResumedStream:
         await self._stream.aclose()
 
 
-def content_encoding(response: Any) -> str:  # noqa: ANN401 - of either library
-    """Return the Content-Encoding of a response."""
-    return str(response.headers.get("content-encoding", ""))
+def content_encoding(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Return the Content-Encoding of raw headers: decoding all headers is slow."""
+    for name, value in headers:
+        if len(name) == ENCODING_LENGTH and name.lower() == b"content-encoding":
+            return value.decode("latin-1")
+    return ""
 
 
 def rate_limit_headers(response: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of either library

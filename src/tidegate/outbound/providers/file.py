@@ -33,7 +33,7 @@ from tidegate.outbound.providers.model_fields import (
 )
 from tidegate.outbound.providers.money import check_units, parse_limit, to_micros
 from tidegate.outbound.providers.prices import MILLION, find_prices
-from tidegate.outbound.providers.profile_file import find_profile
+from tidegate.outbound.providers.profile_file import NO_PROFILES, find_profile
 from tidegate.outbound.providers.provider import (
     CONCURRENCY_UNIT,
     EndpointCost,
@@ -47,6 +47,7 @@ from tidegate.outbound.providers.secret import Secret
 from tidegate.policy.config_value import ConfigValue, load
 from tidegate.policy.loader import InvalidYAMLError
 from tidegate.policy.model import OnStoreError
+from tidegate.policy.setting_values import VARIABLE, expand_variables
 
 if TYPE_CHECKING:
     from tidegate.outbound.providers.prices import Prices
@@ -78,14 +79,13 @@ PROVIDER_FIELDS: Final = (
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
 DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 YAML_TOKEN = re.compile(r"'(?:[,:?\[\]{}-]|<[a-z ]+>)'")  # as the YAML parser names it
 
 
-def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
-    """Read a provider from a file or a mapping."""
+def read_provider(source: str | Path | Mapping[str, object], profiles: Mapping[str, Path] = NO_PROFILES) -> Provider:
+    """Read a provider from a file or a mapping; `profiles` are the files of profiles that the user adds, by name."""
     try:
         section = load(source)
     except InvalidYAMLError as error:  # the YAML parser may quote a part of a key
@@ -107,7 +107,7 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
         "retries": _retries(fields),
         "estimate": _estimate(fields, limits + tuple(limit for each in models for limit in each.limits)),
-        "profile": find_profile(fields["profile"]) if "profile" in fields else None,
+        "profile": find_profile(fields["profile"], profiles) if "profile" in fields else None,
         "models": models,
         "aliases": read_aliases(fields),
         "output_reserve": read_output_reserve(fields),
@@ -264,13 +264,9 @@ def _api_key(fields: Fields) -> tuple[Secret | None, str | None]:
         text = "" if fields["api_key"].is_null else fields["api_key"].string()
     except ConfigError:
         raise fields["api_key"].error("expected a string: put the key in quotes") from None
-    variable = VARIABLE.fullmatch(text)
-    if variable is None:
+    if VARIABLE.fullmatch(text) is None:  # a literal key may contain a dollar sign
         return Secret(text) if text else None, None
-    found = os.environ.get(variable[1])
-    if not found:
-        raise fields["api_key"].error(f"the environment variable {variable[1]} is not set")
-    return Secret(found), text
+    return Secret(expand_variables(fields["api_key"], os.environ).string()), text
 
 
 def _key_in_file(setting: ConfigValue) -> tuple[Secret, str]:
@@ -317,15 +313,15 @@ def _per(fields: Fields) -> tuple[QuotaScope, ...]:
 
 
 def _retries(fields: Fields) -> Retries:
-    """Read `retries: 2`, or `{most: 2, within: 30s}`."""
+    """Read `retries: 2`, or `{max: 2, within: 30s}`."""
     if "retries" not in fields:
         return Retries()
     setting = fields["retries"]
     if not setting.is_mapping:
         return Retries(setting.integer(0, 10))
-    parts = setting.fields("most", "within")
-    most = parts["most"].integer(0, 10) if "most" in parts else 2
-    return Retries(most, _seconds(parts["within"]) if "within" in parts else Retries().within)
+    parts = setting.fields("max", "within")
+    max_retries = parts["max"].integer(0, 10) if "max" in parts else 2
+    return Retries(max_retries, _seconds(parts["within"]) if "within" in parts else Retries().within)
 
 
 def _seconds(setting: ConfigValue) -> float:

@@ -57,7 +57,7 @@ def read_aliases(fields: dict[str, ConfigValue]) -> dict[str, str]:
     found = {name: setting.string() for name, setting in fields["aliases"].entries().items()}
     for name, setting in fields["aliases"].entries().items():
         if found[name] in found:
-            raise setting.error(f"{found[name]} is an alias itself: use {found[found[name]]}")
+            raise setting.error(f"{found[name]} is itself an alias: use {found[found[name]]}")
     return found
 
 

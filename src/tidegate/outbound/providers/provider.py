@@ -55,7 +55,7 @@ class KeyLocation(NamedTuple):
 class Retries(NamedTuple):
     """How often a refused request is retried at most, and how many seconds all retries may take."""
 
-    most: int = 0
+    max_retries: int = 0
     within: float = 60.0
 
 

@@ -107,18 +107,19 @@ def plan_call(
     if account.fixed_cost is not None and not asked:
         return CallPlan(account.fixed_cost)
     provider = account.provider
-    cost = provider.cost(endpoint_of(provider, call))
+    cost = dict(provider.cost(endpoint_of(provider, call)))
     if asked:
-        cost = {**cost, **asked}
+        cost |= asked
     estimated = [unit for unit in account.estimated if unit not in cost]
     if not estimated or request is None:
         return CallPlan(account.fit(cost))
-    plan = _plan_output(account, call, request, estimates, tag, strict=strict)
+    plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict)
     whole = units_of(request, plan.input_tokens, plan.output_tokens)
     if request.price is not None:
         whole[request.price.unit] += request.fee
-    cost = {**cost, **{unit: whole.get(unit, 0) for unit in estimated}}
-    return plan._replace(cost=cost if strict else account.fit(cost))
+    for unit in estimated:
+        cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
+    return plan._replace(cost=account.fit(cost)) if asked and not strict else plan
 
 
 def _plan_output(
@@ -127,31 +128,32 @@ def _plan_output(
     request: RequestTokens,
     estimates: TokenEstimates | None,
     tag: str,
+    cost: Cost,
     *,
     strict: bool,
 ) -> CallPlan:
-    """Decide how long the output is assumed to become, and how that is enforced."""
+    """Decide how long the output is assumed to become, and how that is enforced; the caller completes the cost."""
     provider, profile, bound = account.provider, request.profile, request.bound
     key = provider.domain, request.model or "", tag
-    expected = input_learned = None
+    expected = input_learned = tokenizer = None
     if estimates is not None:
+        learned, tokenizer = estimates
         if provider.output_reserve.percent is not None:
-            expected = estimates.learned.output(key, provider.output_reserve.percent)
-        if estimates.tokenizer is None:
+            expected = learned.output(key, provider.output_reserve.percent)
+        if tokenizer is None:
             percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
-            input_learned = estimates.learned.input(key, request.text_length, percent)
-    input_tokens = request.estimate_input(input_learned, None if estimates is None else estimates.tokenizer)
+            input_learned = learned.input(key, request.text_length, percent)
+    input_tokens = request.estimate_input(input_learned, tokenizer)
     if strict and input_learned is not None and not account.can_fit(units_of(request, input_tokens, 1)):
         # Learned from requests of another kind, such as references to files. Denied, no call would ever correct it.
         input_tokens = request.estimate_input()
-    plan = CallPlan(0, request, key, input_tokens, bound)
     if not strict:
-        uses_learned = expected is not None and profile.charges == "usage"
-        return plan._replace(output_tokens=min(bound, expected)) if uses_learned and expected is not None else plan
+        output_tokens = bound if expected is None or profile.charges != "usage" else min(bound, expected)
+        return CallPlan(cost, request, key, input_tokens, output_tokens)
     largest = account.largest_output(request, input_tokens)
     if profile.charges == "usage" and request.streams and request.endpoint.has_output:
         first = profile.default_output if expected is None else expected
-        return plan._replace(output_tokens=max(1, min(bound, first, largest)), tops_up=True)
+        return CallPlan(cost, request, key, input_tokens, max(1, min(bound, first, largest)), tops_up=True)
     output_tokens = max(1, min(bound if expected is None else expected, bound, largest))
     body = request.clamped(output_tokens) if call.rewrites and (output_tokens < bound or not request.stated) else None
-    return plan if body is None else plan._replace(output_tokens=output_tokens, body=body)
+    return CallPlan(cost, request, key, input_tokens, bound if body is None else output_tokens, body)

@@ -109,7 +109,7 @@ class _Gate(GateAccounts):
         bus: str | Bus | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         reload: float | None = RELOAD_INTERVAL,
         tokenizer: object = None,
     ) -> None:
@@ -132,7 +132,7 @@ class _Gate(GateAccounts):
         self._owns_bus = isinstance(bus, str)
         self.bus: Bus | None = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
-        self._chance = chance
+        self._jitter = jitter
         self._accounts = Accounts(self.clock, self.bus, self._make_account)
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
         self._next_reload = self.clock.steady() + (self._reload or 0)
@@ -303,7 +303,7 @@ class _Gate(GateAccounts):
                 self._counts["corrected"] += yield from account.learn_flow(told)
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, status, call.method, spent, wait
-            return retry_pause(*rules, self._chance()) if call.replays else None
+            return retry_pause(*rules, self._jitter()) if call.replays else None
         account.account_capacity.record_success()
         if advice.limits and account.provider.learn != "off":
             self._counts["corrected"] += yield from account.learn_flow(advice)
@@ -312,7 +312,7 @@ class _Gate(GateAccounts):
     def _handle_refusal_flow(
         self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
     ) -> CallFlow[Any]:
-        """Learn from a refusal; a 429 returns its permit, after others can know of the lower capacity."""
+        """Learn from a refusal; after a 429, return the permit once other processes can know the lower capacity."""
         self._counts["refused"] += 1
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:

@@ -16,8 +16,8 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.fork import fork_safe
 
 MAX_SAMPLES: Final = 200  # recent calls per model and tag
-MIN_SAMPLES: Final = 5  # fewer say nothing
-QUANTILE_SAMPLES: Final = 20  # fewer say too little about a quantile: twice the largest is assumed
+MIN_SAMPLES: Final = 5  # with fewer, there is no estimate
+QUANTILE_SAMPLES: Final = 20  # with fewer, a quantile is unreliable: twice the largest size is assumed
 MAX_LEARNED: Final = 1024  # models and tags that are kept
 LearnedKey = tuple[str, str, str]  # domain, model, tag
 

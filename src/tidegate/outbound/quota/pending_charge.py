@@ -190,7 +190,8 @@ def read_cost(cost: Cost | None) -> Mapping[str, int] | None:
     if cost is None or isinstance(cost, Mapping):
         return cost
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
-        raise ConfigError(f"must be an integer from 0, or one for each unit, not {cost!r}", field="cost")
+        expected = "an integer of at least 0, or a mapping of units to integers"
+        raise ConfigError(f"must be {expected}, not {cost!r}", field="cost")
     return {REQUESTS_UNIT: cost}
 
 

@@ -3,7 +3,7 @@
     {"error": {"message": "Rate limit reached … Please try again in 1.2s."}}                 OpenAI
     {"error": {"details": [{"@type": "….RetryInfo", "retryDelay": "34s"}, …]}}                Gemini
 
-Bodies are untrusted: what is not understood says nothing, and nothing raises. Since a body may never end, only its
+Bodies are untrusted: whatever is not understood is ignored, and nothing raises. Since a body may never end, only its
 start is read (`RefusalBody`); the client still gets all of it. A Retry-After header takes precedence.
 """
 

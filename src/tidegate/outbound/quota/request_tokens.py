@@ -30,7 +30,8 @@ class RequestTokens(NamedTuple):
 
     `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is the
     most that one output may take, `stated` whether the request says so, `times` how many outputs it requests. `price`
-    is that of its model, if the provider has prices; `images` is how many images it requests.
+    is that of its model, if the provider has prices; `images` is how many images it requests. `streams` is whether the
+    output is streamed as events.
     """
 
     profile: Profile
@@ -44,16 +45,12 @@ class RequestTokens(NamedTuple):
     times: int
     price: ModelPrice | None = None
     images: int = 0
+    streams: bool = False
 
     @property
     def fee(self) -> int:
         """What the request costs apart from its tokens, in micros."""
         return 0 if self.price is None else self.price.fee(self.images)
-
-    @property
-    def streams(self) -> bool:
-        """Whether the output is streamed."""
-        return self.document.get("stream") is True
 
     def estimate_input(self, learned: int | None = None, tokenizer: Tokenizer | None = None) -> int:
         """Estimate the tokens of the input: by the tokenizer, by what was learned, or by its length."""
@@ -81,33 +78,45 @@ class RequestTokens(NamedTuple):
 def read_request(profile: Profile, url: str, body: bytes | None) -> RequestTokens:
     """Read what a request asks for."""
     endpoint, model = profile.read_path(path_of(url))
-    document = read_json(body or b"")
+    document = read_json(body) if body else {}
     if model is None:
-        found = (value for field in profile.model_fields for value in values_at(document, field))
-        model = next((value for value in found if isinstance(value, str) and value), None)
+        model = _model_of(document, profile.model_fields)
     bounds = _counts_at(document, profile.bounds)
     stated = bool(bounds)
     bound = max(bounds) if bounds else profile.default_output
-    times = max(1, 1, *_counts_at(document, profile.times))
+    times = max(_counts_at(document, profile.times), default=1) or 1
     images = max(1, 1, *_counts_at(document, (endpoint.images,))) if endpoint.images else 0
     if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
-    for marker in profile.media_markers:
-        if body and marker in body:
-            media_length, fixed = _media(document, profile)
-            length = max(0, length - media_length)
-            break
+    if body and profile.media_pattern is not None and profile.media_pattern.search(body):
+        media_length, fixed = _media(document, profile)
+        length = max(0, length - media_length)
     if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
         fixed += profile.tools
     name = None if model is None else model[:MAX_MODEL_LENGTH]
-    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, images=images)
+    streams = document.get("stream") is True or (endpoint.streams is not None and endpoint.streams in _query(url))
+    return RequestTokens(
+        profile, endpoint, name, document, length, fixed, bound, stated, times, images=images, streams=streams
+    )
+
+
+def _model_of(document: dict[str, Any], fields: tuple[FieldPath, ...]) -> str | None:
+    for field in fields:
+        for value in values_at(document, field):
+            if isinstance(value, str) and value:
+                return value
+    return None
 
 
 @lru_cache(maxsize=1024)
 def path_of(url: str) -> str:
     """Return the path of a URL."""
     return urlsplit(url).path or "/"
+
+
+def _query(url: str) -> list[str]:
+    return urlsplit(url).query.split("&")
 
 
 def estimate(body: bytes | None, profile: Profile | None = None, url: str = "") -> dict[str, int]:
@@ -122,12 +131,13 @@ def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> d
     Money is the most that these tokens can cost; the fee of the request is not part of it.
     """
     profile = request.profile
-    output = min(MAX_INTEGER, output_tokens * request.times * profile.output_rate(request.model))
-    if profile.charges != "usage":  # the bound counts from the start, whatever each token of output counts later
-        output = max(output, output_tokens * request.times)
-    counts = profile.counts
-    whole = {"input": input_tokens, "output": output}
-    found = {unit: min(MAX_INTEGER, sum(whole.get(part, 0) for part in parts)) for unit, parts in counts.items()}
+    output = output_tokens * request.times
+    rate = profile.output_rate(request.model)
+    if rate > 1 or profile.charges == "usage":  # else the bound counts from the start, whatever its tokens count later
+        output *= rate
+    found = {}
+    for unit, takes_input, takes_output in profile.estimated_units:
+        found[unit] = min(MAX_INTEGER, input_tokens * takes_input + output * takes_output)
     if request.price is not None:
         found[request.price.unit] = request.price.estimate(input_tokens, output_tokens * request.times)
     return found

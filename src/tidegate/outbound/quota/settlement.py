@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FIRST_ERROR_STATUS: Final = 400
 MIN_HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
-RETRY_TOKENS: Final = 16  # after a refused top-up, ask again when so many more tokens have arrived
+RETRY_TOKENS: Final = 16  # after a denied top-up, try again when this many more tokens have arrived
 
 
 class PendingSettlement:
@@ -131,8 +131,8 @@ class PendingSettlement:
             self._cut_off = True
             self._count("cut_off")
             raise Denied(
-                f"provider {self.account.provider.name}: the output is ended after {produced} tokens: "
-                "no more can be reserved for it",
+                f"provider {self.account.provider.name}: the output was cut off after {produced} tokens: "
+                "no more tokens can be reserved",
                 decision,
             )
         else:
@@ -179,7 +179,7 @@ class PendingSettlement:
         return min(found, default=0)
 
     def _return_input_flow(self, reader: UsageReader) -> CallFlow[Any]:
-        """Return what the input was estimated too high."""
+        """Refund the difference if the estimate of the input was too high."""
         request = self._plan.request
         if request is None:
             return
@@ -303,6 +303,6 @@ class PendingSettlement:
             self._learned.record_output(plan.learned_key, output_tokens, cut_off=cut_off)
         if "input" in parts and not request.fixed:
             whole = parts["input"]
-            if "cache_write" in request.profile.usage:  # cached input is reported apart
+            if "cache_write" in request.profile.usage:  # cached input is reported separately
                 whole += parts.get("cache_read", 0) + parts.get("cache_write", 0)
             self._learned.record_input(plan.learned_key, request.text_length, whole)

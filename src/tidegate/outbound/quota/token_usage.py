@@ -33,7 +33,7 @@ MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
 MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 MAX_DOCUMENTS: Final = 20_000  # entries of a JSON list that are searched
 BINARY_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')  # in the binary events of AWS
-STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer than usual, so that the count is not too low
+STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer tha usual, so that the count is not too low
 
 Parts = dict[UsagePart, int]
 
@@ -48,22 +48,32 @@ def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> d
     """Return what counts towards each unit; None if no usage was reported."""
     if not parts:
         return None
-    parts = dict(parts)
-    if "output" in parts:
-        parts["output"] *= profile.output_rate(model)
+    rate = profile.output_rate(model)
+    if rate != 1 and "output" in parts:
+        parts = {**parts, "output": parts["output"] * rate}
     if "input" not in parts and "output" not in parts:
         whole = {"tokens": min(MAX_INTEGER, parts.get("total", 0))}
         return {**dict.fromkeys(profile.counts, 0), **whole} if "total" in parts else None
-    return {unit: min(MAX_INTEGER, sum(parts.get(name, 0) for name in names)) for unit, names in profile.counts.items()}
+    found = {}
+    for unit, names in profile.counts.items():
+        amount = 0
+        for name in names:
+            if name[0] == "-":
+                amount -= parts.get(name[1:], 0)  # type: ignore[call-overload]  # the profile reader checks the name
+            else:
+                amount += parts.get(name, 0)  # type: ignore[call-overload]  # as above
+        found[unit] = max(0, min(MAX_INTEGER, amount))
+    return found
 
 
 def usage_parts(profile: Profile, found: Mapping[str, int]) -> Parts:
     """Return the parts of a reported usage, whatever the provider calls them."""
     parts: Parts = {}
     for part, names in profile.usage.items():
-        amount = next((found[name] for name in names if name in found), None)
-        if amount is not None:
-            parts[part] = amount
+        for name in names:
+            if name in found:
+                parts[part] = found[name]
+                break
     return parts
 
 
@@ -81,7 +91,8 @@ class UsageReader:
         self._profile = profile or shipped_profile()
         self._model = model
         self._markers = self._profile.usage_markers
-        self._decoder = _decoder(coding)
+        self._plain = not coding
+        self._decoder = None if self._plain else _decoder(coding)
         self._line = bytearray()  # incomplete so far
         self._whole = bytearray()
         self._events = False
@@ -96,6 +107,10 @@ class UsageReader:
 
     def feed(self, piece: bytes) -> None:
         """Read the next chunk of the body."""
+        if self._plain:
+            if self._size <= MAX_DECODED:
+                self._append(piece)
+            return
         try:
             for part in () if self._decoder is None else self._decoder.feed(piece):
                 self._append(part)
@@ -153,7 +168,7 @@ class UsageReader:
             self._found.update(_reported(self._profile, document))
 
     def end(self) -> None:
-        """Note that the whole body has arrived."""
+        """Record that the whole body has arrived."""
         self._complete = True
 
     @property
@@ -174,7 +189,7 @@ class UsageReader:
 
     @property
     def reasoning_apart(self) -> int:
-        """1 if the provider reports reasoning apart from other output, else 0."""
+        """1 if the provider reports reasoning separately from other output, else 0."""
         return int(self._profile.reports_reasoning_apart)
 
     @property

@@ -1,11 +1,11 @@
 """Lists the blocks of all services that share a store. For display only.
 
-A store finds the state of a key that it is asked about, but cannot list its keys. So each service writes the blocks
-that it knows to the store every `RECORD_SECONDS`, by the clock of the store: as JSON, in write-once
-entries (see `write_once`) under its identity in the `ServiceDirectory`. The others read them there, and ask the store
-whether each of them still lasts (`Blocks.find_all`). What a service has read it also writes, so a block stays listed
-after the service that made it has ended. Most of the time all services write the same, so the first entry has a digest,
-and the rest is read once for all of them. Nothing is read or written while there are no blocks.
+A store can look up the state of a given key, but cannot list its keys. So each service writes the blocks that it knows
+to the store every `RECORD_SECONDS`, by the clock of the store: as JSON, in write-once entries (see `write_once`) under
+its identity in the `ServiceDirectory`. The others read them there, and ask the store whether each block is still in
+effect (`Blocks.find_all`). A service also writes the blocks that it has read, so a block stays listed after the service
+that made it has ended. Usually all services write the same blocks, so the first entry has a digest, and the rest is
+read once for all services. Nothing is read or written while there are no blocks.
 """
 
 from __future__ import annotations

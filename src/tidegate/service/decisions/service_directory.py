@@ -1,9 +1,9 @@
 """Lists the services that share a store, each with its name and its decisions. For display only.
 
-A service writes a record to the store every `RECORD_SECONDS`, by the clock of the store. A record is a
-write-once entry (see `write_once`) in the first free place of that period. A reader reads the places of the current and
-the previous period, each until the first free one. Records expire by themselves, so a service that has ended disappears
-within two periods. A store needs nothing but `apply` for it.
+A service writes a record to the store every `RECORD_SECONDS`, by the clock of the store. A record is a write-once entry
+(see `write_once`) in the first free place of that period. A reader reads the places of the current and the previous
+period, up to the first free one of each. Records expire by themselves, so a service that has ended disappears within
+two periods. A store needs nothing but `apply` for it.
 """
 
 from __future__ import annotations

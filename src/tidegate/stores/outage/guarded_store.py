@@ -56,11 +56,11 @@ class GuardedStore(Store):
     each, and counted.
 
     `bounded` means that the store enforces the deadline itself (as our stores opened by URL do); otherwise its calls
-    run in a few threads, at some cost. The very first call, which connects, gets more time. `local_for` is how many
-    seconds a process may spend its share, at least. `heartbeat` is the interval in seconds at which processes with a
-    `local` policy exchange heartbeats.
+    run in a few threads, at some cost. The very first call, which connects, gets more time. `local_for` is the
+    minimum time in seconds for which a process may spend its share. `heartbeat` is the interval in seconds at which
+    processes with a `local` policy exchange heartbeats.
 
-    A caller that handles outages itself replaces the log lines by a function: `report_outages`.
+    A caller that handles outages itself replaces the log lines with a function: `report_outages`.
 
     `clock` measures deadlines and pauses. `number` identifies this process. Set `background` to False in tests that
     call `maintain` themselves.

@@ -104,11 +104,11 @@ class CorrectionCall(PendingCall):
     def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
         """Wake waiters of these permits; without an answer, the charge may stay."""
         if isinstance(answer, list):
-            self.pipeline.counts.given_back += 1
-            self.pipeline.counts.not_given_back -= self.failed
+            self.pipeline.counts.refunded += 1
+            self.pipeline.counts.refunds_failed -= self.failed
             self.pipeline.wake(self.asks)
         else:
-            self.pipeline.counts.not_given_back += 1
+            self.pipeline.counts.refunds_failed += 1
         if not self.failed:
             self.pipeline.call_answered()
         self.failed = not isinstance(answer, list)
