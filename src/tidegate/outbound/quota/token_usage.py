@@ -174,7 +174,7 @@ class UsageReader:
     @property
     def readable(self) -> bool:
         """Whether the body can be read: its coding is supported, it is valid so far, and not too large."""
-        return self._decoder is not None
+        return (self._plain or self._decoder is not None) and self._size <= MAX_DECODED
 
     @property
     def complete(self) -> bool:
