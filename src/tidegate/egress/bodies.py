@@ -1,4 +1,4 @@
-"""The body of a request: read into memory if the meter must read it, else passed on as it arrives."""
+"""The body of a request: read into memory if its tokens must be counted, otherwise forwarded as it arrives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RequestBody:
         self.exists: bool = request.can_read_body
         self.whole: bytes | None = None if self.exists else b""
         self.problem: EgressError | None = None  # why passing it on has failed
-        self.sent = 0
+        self.sent: int = 0
         if self.length is not None and self.length > settings.max_body:
             raise too_large(settings.max_body)
 
@@ -38,12 +38,16 @@ class RequestBody:
         """Whether it can be sent again: it is in memory, or nothing of it was sent."""
         return self.whole is not None or self.sent == 0
 
+    @property
+    def expected(self) -> bool:
+        """Whether the client waits until it is told to send the body (`Expect: 100-continue`)."""
+        return self.exists and self._request.headers.get("Expect", "").lower() == "100-continue"
+
     async def accept(self) -> None:
-        """Tell a client that asked (`Expect: 100-continue`) to send the body."""
-        if self.exists and self._request.headers.get("Expect", "").lower() == "100-continue":
-            writer = self._request.writer
-            await writer.write(CONTINUE)
-            writer.output_size = 0  # nothing of the response was sent
+        """Tell the client to send the body."""
+        writer = self._request.writer
+        await writer.write(CONTINUE)
+        writer.output_size = 0  # nothing of the response was sent
 
     async def read_whole(self) -> None:
         """Read the body into memory, as far as the meter may."""
@@ -100,7 +104,8 @@ class RequestBody:
     @property
     def encoded(self) -> bool:
         """Whether it has a Content-Encoding."""
-        return self._request.headers.get("Content-Encoding", "").strip().lower() not in IDENTITY_CODINGS
+        headers = self._request.headers
+        return "Content-Encoding" in headers and headers["Content-Encoding"].strip().lower() not in IDENTITY_CODINGS
 
 
 def too_large(most: int) -> EgressError:
