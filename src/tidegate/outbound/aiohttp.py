@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
@@ -19,17 +20,19 @@ from tidegate.outbound.quota.exchange import (
     ProviderResponse,
     RequestOutcome,
     SendResult,
+    target_url,
 )
 from tidegate.outbound.quota.gate import AsyncGate
 from tidegate.outbound.quota.refusal_body import RefusalBody
 
 try:
     import aiohttp
+    from yarl import URL
 except ImportError:  # pragma: no cover - the extra is part of every test environment
     raise ConfigError("needs aiohttp: pip install 'tidegate[aiohttp]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from typing import Unpack
 
     from tidegate.clock import Clock
@@ -65,7 +68,8 @@ class RateLimitMiddleware:
         async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
             if body is not None:
                 await request.update_body(body)
-            response = await send_with_key(request, handler, self.gate.key_for(provider, call))
+            with other_url(request, target_url(provider, call)):
+                response = await send_with_key(request, handler, self.gate.key_for(provider, call))
             headers = tuple(response.headers.items())
             read = partial(read_refusal, response, self.gate.clock)
             return ProviderResponse(response.status, headers, release_of(response), response, read)
@@ -212,6 +216,22 @@ async def read_refusal(response: aiohttp.ClientResponse, clock: Clock) -> bytes:
     return body.content
 
 
+@contextmanager
+def other_url(request: aiohttp.ClientRequest, url: str | None) -> Iterator[None]:
+    """Send a request to another URL, if one is given: that of a member of a pool."""
+    if url is None:
+        yield
+        return
+    before, host = request.url, request.headers.get("Host")
+    request.url = URL(url, encoded=True)
+    request.headers["Host"] = request.url.host_port_subcomponent or ""
+    try:
+        yield
+    finally:
+        request.url = before
+        request.headers["Host"] = host or before.host_port_subcomponent or ""
+
+
 async def send_with_key(
     request: aiohttp.ClientRequest,
     handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
@@ -222,11 +242,15 @@ async def send_with_key(
         return await handler(request)
     location, key = added
     if location.kind == "header":
+        own = request.headers.get(location.name)
         request.headers[location.name] = key
         try:
             return await handler(request)
         finally:
-            request.headers.pop(location.name, None)
+            if own is None:
+                request.headers.pop(location.name, None)
+            else:
+                request.headers[location.name] = own
     url_without_key = request.url
     request.url = url_without_key.update_query({location.name: key})
     try:

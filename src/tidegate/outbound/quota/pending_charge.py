@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
-from tidegate.flow import complete_flow, step_flow
+from tidegate.flow import complete_flow
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
 from tidegate.outbound.quota.exchange import OutboundRequest
 
@@ -48,6 +48,7 @@ class _PendingCharge:
         self.account = account
         self.charge = charge
         self.provider: str | None = None if account is None else account.provider.name
+        self.member: str = "" if account is None or charge is None else account.provider.member
         self.decision: Decision | None = decision if charge is None else charge.decision
         self._open = [True] if charge is not None else []  # emptied by the one call that settles
 
@@ -94,13 +95,24 @@ class _PendingCharge:
         try:
             known = usage
             if isinstance(usage, Mapping):
-                known = {unit: amount for unit, amount in usage.items() if unit in account.units} or None
-            settles = known is not None or account.settles
-            commit = (step_flow(partial(charge.commit, known)),) if settles else ()
-            yield from complete_flow(self._arrived_flow(), *commit)
+                known = {unit: amount for unit, amount in usage.items() if unit in charge.units} or None
+            settle = self._settle_flow(charge, known, usage if isinstance(usage, Mapping) else None)
+            yield from complete_flow(self._arrived_flow(), settle)
         except (ConfigError, StoreUnavailable):
             self._open.append(True)  # may be tried again
             raise
+
+    def _settle_flow(self, charge: Charge, known: Cost | None, spent: Mapping[str, int] | None) -> CallFlow[None]:
+        """Commit the charge, if there is something to correct, and record what was spent."""
+        try:
+            if known is not None or (self.account is not None and self.account.settles):
+                yield partial(charge.commit, known)
+        except (ConfigError, StoreUnavailable, GeneratorExit):
+            raise
+        except BaseException:  # the task was cancelled: the store makes the correction all the same
+            charge.record_spending(spent)
+            raise
+        charge.record_spending(spent)
 
     def _cancel_flow(self) -> CallFlow[None]:
         """Return the permits of a request that was not sent."""
