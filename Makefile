@@ -73,8 +73,8 @@ format: venv ## format the code and apply automatic fixes
 	@$(PY) -m ruff format .
 	@$(PY) -m ruff check --fix .
 
-screenshots: venv servers ## write screenshots of the dashboard to build/screenshots
-	@$(PY) -m tests.service.dashboard.screenshots
+screenshots: venv servers ## write screenshots of the dashboard in ten situations to build/screenshots
+	@$(PY) -m tests.service.dashboard.screenshots $(ARGS)
 
 docs: venv ## run every code block of the README and the docs
 	@$(PY) -m pytest tests/docs $(ARGS)
