@@ -258,10 +258,15 @@ class CountingStore(MemoryStore):
         self.calls += verb != "peek"
         return super().apply_one(verb, policy, key, costs, now, at)
 
-    def acquire_known(self, asks):
-        decisions = super().acquire_known(asks)
-        self.calls += decisions is not None
-        return decisions
+    def fast_together(self, policies):
+        acquire = super().fast_together(policies)
+
+        def counting(keys):
+            decisions = acquire(keys)
+            self.calls += decisions is not None
+            return decisions
+
+        return acquire and counting
 
     def fast_path(self, policy, slow_path, disablers):
         return slow_path

@@ -120,13 +120,14 @@ class RateLimitMiddleware:
         if special or client[2] or request_limiter.special or category_limiter is None or key is None:
             await self._handle_special(scope, receive, send, target, client)
             return
-        if self._gates.has_limits() or (STATE_KEY in scope and scope[STATE_KEY].pending):
+        gated = self._gates.has_limits()
+        if gated or (STATE_KEY in scope and scope[STATE_KEY].pending):
             last = category_limiter.last_decisions.get(key)
             if last is None or last[0] or await self._may_pass(category_limiter, key, cost, method, path):
                 charge = make_charge(
                     (request_limiter, category_limiter.limiter, key, cost, category_limiter, None, False, None)
                 )
-                await self._defer(scope, receive, send, client, (charge,))
+                await self._defer(scope, receive, send, client, (charge,), gated=gated)
             else:
                 await self._deny(scope, receive, send, category_limiter, client, category_limiter.last_decisions[key])
             return
@@ -201,13 +202,23 @@ class RateLimitMiddleware:
         return bool(decision) or self.guard.record_decision(category_limiter, key, cost, decision, method, path)
 
     async def _defer(
-        self, scope: Scope, receive: Receive, send: Send, client: RequestClient, charges: Sequence[RequestCharge]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        client: RequestClient,
+        charges: Sequence[RequestCharge],
+        *,
+        gated: bool = True,
     ) -> None:
-        """Pass a request to the application; its charges are decided together with the limits of its route."""
+        """Pass a request to the application; its charges are decided together with the limits of its route.
+
+        `gated`: whether the application has limits on routes.
+        """
         request_state = RequestState(self.guard, client, None, scope.get(STATE_KEY), None, charges)
         scope[STATE_KEY] = request_state
         deferring = defer_start(request_state, scope, receive, send)
-        if not self._gates.has_limits() and not await decide_pending(scope, receive, deferring):
+        if not gated and not await decide_pending(scope, receive, deferring):
             return  # nothing inside would decide
         try:
             if scope["type"] == "http":
@@ -215,12 +226,14 @@ class RateLimitMiddleware:
             else:
                 await self._websocket(scope, receive, deferring, client)
         except Exception:
-            await charge_pending(request_state, scope)
+            if request_state.pending:
+                await charge_pending(request_state, scope)
             raise
         finally:
             if request_state.response_charge is not None:
                 await run_async(request_state.response_charge.settle_flow(), call)
-        await charge_pending(request_state, scope)
+        if request_state.pending:
+            await charge_pending(request_state, scope)
 
     async def _apply_outcome(
         self,

@@ -87,7 +87,7 @@ class AsgiGates:
 
     def _install(self, route: Any) -> None:  # noqa: ANN401 - any route
         handle = getattr(route, "handle", None)
-        if handle is None or isinstance(handle, RouteGate):
+        if handle is None or isinstance(handle, RouteGate) or decides_itself(route):
             return
         route.handle = RouteGate(route, handle, self._decide)
 
@@ -154,6 +154,12 @@ def is_limited_route(route: Any) -> bool:  # noqa: ANN401 - any route
     if isinstance(endpoint, type):
         return any(is_limited(value) for value in vars(endpoint).values())
     return is_limited(endpoint)
+
+
+def decides_itself(route: Any) -> bool:  # noqa: ANN401 - any route
+    """Return whether the endpoint is a limited function, whose limits decide everything: the route needs no gate."""
+    endpoint = getattr(route, "endpoint", None)
+    return not hasattr(route, "dependant") and not isinstance(endpoint, type) and is_limited(endpoint)
 
 
 def is_exempt_route(route: Any) -> bool:  # noqa: ANN401 - any route
