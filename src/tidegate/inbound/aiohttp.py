@@ -184,7 +184,11 @@ class RateLimitMiddleware:
         if is_exempt(handler):
             request_state.pending = NO_CHARGES
         function = class_handler(handler, request.method) if isinstance(handler, type) else handler
-        return None if is_limited(function) else await self._decide_pending(request, request_state)
+        if is_limited(function):
+            return None
+        if request_state.by_route and request.match_info.http_exception is None:
+            request_state.choose_route(route_name(handler))
+        return await self._decide_pending(request, request_state)
 
     async def _decide_pending(self, request: web.Request, request_state: RequestState) -> web.Response | None:
         """Decide what is pending; return the response to a denied request."""

@@ -26,7 +26,8 @@ from tidegate.inbound.limiting.asgi_responses import (
     make_request,
     respond,
 )
-from tidegate.inbound.limiting.charges import RequestCharge
+from tidegate.inbound.limiting.charges import make_charge
+from tidegate.inbound.limiting.matched_route import find_template, has_fixed_mount
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_gates import AsgiGates, wrapped_apps
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_limiter import RequestTarget
     from tidegate.policy import Cost, Key
@@ -61,7 +63,6 @@ if TYPE_CHECKING:
 __all__ = ["RateLimitMiddleware"]
 
 OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
-make_charge = partial(tuple.__new__, RequestCharge)  # faster than the constructor of a NamedTuple
 
 
 class RateLimitMiddleware:
@@ -84,7 +85,7 @@ class RateLimitMiddleware:
             config, store, trusted_proxies, headers, clock, tasks=True, **options
         )
         self._own_root = self.guard.root_path or find_root_path(app)
-        self._gates = AsgiGates(app, decide_pending)
+        self._gates = AsgiGates(app, decide_pending, self.guard)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
@@ -381,25 +382,6 @@ class _ClosingLifespan:
         if message["type"] == "lifespan.shutdown.complete":
             await self._middleware.close()
         await self._send(message)
-
-
-def find_template(scope: Scope) -> str | None:
-    """Return the template of the route that the framework has already matched, or None."""
-    route = scope.get("route")
-    if route is None or not hasattr(route, "endpoint"):
-        return None  # no route, or a mount, whose route is not matched yet
-    # For included routers, FastAPI keeps the path with its prefix in another object.
-    included = scope.get("fastapi", {}).get("effective_route_context")
-    if getattr(included, "original_route", None) is route:
-        route = getattr(included, "starlette_route", None) or included
-    template = getattr(route, "path", None)
-    return template if isinstance(template, str) else None
-
-
-def has_fixed_mount(scope: Scope) -> bool:
-    """Return whether the mount point is constant, unlike Starlette's Mount("/{tenant}"), which the client chooses."""
-    root, parts = scope.get("root_path"), scope.get("path_params")
-    return not root or not parts or not any(str(part) in root for part in parts.values())
 
 
 def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application

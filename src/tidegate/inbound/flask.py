@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
 
 __all__ = ["exempt", "limit"]
 
@@ -49,9 +50,9 @@ class FlaskFramework:
     """Requests and responses of Flask."""
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
-        """Return the current request."""
+        """Return the current request: itself, because every use of the proxy has to find it again."""
         del function, args, kwargs
-        return flask.request
+        return flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001 - a public method of proxies
 
     def mapping(self, native: flask.Request) -> Any:  # noqa: ANN401 - an environ is any mapping
         """Return the environ."""
@@ -189,30 +190,49 @@ def current_view() -> Any:  # noqa: ANN401 - any function
 class FlaskGate:
     """Decides what the middleware left pending, before the view of a route without limits runs."""
 
-    def __init__(self, app: flask.Flask) -> None:
+    def __init__(self, app: flask.Flask, request_limiter: RequestLimiter) -> None:
         """Look for limits in this application."""
         self._app = app
+        self._request_limiter = request_limiter
+        self._defaults = request_limiter.route_limiters
+        self._installed = False
         self._count = -1
         self._limited = False
         self._pending: dict[tuple[str | None, str], bool | None] = {}  # by endpoint and method; None: exempt
 
     def has_limits(self) -> bool:
-        """Return whether some view or blueprint has limits; views that were added meanwhile are checked, too."""
-        count = len(self._app.view_functions)
-        if count != self._count:
-            self._count = count
+        """Return whether some view or blueprint has limits, or routes have default limits.
+
+        Views that were added meanwhile are checked, too.
+        """
+        count, defaults = len(self._app.view_functions), self._request_limiter.route_limiters
+        if count != self._count or defaults is not self._defaults:
+            self._count, self._defaults = count, defaults
             self._pending.clear()
-            limited = any(map(is_limited_view, self._app.view_functions.values())) or any(
-                BLUEPRINT_LIMITS in vars(blueprint) for blueprint in self._app.blueprints.values()
+            limited = (
+                bool(defaults)
+                or any(map(is_limited_view, self._app.view_functions.values()))
+                or any(BLUEPRINT_LIMITS in vars(blueprint) for blueprint in self._app.blueprints.values())
             )
-            if limited and not self._limited:
-                self._app.before_request_funcs.setdefault(None, []).insert(0, self._decide_before_view)
-            self._limited = self._limited or limited
+            if limited and not self._installed:
+                self._install()
+            self._limited = limited
         return self._limited
+
+    def _install(self) -> None:
+        """Decide before the functions that the application has registered with `before_request`."""
+        self._installed = True
+        preprocess: Any = self._app.preprocess_request
+
+        def preprocess_request(*args: Any) -> Any:  # noqa: ANN401 - as Flask has it
+            denial = self._decide_before_view()
+            return preprocess(*args) if denial is None else denial
+
+        self._app.preprocess_request = preprocess_request  # type: ignore[method-assign]  # see above
 
     def _decide_before_view(self) -> flask.Response | None:
         """Decide what is pending, unless limits of the route do."""
-        request = flask.request
+        request = FRAMEWORK.find_request(None, (), {})
         environ = request.environ
         request_state = environ.get(STATE_KEY)
         if request_state is None or not request_state.pending:
@@ -225,6 +245,8 @@ class FlaskGate:
                 self._pending[route] = decides
         if decides is None:
             request_state.pending = ()
+        if decides and request_state.by_route and request.endpoint is not None:
+            request_state.choose_route(route_name(current_view()))
         denial = decide_pending(environ) if decides else None
         return None if denial is None else FRAMEWORK.make_response(denial)
 

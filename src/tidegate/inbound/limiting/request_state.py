@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import ResponseCharge
     from tidegate.inbound.limiting.fast_decision import MadeTogether
+    from tidegate.inbound.limiting.limited_functions import RouteUse
     from tidegate.inbound.limiting.request_limiter import RequestLimiter, RequestTarget
 
 STATE_KEY: Final = "tidegate"
@@ -53,6 +54,7 @@ class RequestState:
     standalone: bool = False  # no middleware has seen the request: a route limit writes the headers
     outer: RequestState | None = None
     nested: bool = False
+    by_route: bool = False  # default limits are pending, whose count depends on the route
     replaced: bool = False  # the response of the application was replaced by a denial
 
     def __init__(
@@ -75,16 +77,37 @@ class RequestState:
             self.target = target
         if pending:
             self.pending = pending
+            if request_limiter.route_limiters:
+                self.by_route = True
         if outer is not None:
             self.outer, self.nested = outer, True
             outer.add(self)
             if outer.pending:
                 self.pending = (*outer.pending, *pending)
+                self.by_route = self.by_route or outer.by_route
                 outer.pending = NO_CHARGES
 
     def add(self, decision: Decision | RequestState) -> None:
         """Add the decision of a route limit, or the state of an inner middleware."""
         self.inner = [*(self.inner or ()), decision]
+
+    def override_defaults(self, uses: Sequence[RouteUse]) -> None:
+        """Drop pending default limits: the limits of the route replace them, unless they are declared not to."""
+        if self.by_route:
+            self.choose_route(None if any(use.limit.override_defaults for use in uses) else uses[0].route)
+
+    def choose_route(self, route: str | None) -> None:
+        """Charge pending default limits to the count of a route; None: drop them."""
+        if self.by_route:
+            self.by_route = False
+            charges = []
+            for charge in self.pending:
+                limiters = charge.request_limiter.route_limiters
+                if not limiters.has(charge):
+                    charges.append(charge)
+                elif route is not None:
+                    charges.append(limiters.at_route(charge, route))
+            self.pending = tuple(charges)
 
     @property
     def made(self) -> Sequence[DecidedCharge]:
