@@ -56,13 +56,17 @@ def flask_site(**options):
         return f"page {name}"
 
     app.add_url_rule("/a", "a", page)
-    app.add_url_rule("/b/<name>", "b", lambda name: page(name))
+    app.add_url_rule("/b/<name>", "b", view_b)
     app.add_url_rule("/own", "own", flask.limit("3/1m", name="own")(lambda: "own"))
     app.add_url_rule("/added", "added", flask.limit("3/1m", name="added", override_defaults=False)(lambda: "added"))
     app.add_url_rule("/free", "free", flask.exempt(lambda: "free"))
     blueprint.add_url_rule("/a", "other", view_mounted)
     app.register_blueprint(blueprint)
     return wsgi.RateLimitMiddleware(app.wsgi_app, **options)
+
+
+def view_b(name):
+    return name
 
 
 def view_mounted():

@@ -96,7 +96,7 @@ class limit:  # noqa: N801 - used as a decorator
         if isinstance(self._store, str) and self._url == other._url:
             self._store = other._store
 
-    def asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, Cost]:
+    def asked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Key, Cost]:
         """Return the key and the cost of a call."""
         key = self._key(*args, **kwargs) if callable(self._key) else self._key
         cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost

@@ -134,3 +134,22 @@ def make_request(scope: Scope, client: RequestClient | None) -> Request:
     method = scope.get("method", "GET")
     address = None if client is None else client.address
     return Request(method, asgi_path(scope), address, scope, lambda name: asgi_header(scope, name))
+
+
+class ScopeRequests:
+    """What the requests of ASGI frameworks have in common: a scope."""
+
+    def mapping(self, native: Any) -> Scope:  # noqa: ANN401 - the framework's request
+        """Return the scope."""
+        return native.scope
+
+    def sender(self, native: object, mapping: Scope) -> tuple[str | None, Any]:
+        """Return the address of the peer, and the headers."""
+        del native
+        peer = mapping.get("client")
+        return peer[0] if peer else None, mapping["headers"]
+
+    def common(self, native: object, mapping: Scope, client: RequestClient) -> Request:
+        """Return the Request that is the same for all frameworks."""
+        del native
+        return make_request(mapping, client)

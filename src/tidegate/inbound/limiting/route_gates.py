@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.view_gate import ViewGate
 
     Decide = Callable[..., Awaitable[bool]]  # (scope, receive, send): decides what is pending
 
@@ -45,12 +46,15 @@ class AsgiGates:
         self._routes: list[list[Any]] = []  # of every router that was found
         self._count = -1
         self._limited = False
+        self._views: ViewGate | None = None  # of a Quart application
 
     def has_limits(self) -> bool:
         """Return whether some route has limits of its own, or routes have default limits.
 
         Routes that were added meanwhile get their gates.
         """
+        if self._views is not None:
+            return self._views.has_limits()
         count = 0
         for routes in self._routes:
             count += len(routes)
@@ -67,6 +71,12 @@ class AsgiGates:
                 from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
                 self._limited = django.DjangoGate(app).has_limits()
+                return
+            if hasattr(app, "view_functions") and hasattr(app, "before_request_funcs"):
+                from tidegate.inbound import quart  # noqa: PLC0415 - only a Quart application needs it
+
+                self._views = self._views or quart.QuartGate(app, self._request_limiter)
+                self._limited = self._views.has_limits()
                 return
             router = getattr(app, "router", app)
             if isinstance(getattr(router, "routes", None), list):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.stores.memory.fast_path import StoreAccess
     from tidegate.stores.memory.table import Table
 
-NOTHING = (0,)  # the cost for which an allowed decision computes its views
+ZERO_COST = (0,)  # the cost for which an allowed decision computes its views
 PAIR = 2
 
 
@@ -58,7 +58,7 @@ def _several(policies: Sequence[Policy], tables: Sequence[Table], access: StoreA
                 state = charge(entry, limit, 1, now) if entry[0] is limit and now < table.due else None
                 if state is None:
                     return None
-                decisions.append(Decision((True, now, limits, (state,), NOTHING)))
+                decisions.append(Decision((True, now, limits, (state,), ZERO_COST)))
             for (_, entries, _, _, _), key, decision in zip(parts, keys, decisions, strict=True):
                 entries[key] = decision[3][0]  # type: ignore[assignment]  # the state of an allowed decision
         except (KeyError, TypeError):
@@ -122,8 +122,8 @@ def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: Store
                 state_2 = (limit_2, log_2, head_2, tail_2 + 1, base_2)
             entries_1[key_1], entries_2[key_2] = state_1, state_2
             return (
-                Decision((True, now, limits_1, (state_1,), NOTHING)),
-                Decision((True, now, limits_2, (state_2,), NOTHING)),
+                Decision((True, now, limits_1, (state_1,), ZERO_COST)),
+                Decision((True, now, limits_2, (state_2,), ZERO_COST)),
             )
         except (LookupError, ValueError, TypeError):
             return None  # a new key, a state of another shape, or not a valid key
