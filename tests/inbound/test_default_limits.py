@@ -189,10 +189,10 @@ def test_a_file_that_is_changed_adds_and_removes_them(tmp_path):
     client = Client(app)
     assert statuses(client, "/a", 3) == [200, 200, 200]
     path.write_text("rate_limiting: {default_limits: 1/1m}")
-    assert app.guard.reload() is None
+    assert app.request_limiter.reload() is None
     assert statuses(client, "/a", 2) == [200, 429]
     path.write_text("rate_limiting: {default_limits: 2/1m}")
-    assert app.guard.reload() is None
+    assert app.request_limiter.reload() is None
     assert statuses(client, "/a", 2) == [200, 429]  # a changed quota refills nothing
 
 
@@ -210,7 +210,7 @@ def test_resetting_a_client_resets_its_default_limits(make):
     site = starlette_site(default_limits="1/1m", clock=ManualClock(start=1_728_000_000), store="memory://")
     client = Client(site)
     assert statuses(client, "/a", 2) == [200, 429]
-    site.guard.reset_all()
+    site.request_limiter.reset_all()
     assert statuses(client, "/a", 2) == [200, 429]
 
 

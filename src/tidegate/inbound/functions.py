@@ -96,7 +96,7 @@ class limit:  # noqa: N801 - used as a decorator
         if isinstance(self._store, str) and self._url == other._url:
             self._store = other._store
 
-    def asked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Key, Cost]:
+    def key_and_cost(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Key, Cost]:
         """Return the key and the cost of a call."""
         key = self._key(*args, **kwargs) if callable(self._key) else self._key
         cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost
@@ -139,12 +139,12 @@ class FunctionStack(NamedTuple):
         """Charge all limits of a call, or raise Denied and charge none."""
         if len(self.uses) == 1:
             each, limiter, _ = self.uses[0]
-            key, cost = each.asked(args, kwargs)
+            key, cost = each.key_and_cost(args, kwargs)
             decision: Decision = yield functools.partial(limiter.try_acquire, key, cost)
             self._check([decision], decision)
             return
         charges = [
-            RequestCharge(owner, limiter, *each.asked(args, kwargs))
+            RequestCharge(owner, limiter, *each.key_and_cost(args, kwargs))
             for each, limiter, owner in self.uses
             if owner is not None
         ]
@@ -160,7 +160,7 @@ class FunctionStack(NamedTuple):
 
 
 def _stack_on(outer: limit, function: Any) -> FunctionStack:  # noqa: ANN401 - any function
-    """Return the limits of a function after one more decorator. Decorators of others must not stand between them."""
+    """Return the limits of a function after one more decorator. No other decorator may be between them."""
     inner: FunctionStack | None
     inner, wrapper = getattr(function, FUNCTION_STACK, (None, None))
     route = route_name(function)

@@ -14,12 +14,13 @@ sources/       URLs fetched on a schedule: scheduler, workers, service
 
 from tidegate.outbound.adapters.denials import find_denied
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.prices import ModelPrice, Prices
 from tidegate.outbound.providers.provider import (
-    AnswerReserve,
     EndpointCost,
     KeyLocation,
     Learn,
     ModelLimits,
+    OutputReserve,
     Provider,
     QuotaScope,
     Retries,
@@ -38,7 +39,6 @@ from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
 
 __all__ = [
-    "AnswerReserve",
     "AsyncGate",
     "AsyncPendingCharge",
     "CallEstimate",
@@ -49,9 +49,12 @@ __all__ = [
     "KeyLocation",
     "Learn",
     "ModelLimits",
+    "ModelPrice",
     "OutboundRequest",
+    "OutputReserve",
     "PendingCharge",
     "Permissions",
+    "Prices",
     "Provider",
     "Providers",
     "QuotaScope",

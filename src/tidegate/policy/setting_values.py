@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import yaml
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.policy.config_value import ConfigValue
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # of the environment
 MAX_PORT: Final = 65_535
 MIN_TOKEN_LENGTH: Final = 16
 LOCAL_NAMES: Final = ("localhost",)
@@ -62,6 +70,28 @@ def read_seconds(setting: ConfigValue) -> float:
         raise setting.error(f"expected a duration such as 30s or 250ms, not {setting}") from None
 
 
+def expand_variables(setting: ConfigValue, environment: Mapping[str, str]) -> ConfigValue:
+    """Replace each `${NAME}` in a string, or in the strings of a list, with an environment variable."""
+    if setting.is_list:
+        parts = setting.one_or_many()
+        expanded = [expand_variables(each, environment) for each in parts]
+        return setting if expanded == parts else replace(setting, raw=[each.string() for each in expanded])
+    node = setting.raw if isinstance(setting.raw, yaml.ScalarNode) else None
+    text = setting.raw if node is None else node.value
+    if not isinstance(text, str) or "${" not in text:
+        return setting
+
+    def find(match: re.Match[str]) -> str:
+        if not (found := environment.get(match[1])):
+            raise setting.error(f"the environment variable {match[1]} is not set")
+        return found
+
+    expanded_text = VARIABLE.sub(find, text)
+    # An unquoted value may be a number or a boolean, as in `workers: ${WORKERS}`.
+    raw = expanded_text if node is None else yaml.ScalarNode(node.tag, expanded_text, style=node.style)
+    return replace(setting, raw=raw)
+
+
 def read_token(setting: ConfigValue) -> str:
     """Read a token; refuse a short one."""
     token = setting.string().strip()
@@ -101,6 +131,18 @@ def read_paths(setting: ConfigValue) -> tuple[Path, ...]:
     if setting.is_mapping:
         raise setting.error(f"expected a path or a list of paths, not {setting}")
     return tuple(read_path(each) for each in setting.one_or_many())
+
+
+def read_string_file(setting: ConfigValue) -> str:
+    """Read the only line of a file, such as a URL with a password."""
+    if not (text := read_text(setting).strip()) or "\n" in text:
+        raise setting.error(f"expected one line in {read_path(setting)}")
+    return text
+
+
+def read_url_file(setting: ConfigValue) -> str:
+    """Read the URL in a file."""
+    return read_url(ConfigValue(read_string_file(setting), *location_of(setting)))
 
 
 def read_url(setting: ConfigValue) -> str:

@@ -1,8 +1,8 @@
-"""The fast path of the usual request: a known client, one plain category and plain limits on the route, all allowed.
+"""The fast path for common requests: a known client, one plain category and plain limits on the route, all allowed.
 
-It makes the same decision as `RequestState.charge_flow`, in one step of a store in memory, without a flow. Everything
-else, denials too, is left to that flow: then nothing was charged here. All that does not depend on the client is
-prepared once for each category and stack of limits.
+It makes the same decision as `RequestState.charge_flow`, in one step of a store in memory, without a flow. That flow
+handles all other requests, including denials; for these, nothing was charged here. All that does not depend on the
+client is prepared once for each category and stack of limits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What decorators leave on the functions that they limit, so that all limits of a function are decided together.
+"""The limits that decorators attach to functions, so that all limits of a function are decided together.
 
-Stacked decorators become one wrapper, which holds the limits of all. If another decorator stands between two of ours,
+Stacked decorators become one wrapper, which holds the limits of all. If another decorator is between two of ours,
 the outer wrapper decides for both and tells the inner one through `RequestState.covered`.
 """
 
@@ -77,7 +77,7 @@ def stack_on(limit: RouteLimit, function: Any) -> LimitStack:  # noqa: ANN401 - 
         return LimitStack(function, (use,), frozenset())
     for other in inner.uses:
         limit.share_store(other.limit)
-    if inner.wrapper is function:  # nothing stands between them
+    if inner.wrapper is function:  # no other decorator is between them
         return LimitStack(inner.function, (use, *inner.uses), inner.covers)
     return LimitStack(function, (use, *inner.uses), inner.covers | {inner})
 

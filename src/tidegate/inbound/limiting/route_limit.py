@@ -258,7 +258,7 @@ class RouteLimit:
             if not self._warned:
                 self._warned = True
                 then = "the last valid limit applies" if self._valid else f"{FALLBACK_LIMIT} applies"
-                log.error("%s: the function of a limit returned an invalid one, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
+                log.error("%s: the limit function returned an invalid limit, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
         return self._valid or read_exact_limits(FALLBACK_LIMIT)
 
     def _parse(self, chosen: Limits) -> tuple[Limit, ...]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# The first five characters of rate limit headers, which tell them from all others.
+# The first five characters of rate limit headers, which distinguish them from all others.
 RATE_LIMIT_PREFIXES: Final = frozenset(prefix for name in FIELD_PREFIXES for prefix in (name[:5], name[:5].encode()))
 
 
@@ -57,8 +57,8 @@ CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_ask
 def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
-    `model` is the model that is charged, `tag` a kind of call whose answers are learned apart, `strict` whether an
-    answer can never take more tokens than are reserved for it.
+    `model` is the model that is charged, `tag` a kind of call whose outputs are learned separately, `strict` whether
+    the output can never take more tokens than are reserved for it.
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """

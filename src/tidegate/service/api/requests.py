@@ -196,7 +196,7 @@ class ReserveRequest(WaitingRequest):
 class LeaseRequest(CostRequest):
     """A request of `lease`."""
 
-    most: LeasePermits = 1
+    max_permits: LeasePermits = 1
     ttl: Ttl = 1.0
 
 

@@ -17,9 +17,11 @@ from tidegate.policy.setting_values import (
     read_paths,
     read_permissions,
     read_seconds,
+    read_string_file,
     read_token,
     read_token_file,
     read_url,
+    read_url_file,
 )
 from tidegate.service.config.values import (
     MAX_BODY_BYTES,
@@ -78,6 +80,7 @@ OPTIONS: Final = (
         STRING,
         "URL",
     ),
+    ServiceOption("store_file", read_string_file, "file with the URL of the store", STRING, "FILE"),
     ServiceOption(
         "listen",
         read_address,
@@ -105,6 +108,16 @@ OPTIONS: Final = (
         "address of the server for Redis clients (default: none)",
         ADDRESS,
         "ADDRESS",
+    ),
+    ServiceOption(
+        "egress",
+        read_address,
+        "address of the egress gateway, through which programs call the providers (default: none)",
+        ADDRESS,
+        "ADDRESS",
+    ),
+    ServiceOption(
+        "egress_config", read_path, "YAML file of the egress gateway: callers, upstreams, bounds", STRING, "FILE"
     ),
     ServiceOption("resp_tls_cert", read_path, "file with the TLS certificate of the resp address", STRING, "FILE"),
     ServiceOption("resp_tls_key", read_path, "file with the private key of the certificate", STRING, "FILE"),
@@ -218,6 +231,14 @@ OPTIONS: Final = (
     ),
     ServiceOption("providers", read_paths, "YAML file of a provider (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("provider_dirs", read_paths, "folder of provider files (may be repeated)", STRINGS, "DIR", many=True),
+    ServiceOption(
+        "profiles",
+        read_paths,
+        "YAML file or folder of profiles that provider files can name (may be repeated)",
+        STRINGS,
+        "PATH",
+        many=True,
+    ),
     ServiceOption("sources", read_paths, "YAML file of a source (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("source_dirs", read_paths, "folder of source files (may be repeated)", STRINGS, "DIR", many=True),
     ServiceOption(
@@ -251,6 +272,7 @@ OPTIONS: Final = (
     ServiceOption(
         "bus", read_url, "URL of the bus on which sources share capacity reductions (default: none)", STRING, "URL"
     ),
+    ServiceOption("bus_file", read_url_file, "file with the URL of the bus", STRING, "FILE"),
     ServiceOption(
         "budget",
         read_budget,
@@ -261,6 +283,7 @@ OPTIONS: Final = (
     ServiceOption(
         "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (default: none)", STRING, "URL"
     ),
+    ServiceOption("swarm_file", read_url_file, "file with the URL of the bus of the swarm", STRING, "FILE"),
     ServiceOption(
         "swarm_namespace",
         read_namespace,

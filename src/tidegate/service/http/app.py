@@ -28,6 +28,7 @@ from tidegate.service.http.verbs import Verbs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
 
+    from tidegate.observe.text_format import Family
     from tidegate.service.api.requests import VerbRequest
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     Verb = ServiceVerb[VerbRequest, object]
     Panel = Callable[[], Awaitable[object] | object]
     Report = Callable[[], Awaitable[dict[str, Any]]]
-    ReadFamilies = Callable[[], Awaitable[Sequence[metrics.Family]]]
+    ReadFamilies = Callable[[], Awaitable[Sequence[Family]]]
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -96,7 +97,7 @@ class App:
         self._files = read_files(token=not self.authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a coroutine for each branch would cost every request
-        """Handle one request. The server asks `reply_now` first, which handles the usual ones without a task."""
+        """Handle one request. The server first calls `reply_now`, which handles common requests without a task."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return

@@ -1,7 +1,7 @@
 """Runs the service: HTTP, RESP and gRPC, in one or several processes.
 
 The servers were chosen by measurement (bench/front.py): uvicorn's httptools protocol on uvloop can be extended in
-Python, so that a usual request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
+Python, so that a common request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def with_address(settings: Settings, name: str, listener: socket.socket) -> Sett
 
 def choose_ports(settings: Settings) -> Settings:
     """Return settings with free ports chosen. Raises if an address is in use."""
-    for name in ("listen", "grpc", "resp"):
+    for name in ("listen", "grpc", "resp", "egress"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
             with listen(address, name) as probe:
@@ -301,7 +301,7 @@ async def serve(
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
     """Run the service until SIGTERM or SIGINT, in as many processes as `workers` says."""
-    for name in ("grpc", "resp"):
+    for name in ("grpc", "resp", "egress"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
             with listen(address, name) as probe:  # the workers bind it with SO_REUSEPORT, which hides a conflict
