@@ -13,7 +13,7 @@ import { CapacityChart } from "./charts.js";
 import { count, duration, meter, name, share, text, time } from "./cells.js";
 import { formatCount, formatDuration, formatPercent } from "./format.js";
 
-export const FACE_PANELS = {
+export const COMPONENT_PANELS = {
   budgets: {
     title: "Budgets",
     note: (budgets) => (budgets.length === 1 ? `${budgets[0].name}, ${budgets[0].strategy} windows` : ""),
