@@ -1,4 +1,4 @@
-"""The body of a request: read into memory if the meter must read it, else passed on as it arrives."""
+"""The body of a request: read into memory if its tokens must be counted, otherwise forwarded as it arrives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RequestBody:
         self.exists: bool = request.can_read_body
         self.whole: bytes | None = None if self.exists else b""
         self.problem: EgressError | None = None  # why passing it on has failed
-        self.sent = 0
+        self.sent: int = 0
         if self.length is not None and self.length > settings.max_body:
             raise too_large(settings.max_body)
 

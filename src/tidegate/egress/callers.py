@@ -67,7 +67,7 @@ class Callers:
     """All callers, found by token."""
 
     def __init__(self, callers: Iterable[EgressCaller]) -> None:
-        """Know these callers; if there are none, everybody that can connect is the caller `local`."""
+        """Know these callers; if there are none, every client that can connect is the caller `local`."""
         self.all: tuple[EgressCaller, ...] = tuple(callers)
         self._by_digest = {digest: caller for caller in self.all for digest in caller.digests}
         self._anybody = None if self.all else Identity(EgressCaller(LOCAL_CALLER, max_priority=float("inf")), None)

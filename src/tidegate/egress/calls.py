@@ -1,7 +1,7 @@
-"""One call to a provider: it waits for its permit at the gate, is sent with the provider's key, and retried if safe.
+"""One call to a provider: waits for its permit at the gate, is sent with the provider's key, and is retried if safe.
 
 The gate retries what the provider has refused, as its file says. Two more failures are retried here, as often as the
-file allows: a connection that could not be made (nothing was sent, so the permit is kept), and a connection that was
+file allows: a connection that could not be opened (nothing was sent, so the permit is kept), and a connection that was
 lost before the response began, if the method is idempotent (the request may have arrived, so it needs a new permit).
 """
 
@@ -39,18 +39,18 @@ LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
 class UpstreamResponse:
-    """A response of a provider whose body has not been read, except for what the gate has looked at."""
+    """A response of a provider whose body has not been read, except for the part that the gate has read."""
 
     __slots__ = ("key", "looked_at", "native")
 
     def __init__(self, native: aiohttp.ClientResponse, key: str | None) -> None:
         """Wrap a response; `key` is the provider's key that its request carried."""
-        self.native = native
-        self.key = key
-        self.looked_at = b""
+        self.native: aiohttp.ClientResponse = native
+        self.key: str | None = key
+        self.looked_at: bytes = b""
 
     async def look_at_body(self) -> bytes:
-        """Read the beginning of the body, decoded; it is passed on later all the same."""
+        """Read and decode the beginning of the body, which is still forwarded later."""
         pieces = bytearray()
         while len(pieces) < MAX_REFUSAL_BYTES and (piece := await self.native.content.readany()):
             pieces += piece
@@ -62,7 +62,7 @@ class UpstreamResponse:
             return b""
 
     async def release(self) -> None:
-        """Give up the response: its request is sent again."""
+        """Release the response: its request is sent again."""
         self.native.close()
 
 
@@ -89,7 +89,7 @@ class ProviderCall:
         self._headers = headers
         self._body = body
         self._on_sending = on_sending
-        self.attempts = 0
+        self.attempts: int = 0
 
     @property
     def outbound(self) -> OutboundRequest:

@@ -66,7 +66,7 @@ class Endpoints:
             raise EgressError(401, "unauthorized", "this needs the metrics token, as 'Authorization: Bearer …'")
 
     async def _estimate(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Say what a call would cost and wait: its URL or path, method, and body."""
+        """Estimate the cost and the wait of a call, from its URL or path, method and body."""
         gateway = self._gateway
         identity = gateway.identify(request)
         if (request.content_length or 0) > MAX_ESTIMATE_BODY:

@@ -1,4 +1,4 @@
-"""EgressExchange: what is known of one request on its way through the gateway, for counts, log and trace."""
+"""EgressExchange: what the gateway records about one request, for counts, the access log and traces."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class EgressExchange:
 
     def __init__(self, started: int, method: str) -> None:
         """Begin."""
-        self.started = started
-        self.method = method
-        self.caller = ""
-        self.provider = ""
+        self.started: int = started
+        self.method: str = method
+        self.caller: str = ""
+        self.provider: str = ""
         self.member: str | None = None
-        self.host = ""
-        self.path = ""
-        self.status = 0
-        self.problem = ""
-        self.waited = 0.0  # seconds
-        self.attempts = 0
+        self.host: str = ""
+        self.path: str = ""
+        self.status: int = 0
+        self.problem: str = ""
+        self.waited: float = 0.0  # seconds
+        self.attempts: int = 0
         self.first_byte: int | None = None
         self.cost: Any = 0
         self.parts: dict[Any, int] = {}
         self.counts: TrafficCounts | None = None
-        self.waiting = False
+        self.waiting: bool = False
         self.span: Any = None
 
     def count(self, name: str) -> None:
@@ -57,13 +57,13 @@ class EgressExchange:
             setattr(self.counts, name, getattr(self.counts, name) + 1)
 
     def begin_wait(self) -> None:
-        """Note that it waits for its permit."""
+        """Record that it waits for its permit."""
         if self.counts is not None and not self.waiting:
             self.waiting = True
             self.counts.waiting += 1
 
     def end_wait(self) -> None:
-        """Note that it waits no longer."""
+        """Record that it no longer waits."""
         if self.counts is not None and self.waiting:
             self.waiting = False
             self.counts.waiting -= 1

@@ -67,7 +67,7 @@ class EgressGateway:
         self.addresses: AddressCheck = addresses or AddressCheck(settings.allow_private)
         self.endpoints: Endpoints = Endpoints(self)
         self._tunnels = TunnelHandler(self)
-        self.background = BackgroundTasks()
+        self.background: BackgroundTasks = BackgroundTasks()
         self._connections: dict[str, int] = {}
         self._local = not settings.callers and settings.listen.loopback
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
@@ -181,7 +181,7 @@ class EgressGateway:
     def note_target(
         self, exchange: EgressExchange, caller: EgressCaller, provider: Provider, target: Target | None = None
     ) -> None:
-        """Note the provider of a request; raises EgressError if the caller may not use it."""
+        """Record the provider of a request; raises EgressError if the caller may not use it."""
         exchange.provider = provider.name
         if target is not None:
             exchange.host, exchange.path = target.url.raw_host or "", target.url.raw_path

@@ -22,7 +22,7 @@ MAX_TAG: Final = 64  # characters
 
 
 class CallOptions(NamedTuple):
-    """How long a call waits, in seconds, its priority, and the kind of call whose answers are learned apart."""
+    """How long a call waits, in seconds, its priority, and the kind of call whose outputs are learned separately."""
 
     timeout: float
     priority: float = 0.0

@@ -59,7 +59,7 @@ class Meter:
         self._open = True
 
     async def feed(self, piece: bytes) -> None:
-        """Read the next chunk; raises Denied if a strict answer may take no more tokens."""
+        """Read the next chunk; raises Denied if a strict call may use no more tokens."""
         if self.reader is not None:
             self.reader.feed(piece)
             if self._settlement is not None and self._settlement.needs_top_up():
@@ -119,7 +119,7 @@ class ReaderWatch:
         self._timer = self._loop.call_later(self._seconds, self._check)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._timer.cancel()
 
 
@@ -141,7 +141,7 @@ async def relay(
             await response.prepare(request)
             await stream_body(request, upstream, response, meter, client_timeout)
     except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied):
-        # The client must not take what it got for the whole response.
+        # The client must not mistake what it received for the whole response.
         native.close()
         await meter.settle(complete=False)
         if request.transport is not None:

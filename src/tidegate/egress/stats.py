@@ -1,4 +1,4 @@
-"""Counts by caller and provider: for `/metrics`, the dashboard and `tidegate top --egress`. They decide nothing."""
+"""Counts by caller and provider, for `/metrics`, the dashboard and `tidegate top --egress`; no decision uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tidegate.observe.text_format import Family, Sample
 
-MAX_PAIRS: Final = 10_000  # of callers and providers that are counted apart
+MAX_PAIRS: Final = 10_000  # of callers and providers that are counted separately
 OTHERS: Final = ("other", "other")
 # Microseconds from a request to the first byte of its response.
 FIRST_BYTE_BUCKETS: Final = (

@@ -26,7 +26,7 @@ SWITCHING_PROTOCOLS: Final = 101
 
 
 class TunnelHandler:
-    """Handles the requests of a gateway after which a connection carries anything."""
+    """Handles requests after which the connection carries another protocol."""
 
     def __init__(self, gateway: EgressGateway) -> None:
         """Handle them for a gateway."""

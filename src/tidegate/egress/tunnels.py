@@ -49,12 +49,12 @@ class ByteQueue:
         return False, b""
 
     def feed_eof(self) -> None:
-        """Note that the other side sends no more."""
+        """Record that the other side sends no more."""
         self._ended = True
         self._wake()
 
     def set_exception(self, *_error: object) -> None:
-        """Note that the connection is lost."""
+        """Record that the connection is lost."""
         self.feed_eof()
 
     def is_eof(self) -> bool:
