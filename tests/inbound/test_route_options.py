@@ -224,6 +224,22 @@ def test_only_responses_that_count_are_charged(clock, behind):
 # ---- Django ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("config", [{"defaults": False, "unmatched": None}, rules(50)], ids=["no-category", "category"])
+def test_responses_that_do_not_count_are_refunded_behind_any_middleware(kind, clock, config):
+    client, _ = site(kind, clock, ("2/1m", {"name": "missing", "count": [404]}), ("50/1h", {}), config)
+    assert statuses(client, "/limited", 5) == [200] * 5
+
+
+@pytest.mark.parametrize("config", [{"defaults": False, "unmatched": None}, rules(2)], ids=["no-category", "category"])
+def test_a_function_of_the_middleware_exempts_from_all_limits(kind, clock, config):
+    def internal(request):
+        return request.header("x-internal") == "yes"
+
+    client, _ = site(kind, clock, ("2/1m", {}), ("50/1h", {}), config, exempt_when=internal)
+    assert statuses(client, "/limited", 5, headers={"x-internal": "yes"}) == [200] * 5
+    assert statuses(client, "/limited", 3, headers={"x-internal": "no"}) == [200, 200, 429]
+
+
 def django_views(limit, inner):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.utils.decorators import method_decorator  # noqa: PLC0415 - as above

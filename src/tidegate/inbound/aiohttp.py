@@ -161,15 +161,18 @@ class RateLimitMiddleware:
         mapping = FRAMEWORK.mapping(request)
         outer: RequestState | None = mapping.get(STATE_KEY)
         client, charges = None, NO_CHARGES
-        if target is not None:
+        if target is not None or request_limiter.special:
             client = request_limiter.client_identifier.find(*FRAMEWORK.sender(request, mapping))
-            if target.category_limiter is not None and client.key is not None:
-                seen = make_request(request, client)
-                prepared = await run_async(request_limiter.prepare_flow(seen, target, client), call)
-                if not isinstance(prepared, LimitOutcome):
-                    charges = prepared
-                elif not prepared.allowed:
-                    return await self._deny_blocked(seen, prepared, outer)
+            client = request_limiter.exempt_client(make_request(request, client), client)
+        if target is None and client is not None and client.key is not None:
+            client = None  # the limits of the handler identify it
+        if target is not None and target.category_limiter is not None and client is not None and client.key is not None:
+            seen = make_request(request, client)
+            prepared = await run_async(request_limiter.prepare_flow(seen, target, client), call)
+            if not isinstance(prepared, LimitOutcome):
+                charges = prepared
+            elif not prepared.allowed:
+                return await self._deny_blocked(seen, prepared, outer)
         request_state = mapping[STATE_KEY] = RequestState(request_limiter, client, None, outer, None, charges)
         if target is not None and target.admin:
             handler = self._admin

@@ -88,7 +88,7 @@ class RateLimitMiddleware:
         self._gates = AsgiGates(app, decide_pending, self.request_limiter)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
@@ -104,12 +104,7 @@ class RateLimitMiddleware:
         if target is None:
             if request_limiter.idle:
                 request_limiter.run_idle_maintenance()
-            # Route limits read it.
-            request_state = scope[STATE_KEY] = RequestState(request_limiter, None, None, scope.get(STATE_KEY))
-            if kind == "http":
-                await self.app(scope, receive, add_headers(request_state, send))
-            else:  # its messages may still be limited
-                await self._websocket(scope, receive, add_headers(request_state, send), self._find_client(scope))
+            await self._pass(scope, receive, send)
             return
         category_limiter, cost, special, _, _ = target
         peer = scope.get("client")
@@ -180,8 +175,9 @@ class RateLimitMiddleware:
     ) -> None:
         """Handle a request that needs more than one plain decision."""
         outcome = LimitOutcome(allowed=True)
+        request = make_request(scope, client)
+        client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            request = make_request(scope, client)
             if not target.admin and self._gates.has_limits():
                 prepared = await run_async(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
@@ -204,6 +200,17 @@ class RateLimitMiddleware:
             category_limiter, key, cost, decision, method, path
         )
 
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request that no category limits; limits of routes and of websocket messages may apply."""
+        client = self._find_client(scope) if self.request_limiter.special or scope["type"] != "http" else None
+        exempt = False
+        if client is not None:
+            client = self.request_limiter.exempt_client(make_request(scope, client), client)
+            exempt = client.key is None
+        request_state = RequestState(self.request_limiter, client if exempt else None, None, scope.get(STATE_KEY))
+        scope[STATE_KEY] = request_state
+        await self._call_app(scope, receive, defer_start(request_state, scope, receive, send), request_state, client)
+
     async def _defer(
         self,
         scope: Scope,
@@ -223,11 +230,17 @@ class RateLimitMiddleware:
         deferring = defer_start(request_state, scope, receive, send)
         if not gated and not await decide_pending(scope, receive, deferring):
             return  # nothing inside would decide
+        await self._call_app(scope, receive, deferring, request_state, client)
+
+    async def _call_app(
+        self, scope: Scope, receive: Receive, send: Send, request_state: RequestState, client: RequestClient | None
+    ) -> None:
+        """Call the application; what is pending is decided, and what depends on the response settled, at its end."""
         try:
-            if scope["type"] == "http":
-                await self.app(scope, receive, deferring)
+            if scope["type"] == "http" or client is None:
+                await self.app(scope, receive, send)
             else:
-                await self._websocket(scope, receive, deferring, client)
+                await self._websocket(scope, receive, send, client)
         except Exception:
             if request_state.pending:
                 await charge_pending(request_state, scope)
@@ -258,16 +271,14 @@ class RateLimitMiddleware:
         )
         request_state.made, request_state.response_charge = outcome.made, response_charge
         settling = defer_start(request_state, scope, receive, send)
-        try:
-            if target.admin:
+        if target.admin:
+            try:
                 await self._admin(scope, receive, settling)
-            elif scope["type"] == "http":
-                await self.app(scope, receive, settling)
-            else:
-                await self._websocket(scope, receive, settling, client)
-        finally:
-            if response_charge is not None:
-                await run_async(response_charge.settle_flow(), call)
+            finally:
+                if response_charge is not None:
+                    await run_async(response_charge.settle_flow(), call)
+        else:
+            await self._call_app(scope, receive, settling, request_state, client)
 
     def _deny(
         self,

@@ -87,9 +87,7 @@ class RateLimitMiddleware:
         if target is None:
             if request_limiter.idle:
                 request_limiter.run_idle_maintenance()
-            # Route limits read it.
-            request_state = environ[STATE_KEY] = RequestState(request_limiter, None, None, environ.get(STATE_KEY))
-            return self.app(environ, add_headers(request_state, start_response))
+            return self._pass(environ, start_response)
         peer = environ.get("REMOTE_ADDR")
         client = request_limiter.known_clients.get(peer)
         if client is None:
@@ -144,8 +142,9 @@ class RateLimitMiddleware:
     ) -> Iterable[bytes]:
         """Handle a request that needs more than one plain decision."""
         outcome = LimitOutcome(allowed=True)
+        request = make_request(environ, client)
+        client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            request = make_request(environ, client)
             if not target.admin and self._has_limits():
                 prepared = run(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
@@ -173,6 +172,17 @@ class RateLimitMiddleware:
         return bool(decision) or self.request_limiter.record_decision(
             category_limiter, key, cost, decision, method, path
         )
+
+    def _pass(self, environ: Environ, start: Start) -> Iterable[bytes]:
+        """Pass on a request that no category limits; limits of routes may apply."""
+        client = None
+        if self.request_limiter.special:
+            found = self.request_limiter.client_identifier.find(environ.get("REMOTE_ADDR"), forwarding_headers(environ))
+            found = self.request_limiter.exempt_client(make_request(environ, found), found)
+            client = found if found.key is None else None
+        request_state = RequestState(self.request_limiter, client, None, environ.get(STATE_KEY))
+        environ[STATE_KEY] = request_state
+        return self._call_deferred(self.app, environ, start, request_state)
 
     def _defer(
         self,
@@ -222,10 +232,7 @@ class RateLimitMiddleware:
             self.request_limiter, client, None if outcome.made else decision, outer
         )
         request_state.made, request_state.response_charge = outcome.made, response_charge
-        app = self._admin if target.admin else self.app
-        if response_charge is None:
-            return app(environ, add_headers(request_state, start))
-        return self._call_deferred(app, environ, start, request_state)
+        return self._call_deferred(self._admin if target.admin else self.app, environ, start, request_state)
 
     def _deny(
         self,

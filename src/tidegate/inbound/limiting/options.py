@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     lease: bool | float | Lease | None  # lease permits from a shared store
     denied: Denying | None  # returns a custom response to denied requests
     html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
+    exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
     application_limits: Limits | None  # limits of each client for all routes together
     default_limits: Limits | None  # limits of each client for each route without limits of its own
     block_after: str | None  # block clients after so many denials
@@ -101,6 +102,7 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "lease": lambda _: None,  # read_lease checks it
     "denied": OPTIONAL_FUNCTION,
     "html": lambda _: None,  # read_html checks it
+    "exempt_when": OPTIONAL_FUNCTION,
     "application_limits": lambda _: None,  # ExtraLimits checks it
     "default_limits": lambda _: None,
     "block_after": lambda _: None,  # read_block checks it

@@ -134,6 +134,7 @@ class RequestLimiter:
         self.client_identifier: ClientIdentifier = ClientIdentifier(
             trusted_proxies, self._source.rules, **client_options
         )
+        self._exempt_when = get("exempt_when")
         self.root_path: str = get("root_path", "")
         self.drops_messages: bool = get("on_message", "close") == "drop"
         admin = get("admin", True)
@@ -262,7 +263,7 @@ class RequestLimiter:
     def update_special(self) -> None:
         """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
         has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
-        self.special = self.has_special_clients or has_functions
+        self.special = self.has_special_clients or has_functions or self._exempt_when is not None
 
     @property
     def has_special_clients(self) -> bool:
@@ -359,6 +360,12 @@ class RequestLimiter:
         self.log(record)
         if self.observer is not None:
             self.observer(record)
+
+    def exempt_client(self, request: Request, client: RequestClient) -> RequestClient:
+        """Return the client of a request, without a key if `exempt_when` exempts the request from all limits."""
+        if self._exempt_when is None or not self._exempt_when(request):
+            return client
+        return client._replace(key=None)
 
     def prepare_flow(
         self, request: Request, target: RequestTarget, client: RequestClient
