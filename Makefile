@@ -107,7 +107,7 @@ lock: ## resolve the dependencies and rewrite requirements.lock, requirements-ru
 	@python3 -m venv .venv-lock && .venv-lock/bin/python -m pip install -qq --disable-pip-version-check --upgrade uv
 	@$(COMPILE) --extra dev --upgrade -o requirements.lock
 	@$(COMPILE) --extra all --extra build --constraint requirements.lock --no-annotate -o requirements-run.lock
-	@$(COMPILE) tests/recipes/requirements.in --extra httpx2 --extra build --upgrade --no-annotate -o tests/recipes/requirements.lock
+	@$(COMPILE) tests/recipes/requirements.in --extra httpx2 --extra egress --extra build --upgrade --no-annotate -o tests/recipes/requirements.lock
 	@$(COMPILE) tests/recipes/requirements-openai2.in --extra httpx --extra build --upgrade --no-annotate \
 	    -o tests/recipes/requirements-openai2.lock
 	@grep -c == requirements.lock requirements-run.lock tests/recipes/*.lock

@@ -184,3 +184,27 @@ async def test_a_client_that_stops_sending_its_body_is_answered(upstream):
         writer.write(b"POST /up/upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
         assert b" 408 " in await reader.readline()
         writer.close()
+
+
+async def test_a_client_that_goes_away_while_a_whole_answer_is_sent_is_no_failure(upstream, caplog):
+    async with running(upstream.url, limits=["1000/1m"]) as gateway:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            head = b"POST /up/upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nab"
+            writer.write(head)
+            await writer.drain()
+            writer.transport.abort()
+        await settled(lambda: gateway.gateway.stats.counts("local", "up").active == 0)
+        assert (await gateway.get("/healthz"))[0] == 200
+    assert "the gateway failed" not in caplog.text
+
+
+async def test_a_whole_answer_that_cannot_be_sent_ends_quietly(upstream, caplog, monkeypatch):
+    async def lost(*_arguments):
+        raise ConnectionResetError
+
+    monkeypatch.setattr("tidegate.egress.relay.send_whole", lost)
+    async with running(upstream.url) as gateway:
+        with pytest.raises(aiohttp.ClientError):
+            await gateway.send("POST", "/up/upload", data=b"ab")
+    assert "the gateway failed" not in caplog.text

@@ -38,12 +38,16 @@ class RequestBody:
         """Whether it can be sent again: it is in memory, or nothing of it was sent."""
         return self.whole is not None or self.sent == 0
 
+    @property
+    def expected(self) -> bool:
+        """Whether the client waits until it is told to send the body (`Expect: 100-continue`)."""
+        return self.exists and self._request.headers.get("Expect", "").lower() == "100-continue"
+
     async def accept(self) -> None:
-        """Tell a client that asked (`Expect: 100-continue`) to send the body."""
-        if self.exists and self._request.headers.get("Expect", "").lower() == "100-continue":
-            writer = self._request.writer
-            await writer.write(CONTINUE)
-            writer.output_size = 0  # nothing of the response was sent
+        """Tell the client to send the body."""
+        writer = self._request.writer
+        await writer.write(CONTINUE)
+        writer.output_size = 0  # nothing of the response was sent
 
     async def read_whole(self) -> None:
         """Read the body into memory, as far as the meter may."""
@@ -100,7 +104,8 @@ class RequestBody:
     @property
     def encoded(self) -> bool:
         """Whether it has a Content-Encoding."""
-        return self._request.headers.get("Content-Encoding", "").strip().lower() not in IDENTITY_CODINGS
+        headers = self._request.headers
+        return "Content-Encoding" in headers and headers["Content-Encoding"].strip().lower() not in IDENTITY_CODINGS
 
 
 def too_large(most: int) -> EgressError:

@@ -92,6 +92,12 @@ class ProviderCall:
         self.attempts: int = 0
 
     @property
+    def _stream_timeout(self) -> aiohttp.ClientTimeout:
+        """The time without a byte from the provider, after a body of unknown duration was sent."""
+        connect, read = self._settings.connect_timeout, self._settings.upstream_timeout
+        return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read)
+
+    @property
     def outbound(self) -> OutboundRequest:
         """The call as the gate sees it."""
         in_memory = self._body.whole is not None
@@ -145,7 +151,9 @@ class ProviderCall:
         if whole is None:
             if body.length is not None:
                 headers["Content-Length"] = str(body.length)
-            native = await self._session.request(self._method, url, data=body.stream(), **options)
+            native = await self._session.request(
+                self._method, url, data=body.stream(), timeout=self._stream_timeout, **options
+            )
         else:
             async with asyncio.timeout(self._settings.upstream_timeout):
                 native = await self._session.request(self._method, url, data=whole or None, **options)

@@ -26,7 +26,7 @@ from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
 from tidegate.errors import Closed, ConfigError, Denied, StoreUnavailable
 from tidegate.headers.site import is_cross_site, is_local_host
-from tidegate.outbound.quota.exchange import request_options
+from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.stores.cancellation import BackgroundTasks
 
 try:
@@ -70,6 +70,7 @@ class EgressGateway:
         self.background: BackgroundTasks = BackgroundTasks()
         self._connections: dict[str, int] = {}
         self._local = not settings.callers and settings.listen.loopback
+        self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
         self._tracing: Any = None
         self._session: aiohttp.ClientSession | None = None
@@ -89,9 +90,8 @@ class EgressGateway:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=settings.connect_timeout, sock_read=settings.upstream_timeout
-            ),
+            # Responses have a deadline of their own (`calls`), and so have their chunks (`relay`).
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
             max_field_size=settings.max_header,
             max_line_size=settings.max_header,
         )
@@ -141,22 +141,31 @@ class EgressGateway:
         identity = self.identify(request, forward=forward)
         exchange.caller = identity.caller.name
         if request.method == "CONNECT":
-            with self._connected(identity.caller):
+            self._connections[exchange.caller] = self._one_more(identity.caller)
+            try:
                 return await self._tunnels.open(request, exchange, identity.caller, raw)
+            finally:
+                self._connections[exchange.caller] -= 1
         target = self.routes.find_forward(raw) if forward else self.routes.find_reverse(raw)
         target = without_credentials(target, identity.token_in)
         self.note_target(exchange, identity.caller, target.provider, target)
-        with self._connected(identity.caller):
+        connections, name = self._connections, identity.caller.name
+        connections[name] = self._one_more(identity.caller)
+        try:
             return await self._call(request, exchange, identity, target)
+        finally:
+            connections[name] -= 1
 
     def _check_site(self, request: web.BaseRequest) -> None:
         """Refuse what a page in a browser of this machine could send, if no token is needed."""
         if self.callers.all:
             return
         headers = request.headers
-        if self._local and not is_local_host(headers.get("Host", "")):
-            message = "the Host must be localhost or a loopback address, because no callers are configured"
-            raise EgressError(403, "host-not-allowed", message)
+        if self._local and (host := headers.get("Host", "")) != self._last_host:
+            if not is_local_host(host):
+                message = "the Host must be localhost or a loopback address, because no callers are configured"
+                raise EgressError(403, "host-not-allowed", message)
+            self._last_host = host
         if is_cross_site(headers.get("Sec-Fetch-Site"), headers.get("Origin"), headers.get("Host")):
             message = "requests from pages of other sites are refused, because no callers are configured"
             raise EgressError(403, "origin-not-allowed", message)
@@ -171,12 +180,13 @@ class EgressGateway:
             raise EgressError(407, "unauthorized", message, {"Proxy-Authenticate": 'Basic realm="tidegate"'})
         raise EgressError(401, "unauthorized", message, {"WWW-Authenticate": 'Bearer realm="tidegate"'})
 
-    def _connected(self, caller: EgressCaller) -> _Connected:
-        """Count a request of a caller, until the end of the block; refuse one too many."""
-        if self._connections.get(caller.name, 0) >= caller.connections:
+    def _one_more(self, caller: EgressCaller) -> int:
+        """Return the number of requests of a caller with another one; refuse one too many."""
+        found = self._connections.get(caller.name, 0)
+        if found >= caller.connections:
             message = f"caller {caller.name} has {caller.connections} requests at the same time, its maximum"
             raise EgressError(429, "too-many-connections", message, {"Retry-After": "1"})
-        return _Connected(self._connections, caller.name)
+        return found + 1
 
     def note_target(
         self, exchange: EgressExchange, caller: EgressCaller, provider: Provider, target: Target | None = None
@@ -201,7 +211,8 @@ class EgressGateway:
         options = read_options(request.headers, self.settings, caller, provider)
         body = RequestBody(request, self.settings)
         counts_tokens = provider.profile is not None or self.limits.counts_tokens(caller)
-        await body.accept()
+        if body.expected:
+            await body.accept()
         if (provider.reads_requests or counts_tokens) and is_json(request):
             await body.read_whole()
         metered = counts_tokens or provider.reads_requests
@@ -217,13 +228,14 @@ class EgressGateway:
         own, result = await self._send(exchange, caller, call, body, options)
         if result.response.native.status == SWITCHING_PROTOCOLS:
             return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
-        meter = Meter(self.gate, provider, result, own, self.background, counts_tokens=counts_tokens)
+        meter = None
+        if counts_tokens or own is not None or result.settlement is not None:
+            meter = Meter(self.gate, provider, result, own, self.background, counts_tokens=counts_tokens)
         try:
-            return await relay(
-                request, result.response, self._answer_headers(exchange, result), meter, self.settings.client_timeout
-            )
+            return await relay(request, result.response, self._answer_headers(exchange, result), meter, self.settings)
         finally:
-            self._note_usage(exchange, meter)
+            if meter is not None:
+                self._note_usage(exchange, meter)
 
     async def _send(
         self,
@@ -238,13 +250,14 @@ class EgressGateway:
         own: AsyncReservation | None = None
         exchange.begin_wait()
         try:
-            began = clock.steady()
             if caller.limits:
+                began = clock.steady()
                 cost = self.limits.cost_of(caller, provider, call.target.quota_url, body.decoded())
                 own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
-            left = max(0.0, options.timeout - (clock.steady() - began) / SECOND)
-            with request_options(timeout=left, priority=options.priority, tag=options.tag):
-                result = await call.run()
+                options = options._replace(timeout=max(0.0, options.timeout - (clock.steady() - began) / SECOND))
+            # Each request has a task, and so a context, of its own: the options need not be reset.
+            CURRENT_OPTIONS.set(options._asdict())
+            result = await call.run()
         except Denied as denied:
             await self._cancel(own)
             exchange.count("denied")
@@ -321,22 +334,6 @@ class EgressGateway:
             self._tracing.end(exchange)
         if self._log is not None and exchange.caller:
             self._log.write(exchange)
-
-
-class _Connected:
-    """Counts a request of a caller while a block runs."""
-
-    __slots__ = ("_counts", "_name")
-
-    def __init__(self, counts: dict[str, int], name: str) -> None:
-        self._counts = counts
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._counts[self._name] = self._counts.get(self._name, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        self._counts[self._name] -= 1
 
 
 def is_json(request: web.BaseRequest) -> bool:

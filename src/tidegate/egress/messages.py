@@ -54,6 +54,8 @@ COST: Final = "X-Tidegate-Cost"
 REMAINING: Final = "X-Tidegate-Remaining"
 RETRY_AFTER: Final = "X-Tidegate-Retry-After"
 NOTE: Final = "X-Tidegate-Note"
+MAX_KNOWN_NAMES: Final = 1000  # names of header fields that are remembered
+MAX_KNOWN_NAME_LENGTH: Final = 64
 METERED_CODINGS: Final = "gzip, deflate"  # that the meter can read
 TOO_MANY_REQUESTS: Final = 429
 
@@ -135,25 +137,41 @@ def json_response(status: int, body: object, headers: Mapping[str, str] | None =
 # ---- header fields ---------------------------------------------------------------------------------------------------
 
 
+class PassedOn(dict[str, bool]):
+    """Whether a header field is passed on, by its name as it was written; names that were seen are remembered."""
+
+    def __init__(self, dropped: frozenset[str]) -> None:
+        """Drop these fields, and all that begin with `X-Tidegate-`."""
+        super().__init__()
+        self._dropped = dropped
+
+    def __missing__(self, name: str) -> bool:
+        """Decide about a name that was not seen."""
+        lower = name.lower()
+        found = lower not in self._dropped and not lower.startswith(PREFIX)
+        if len(self) < MAX_KNOWN_NAMES and len(name) <= MAX_KNOWN_NAME_LENGTH:
+            self[name] = found
+        return found
+
+
+PASSED_IN_REQUESTS: Final = PassedOn(REQUEST_DROPPED)
+PASSED_IN_RESPONSES: Final = PassedOn(HOP_BY_HOP)
+
+
 def request_headers(
     headers: CIMultiDictProxy[str], provider: Provider, token_in: str | None, *, metered: bool
 ) -> CIMultiDict[str]:
     """Return the header fields that are sent to the provider, without its key."""
-    dropped = REQUEST_DROPPED
+    passed = PASSED_IN_REQUESTS
+    found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
-        dropped |= listed(headers.getall("connection"))
-    own_key = provider.api_key is not None and provider.key_location is not None
-    if own_key:
-        dropped = dropped | {name.lower() for name in KEY_HEADERS}
-        if provider.key_location is not None and provider.key_location.kind == "header":
-            dropped |= {provider.key_location.name.lower()}
+        drop(found, listed(headers.getall("connection")))
+    if provider.api_key is not None and provider.key_location is not None:
+        drop(found, KEY_HEADERS)
+        if provider.key_location.kind == "header":
+            drop(found, (provider.key_location.name,))
     if token_in is not None:
-        dropped |= {token_in.lower()}
-    found: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers.items():
-        lower = name.lower()
-        if lower not in dropped and not lower.startswith(PREFIX):
-            found.add(name, value)
+        drop(found, (token_in,))
     if metered and "accept-encoding" in found:
         found["Accept-Encoding"] = METERED_CODINGS if "gzip" in found["accept-encoding"] else "identity"
     return found
@@ -161,15 +179,17 @@ def request_headers(
 
 def response_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """Return the header fields of a provider's response that are passed on."""
-    dropped = HOP_BY_HOP
+    passed = PASSED_IN_RESPONSES
+    found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
-        dropped |= listed(headers.getall("connection"))
-    found: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers.items():
-        lower = name.lower()
-        if lower not in dropped and not lower.startswith(PREFIX):
-            found.add(name, value)
+        drop(found, listed(headers.getall("connection")))
     return found
+
+
+def drop(headers: CIMultiDict[str], names: Iterable[str]) -> None:
+    """Remove header fields."""
+    for name in names:
+        headers.popall(name, None)
 
 
 def listed(values: Iterable[str]) -> frozenset[str]:

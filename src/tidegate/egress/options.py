@@ -34,6 +34,8 @@ def read_options(
 ) -> CallOptions:
     """Read the options of a call; the caller's rights bound its priority, the settings its wait."""
     timeout = settings.timeouts.get(provider.name, settings.timeout)
+    if REQUEST_TIMEOUT not in headers and PRIORITY not in headers and TAG not in headers:
+        return CallOptions(min(timeout, settings.max_timeout))
     priority = 0.0
     if (text := headers.get(REQUEST_TIMEOUT)) is not None:
         timeout = _read_timeout(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from multidict import CIMultiDict
 
     from tidegate.egress.calls import UpstreamResponse
+    from tidegate.egress.settings import EgressSettings
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.reservation import AsyncReservation
     from tidegate.stores.cancellation import BackgroundTasks
 
-FIRST_ERROR_STATUS = 400
+FIRST_ERROR_STATUS: Final = 400
+BAD_GATEWAY: Final = 502
 
 
 class Meter:
@@ -98,25 +100,35 @@ class Meter:
             await self.settle(complete=False)
 
 
-class ReaderWatch:
-    """Closes the connection of a client that reads nothing for `seconds` while a chunk waits to be sent."""
+class StreamWatch:
+    """Ends a stream that makes no progress: a client that reads nothing, or a provider that sends nothing."""
 
-    def __init__(self, request: web.BaseRequest, seconds: float) -> None:
+    def __init__(self, request: web.BaseRequest, native: aiohttp.ClientResponse, settings: EgressSettings) -> None:
         """Watch until `close`."""
         self._request = request
-        self._seconds = seconds
+        self._native = native
+        self._limits = settings.upstream_timeout, settings.client_timeout
+        self._tick = min(self._limits)
         self._loop = asyncio.get_running_loop()
         self.writing = False
         self.chunks = 0
-        self._seen = -1
-        self._timer = self._loop.call_later(seconds, self._check)
+        self.stalled = False  # the provider has sent nothing for too long
+        self._seen = (-1, False)
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(self._tick, self._check)
 
     def _check(self) -> None:
-        if self.writing and self.chunks == self._seen and self._request.transport is not None:
-            self._request.transport.abort()  # the task of the request is cancelled
+        now, state = self._loop.time(), (self.chunks, self.writing)
+        if state != self._seen:
+            self._seen, self._since = state, now
+        elif now - self._since >= self._limits[self.writing] * 0.99:
+            if self.writing and self._request.transport is not None:
+                self._request.transport.abort()  # the task of the request is cancelled
+            else:
+                self.stalled = True
+                self._native.close()
             return
-        self._seen = self.chunks
-        self._timer = self._loop.call_later(self._seconds, self._check)
+        self._timer = self._loop.call_later(self._tick, self._check)
 
     def close(self) -> None:
         """Stop watching."""
@@ -127,41 +139,44 @@ async def relay(
     request: web.BaseRequest,
     upstream: UpstreamResponse,
     headers: CIMultiDict[str],
-    meter: Meter,
-    client_timeout: float,
+    meter: Meter | None,
+    settings: EgressSettings,
 ) -> web.StreamResponse:
     """Send a provider's response to the client."""
     native = upstream.native
-    response: web.StreamResponse
+    response: web.StreamResponse | None = None
     try:
         if native.content.is_eof() and native.method != "HEAD" and not upstream.looked_at:
             response = await send_whole(request, upstream, headers, meter)
         else:
             response = web.StreamResponse(status=native.status, reason=native.reason, headers=headers)
             await response.prepare(request)
-            await stream_body(request, upstream, response, meter, client_timeout)
+            await stream_body(request, upstream, response, meter, settings)
     except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied):
         # The client must not mistake what it received for the whole response.
         native.close()
-        await meter.settle(complete=False)
+        if meter is not None:
+            await meter.settle(complete=False)
         if request.transport is not None:
             request.transport.close()
-        return response
+        return web.Response(status=BAD_GATEWAY) if response is None else response  # neither can be sent any more
     except BaseException:
         native.close()
-        meter.settle_later()
+        if meter is not None:
+            meter.settle_later()
         raise
-    await meter.settle(complete=True)
+    if meter is not None:
+        await meter.settle(complete=True)
     return response
 
 
 async def send_whole(
-    request: web.BaseRequest, upstream: UpstreamResponse, headers: CIMultiDict[str], meter: Meter
+    request: web.BaseRequest, upstream: UpstreamResponse, headers: CIMultiDict[str], meter: Meter | None
 ) -> web.StreamResponse:
     """Send a response whose body has already arrived, in one piece."""
     native = upstream.native
     body = native.content.read_nowait()
-    if body and meter.reader is not None:
+    if body and meter is not None:
         await meter.feed(body)
     response = web.Response(status=native.status, reason=native.reason, headers=headers, body=body)
     await response.prepare(request)
@@ -173,22 +188,24 @@ async def stream_body(
     request: web.BaseRequest,
     upstream: UpstreamResponse,
     response: web.StreamResponse,
-    meter: Meter,
-    client_timeout: float,
+    meter: Meter | None,
+    settings: EgressSettings,
 ) -> None:
     """Send the chunks of a body as they arrive."""
-    readany, write, metered = upstream.native.content.readany, response.write, meter.reader is not None
-    watch = ReaderWatch(request, client_timeout)
+    readany, write = upstream.native.content.readany, response.write
+    watch = StreamWatch(request, upstream.native, settings)
     try:
         piece = upstream.looked_at or await readany()
         while piece:
-            if metered:
+            if meter is not None:
                 await meter.feed(piece)
             watch.chunks += 1
             watch.writing = True
             await write(piece)
             watch.writing = False
             piece = await readany()
+        if watch.stalled:
+            raise TimeoutError
         await response.write_eof()
     finally:
         watch.close()

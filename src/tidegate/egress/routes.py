@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.registry import Providers
 
 HOST_PREFIX: Final = "to"
+MAX_KNOWN: Final = 1024  # targets that are remembered
+MAX_KNOWN_LENGTH: Final = 200  # characters of a path whose target is remembered
 MAX_SHOWN: Final = 80  # characters of a path or a host in an error
 DOT_SEGMENT = re.compile(r"(?:^|[/\\])\.{1,2}(?:[/\\;]|$)")
 AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@\\]+)(?::([0-9]{1,5}))?")
@@ -48,11 +50,29 @@ class Routes:
         self._providers = providers
         self._upstreams = upstreams
         self._origins = {(each.scheme, each.host, each.port) for each in upstreams.values()}
-        self._named: dict[str, Provider] = {}
+        self._known: dict[str, Target] = {}  # of paths that were used lately
         self._changes = -1
+
+    def set_upstream(self, name: str, upstream: Upstream) -> None:
+        """Send the requests of a provider to another URL from now on."""
+        self._upstreams = {**self._upstreams, name: upstream}
+        self._origins = {(each.scheme, each.host, each.port) for each in self._upstreams.values()}
+        self._known.clear()
 
     def find_reverse(self, raw_path: str) -> Target:
         """Return the target of `/to/HOST/…` or `/NAME/…`."""
+        known = self._known.get(raw_path)
+        if known is not None and self._changes == self._providers.changes:
+            return known
+        target = self._find_reverse(raw_path)
+        if len(raw_path) <= MAX_KNOWN_LENGTH:
+            if len(self._known) >= MAX_KNOWN or self._changes != self._providers.changes:
+                self._known.clear()
+                self._changes = self._providers.changes
+            self._known[raw_path] = target
+        return target
+
+    def _find_reverse(self, raw_path: str) -> Target:
         path, mark, query = raw_path.partition("?")
         _, name, rest = path.split("/", 2) if path.count("/") > 1 else (*path.split("/", 1), "")
         if name == HOST_PREFIX:
@@ -82,10 +102,7 @@ class Routes:
         return provider, host, port
 
     def _find_named(self, name: str) -> Provider:
-        if self._changes != self._providers.changes or not self._named:
-            self._changes = self._providers.changes
-            self._named = {provider.name: provider for provider in self._providers}
-        provider = self._named.get(name)
+        provider = next((each for each in self._providers if each.name == name), None)
         if provider is None:
             shown = name[:MAX_SHOWN]
             raise EgressError(404, "unknown-provider", f"there is no provider {shown!r}: send to /NAME/… or /to/HOST/…")

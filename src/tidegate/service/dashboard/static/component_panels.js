@@ -48,6 +48,23 @@ export const COMPONENT_PANELS = {
       ],
     }],
   },
+  egress: {
+    title: "Calls through the gateway",
+    note: (panel) => panel.listen,
+    tables: [{
+      rows: (panel) => panel.rows,
+      columns: [
+        ["Caller", (row) => name(row.caller)],
+        ["Provider", (row) => name(row.provider)],
+        ["Sent", (row) => count(row.requests), "num"],
+        ["Waiting", (row) => count(row.waiting), "num"],
+        ["Denied", (row) => text(formatCount(row.denied), { state: row.denied ? "bad" : "" }), "num"],
+        ["Refused", (row) => text(formatCount(row.refused), { state: row.refused ? "bad" : "" }), "num hide-on-phone"],
+        ["Tokens", (row) => count(row.input_tokens + row.output_tokens), "num"],
+        ["First byte", (row) => duration(row.first_byte), "num hide-on-phone"],
+      ],
+    }],
+  },
   swarm: {
     title: "Agents and capacity",
     note: formatAgents,
