@@ -57,6 +57,7 @@ class PendingSettlement:
         self.status = status
         priced = plan.request is not None and plan.request.price is not None
         self.counts_tokens: bool = bool(account.estimated) or priced
+        self.charged_units: Mapping[str, int] | None = None  # what the provider charges, once it is settled
         self._plan = plan
         self._learned = learned
         self._counts = counts
@@ -191,7 +192,7 @@ class PendingSettlement:
         if self.charge.settled:
             return
         self._learn()
-        final = self._final_units(self._with_money(used))
+        final = self.charged_units = self._final_units(self._with_money(used))
         extended = self._reserved - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
         self.charge.record_spending(final, self._extra_money(extended))
         units = self.charge.units

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INTEGER_BYTES: Final = 8
 MAX_RULES_BYTES: Final = 16 * 2**20
 MAX_REPORT_BYTES: Final = 2**20
-MAX_HISTORY_BYTES: Final = 2 * 2**20
+MAX_HISTORY_BYTES: Final = 8 * 2**20
 COUNTER_BYTES: Final = 16 * 2**20  # of one worker; the file is sparse, so unused bytes take no memory
 HEADER_BYTES: Final = 4096  # of an area, and of a message: a page
 READ_ATTEMPTS: Final = 3  # to read a message that is replaced at the same time
