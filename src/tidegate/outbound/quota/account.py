@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.adaptive import GatedStore, RecoveringClock, RecoverySettings
 from tidegate.core.bounds import MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import StoreUnavailable
+from tidegate.flow import complete_flow
 from tidegate.fork import fork_safe
 from tidegate.outbound.capacity.account_capacity import AccountCapacity
 from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
@@ -88,6 +89,7 @@ class Account:
         self._lock = fork_safe(threading.RLock())
         self.last_used: int = self.clock.steady()  # when it was last used
         self.refused: int = 0  # responses with status 429 or 503
+        self.spent: int = 0  # what its calls cost, in micros, in this process
         self._rejected: Provider | None = None  # whose key the provider rejected
         self._provider_charges = ProviderCharges()
         self._set_provider(provider)
@@ -200,6 +202,10 @@ class Account:
         """The current capacity of the narrowest limit."""
         return self.account_capacity.quota
 
+    def can_fit(self, cost: Mapping[str, int]) -> bool:
+        """Return whether a cost can ever be allowed."""
+        return all(cost.get(limit.unit, 0) <= limit.burst for limit in self.provider.limits)
+
     def fit(self, cost: Mapping[str, int]) -> Cost:
         """Reduce an estimate to what can ever be allowed; requests are not reduced."""
         return {
@@ -242,9 +248,7 @@ class Account:
         else:
             parts = charge.parts(costs)
             charge.move(costs, recharged)
-        for at, part in parts:
-            if any(part):
-                yield from self._give_back_flow(part, at)
+        yield from complete_flow(*(self._give_back_flow(part, at) for at, part in parts if any(part)))
         return True
 
     def renew_flow(self, charge: Charge, at: int) -> CallFlow[Any]:
@@ -281,8 +285,7 @@ class Account:
         if not any(part):
             return
         try:
-            for at, costs in charge.shrink(part):
-                yield from self._give_back_flow(costs, at)
+            yield from complete_flow(*(self._give_back_flow(costs, at) for at, costs in charge.shrink(part)))
         except StoreUnavailable:
             return  # they count until their period ends
 

@@ -96,7 +96,7 @@ class Decider(BaseDecider):
         """Grant permits of the providers of a gate."""
         from tidegate.service.decisions.provider_permits import ProviderPermits  # noqa: PLC0415 - most services have none
 
-        self._provider_permits = ProviderPermits(gate, self._reservation_ids)
+        self._provider_permits = ProviderPermits(gate, self._reservation_ids, self._background)
 
     @property
     def provider_permits(self) -> ProviderPermits:
