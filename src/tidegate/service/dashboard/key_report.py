@@ -1,6 +1,6 @@
-"""`GET /v1/key`: what every policy knows of one key, and what its next call would get.
+"""`GET /v1/key`: the data of one key in every policy, and the decision that its next call would get.
 
-A policy knows a key if the key has used a part of a limit, is blocked, or was denied within the history.
+A policy has data about a key if the key has used a part of a limit, is blocked, or was denied within the history.
 """
 
 from __future__ import annotations
