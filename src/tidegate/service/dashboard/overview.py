@@ -21,12 +21,12 @@ from tidegate.service.dashboard.status import ProcessStatus
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Mapping
 
     from tidegate.service.dashboard.status import ServiceStatus, StatusSource
     from tidegate.service.decisions.service_directory import ServiceDirectory, ServiceRecord
     from tidegate.service.decisions.stats import Stats
-    from tidegate.service.http.app import App
+    from tidegate.service.http.app import App, Panel
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -127,7 +127,7 @@ class Overview:
             "problems": dict(totals.errors),
             "store": self._describe_store(status.store),
             "rules": {**app.reloads, "error": app.refused},
-            "panels": {name: await read_panel(name, panel) for name, panel in app.panels.items()},
+            "panels": await read_panels(app.panels),
         }
 
     async def _list_services(self) -> list[ServiceRecord]:
@@ -185,7 +185,12 @@ def read_since(query: bytes) -> int | None:
     return int(text)
 
 
-async def read_panel(name: str, panel: Callable[[], Awaitable[object] | object]) -> object:
+async def read_panels(panels: Mapping[str, Panel]) -> dict[str, object]:
+    """Return the data of all panels."""
+    return dict(zip(panels, await asyncio.gather(*(read_panel(*named) for named in panels.items())), strict=True))
+
+
+async def read_panel(name: str, panel: Panel) -> object:
     """Return the data of a panel; if it fails or hangs, its error, so that the other panels are still shown."""
     try:
         async with asyncio.timeout(PANEL_TIMEOUT):

@@ -44,6 +44,7 @@ class ProcessReport:
     reset_keys: list[tuple[str, Key, int]] = field(default_factory=list)
     denials: list[dict[str, Any]] = field(default_factory=list)
     blocks: list[tuple[str, Key]] = field(default_factory=list)
+    failed_checks: list[tuple[str, str]] = field(default_factory=list)  # of /readyz: kind of the problem, detail
 
 
 @dataclass
@@ -74,6 +75,9 @@ class StatusSource(Protocol):
     def waiting_by_policy(self) -> Mapping[str, int]:
         """Return the number of waiting calls, by policy."""
 
+    def failed_checks(self) -> Iterable[tuple[str, str]]:
+        """Return why /readyz fails: the kinds of the problems, and their details."""
+
     def mark_viewed(self) -> None:
         """Record that a client reads the overview: from now on, keys near a limit are recorded for a while."""
 
@@ -100,6 +104,10 @@ class ProcessStatus:
         """Return the number of waiting calls of the process, by policy."""
         return self._app.decider.waiting_by_policy()
 
+    def failed_checks(self) -> Iterable[tuple[str, str]]:
+        """Return the failed checks of the process."""
+        return self._app.failed_checks()
+
     def mark_viewed(self) -> None:
         """Do nothing: the overview itself notifies the only process."""
 
@@ -121,6 +129,7 @@ def report_process(app: App, since: int) -> ProcessReport:
         reset_keys=list(stats.near_limit.removed),
         denials=[describe_denial(denial) for denial in list(stats.recent)[: -MAX_DENIALS - 1 : -1]],
         blocks=[(block.policy, block.key) for block in decider.blocked()[:MAX_REPORTED_BLOCKS]],
+        failed_checks=app.failed_checks(),
     )
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Verb = ServiceVerb[VerbRequest, object]
     Panel = Callable[[], Awaitable[object] | object]
+    ReadinessCheck = Callable[[], ProblemError | None]  # returns why the service is not ready
     Report = Callable[[], Awaitable[dict[str, Any]]]
     ReadFamilies = Callable[[], Awaitable[Sequence[metrics.Family]]]
 
@@ -51,6 +52,7 @@ FREE_SHARE_DIVISOR: Final = 8  # an eighth of max_concurrency is reserved for ca
 TASK_KEY: Final = "tidegate.task"  # in a scope: the task that handles the request
 CANCELS_KEY: Final = "tidegate.cancels"  # in a scope: the server cancels the task when the client disconnects
 DISCONNECTED_KEY: Final = "tidegate.disconnected"  # in a scope: the client has closed the connection
+CONNECTION_CLOSE: Final = (b"connection", b"close")
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 
 
@@ -64,12 +66,12 @@ class App:
         self._max_concurrency = settings.max_concurrency
         self.in_flight: int = 0
         self.waiting: int = 0  # active requests that may wait for a permit
-        self.draining: bool = False  # about to stop: not ready, but still serving
+        self.draining: bool = False  # about to stop: not ready; each response is the last one of its connection
         self.stopping: bool = False
         self.idle: asyncio.Event = asyncio.Event()  # set when a stopping service has no active request left
         self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
         self.refused: str | None = None  # why the current file was refused
-        self.checks: dict[str, Callable[[], None]] = {}  # further checks of /readyz; each raises if it fails
+        self.checks: list[ReadinessCheck] = []  # further checks of /readyz
         self.reports: dict[str, Report] = {}  # states of components in /healthz and /readyz
         self.families: list[ReadFamilies] = []  # metrics of components
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
@@ -134,7 +136,7 @@ class App:
             except Exception:
                 log.exception("a request to %s failed", scope["path"][:100])
                 reply = self._refuse(ProblemError("internal", "see the log of the service"))
-            await respond(send, reply, head=scope["method"] == "HEAD")
+            await respond(send, reply, head=scope["method"] == "HEAD", last=self.draining)
         finally:
             self.end_request(verb, start)
 
@@ -158,7 +160,7 @@ class App:
 
     def stop(self) -> None:
         """Refuse new requests."""
-        self.stopping = True
+        self.draining = self.stopping = True
         if not self.in_flight:
             self.idle.set()
 
@@ -179,7 +181,7 @@ class App:
     def find_immediate(self, path: bytes, fields: Fields) -> Verb | None:
         """Return the verb of a POST that `reply_now` may answer, after the checks of its head; None for all others."""
         verb = self._immediate.get(path)
-        if verb is None or self.is_busy:
+        if verb is None or self.is_busy or self.draining:
             return None
         headers = dict(fields)
         if headers.get(b"content-type") != b"application/json" or b"idempotency-key" in headers:
@@ -337,14 +339,18 @@ class App:
 
     async def _readyz(self, _scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
         """Check that the service can decide, that the bus answers, and that the service is not stopping."""
-        if self.draining or self.stopping:
+        if self.draining:
             raise ProblemError("stopping", more={"state": "stopping"})
-        for check_ready in self.checks.values():
-            check_ready()
+        for kind, detail in self.overview.source.failed_checks():
+            raise ProblemError(kind, detail)
         ready = await check_readiness(
             self.decider, self.settings.readiness, with_names=self.authenticator.may_decide(headers)
         )
         return ready._replace(body=await self._with_reports(ready.body)) if self.reports else ready
+
+    def failed_checks(self) -> list[tuple[str, str]]:
+        """Return which checks of this process fail: the kinds of the problems, and their details."""
+        return [(problem.kind, str(problem)) for check in self.checks if (problem := check()) is not None]
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         more = [family for read in self.families for family in await read()]
@@ -374,10 +380,12 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass  # the end of the body
 
 
-async def respond(send: Send, reply: HTTPReply, *, head: bool = False) -> None:
-    """Send a response."""
+async def respond(send: Send, reply: HTTPReply, *, head: bool = False, last: bool = False) -> None:
+    """Send a response: to a HEAD request without its body, and if it is the `last` one, then close the connection."""
     status, body, kind, more = reply
     headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *SECURITY_HEADERS, *more]
+    if last:
+        headers.append(CONNECTION_CLOSE)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if head else body})
 

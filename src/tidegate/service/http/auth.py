@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hmac
+import re
 from typing import TYPE_CHECKING, Final
 
 from tidegate.service.config.values import NO_TOKEN, ListenAddress
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tidegate.service.config.settings import Settings
 
+HOST: Final = re.compile(rb"(\[[\w.:%~-]*\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # the characters of RFC 3986
 BEARER_PREFIX: Final = b"bearer "
 SAME_SITE: Final = (b"same-origin", b"none")  # the dashboard, or a URL that a user has typed
 CROSS_SITE: Final = (
@@ -101,6 +105,17 @@ def is_cross_site(headers: dict[bytes, bytes]) -> bool:
         return site not in SAME_SITE
     origin = headers.get(b"origin")
     return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+
+
+def check_host_fields(fields: Iterable[tuple[bytes, bytes]], version: str) -> None:
+    """Refuse a request as RFC 9112, section 3.2, demands: with several Host fields, an invalid one, or none."""
+    hosts = [value for name, value in fields if name == b"host"]
+    if len(hosts) > 1:
+        raise ProblemError("bad-request", f"expected one Host field, not {len(hosts)}")
+    if not hosts and version != "1.0":
+        raise ProblemError("bad-request", "expected a Host field: HTTP/1.1 requires it")
+    if hosts and not HOST.fullmatch(hosts[0]):
+        raise ProblemError("bad-request", "the Host field must be a host name or an address, with or without a port")
 
 
 def check_host(host: bytes) -> None:

@@ -46,6 +46,10 @@ class KnownHeads:
             write_fields(fields)
         )
 
+    def clear(self) -> None:
+        """Forget all heads."""
+        self._heads.clear()
+
     def find(self, data: bytes) -> KnownHead | None:
         """Return the head of a complete request, if it is known; None if `data` is anything else."""
         size = data.find(END_OF_HEAD) + len(END_OF_HEAD)

@@ -10,6 +10,8 @@ byte. It does not limit the size of a head, and it starts an unlimited number of
 - a request for another protocol (`Upgrade`, as Java's client sends it) is handled like any other, including its body;
 - a request whose client disconnects is cancelled, so that it is not charged without a response;
 - trailer fields are dropped: uvicorn would add them to the header fields of the request;
+- a request with two Host fields, an invalid one, or (since HTTP/1.1) none is refused, as RFC 9112 demands;
+- while the service drains, each response has `Connection: close`, and the connection is closed after it;
 - an invalid request gets problem details as its response, after the requests before it;
 - a client that is refused while it is still sending can read the response: the connection stays open, and further input
   is discarded, until the client closes it or `read_timeout` has passed;
@@ -27,11 +29,12 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.service.http.app import CANCELS_KEY, DISCONNECTED_KEY, TASK_KEY, App
+from tidegate.service.http.app import CANCELS_KEY, CONNECTION_CLOSE, DISCONNECTED_KEY, TASK_KEY, App
+from tidegate.service.http.auth import check_host_fields
 from tidegate.service.http.connections import NEVER_TICKS, Connections
 from tidegate.service.http.encoding import SECURITY_FIELDS, encode, write_fields
-from tidegate.service.http.last_response import LastResponseTransport
 from tidegate.service.http.problems import HTTPReply, ProblemError
+from tidegate.service.http.response_transport import ResponseTransport
 
 try:
     import httptools
@@ -59,7 +62,6 @@ MAX_OVERHEAD: Final = 8  # bytes sent for each byte of a body: a chunk of 1 byte
 MAX_IMMEDIATE: Final = 64  # pipelined requests answered at once, so that other connections get their turn; or one batch
 MIN_SENT: Final = 16 * 1024  # bytes of a long response that a client has to read within `read_timeout`
 FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
-CONNECTION_CLOSE: Final = (b"connection", b"close")
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -177,7 +179,9 @@ class HttpConnection(HttpToolsProtocol):
                 chunk = chunk[upgrade.args[0] :]  # no other protocol is supported: continue with HTTP/1
                 self._parse_body_anyway()
             except httptools.HttpParserError as error:
-                self.refuse(ProblemError("bad-request", f"this is not an HTTP/1 request: {error}"[:200]))
+                found = error.__context__  # what a callback has raised
+                problem = found if isinstance(found, ProblemError) else None
+                self.refuse(problem or ProblemError("bad-request", f"this is not an HTTP/1 request: {error}"[:200]))
                 return
             else:
                 return
@@ -230,6 +234,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._body_skipped:
             return
         parser = self.parser
+        check_host_fields(self.headers, parser.get_http_version())
         if (
             not self._unanswered
             and self._immediate_left > 0
@@ -259,10 +264,10 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = False
         self._unanswered += 1
         self._connections.begin_request(self)
-        if self.expect_100_continue or not self.cycle.keep_alive:
-            # Whether the client still sends the body after `Expect` is unknown, so this is the last request.
-            self.cycle.keep_alive = False
-            self.cycle.transport = LastResponseTransport(self)  # type: ignore[assignment]  # has all methods that are used
+        # Any response may be the last one: that of a request that is active when the service begins to drain, too.
+        self.cycle.transport = ResponseTransport(self)  # type: ignore[assignment]  # has all methods that are used
+        if self.expect_100_continue:
+            self.cycle.keep_alive = False  # whether the client still sends the body is unknown
         if self._unanswered > 1:
             self._limit_wait()
 
