@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.decision import Decision
 from tidegate.errors import Closed, RateLimitError
@@ -48,6 +48,16 @@ if TYPE_CHECKING:
 MAX_LEASE_WAITS: Final = 3  # how often a batch waits for leases before it asks the store itself
 
 
+class FastPath(NamedTuple):
+    """Synchronous functions that take one permit for a key, or for each of several keys, and count the decisions.
+
+    `decide_all` returns None, and does nothing, if a key is not a string or is invalid.
+    """
+
+    decide: Callable[[Key], Decision]
+    decide_all: Callable[[Sequence[Any]], list[Decision] | None]
+
+
 class BaseDecider:
     """Decides by one set of policies over one store; see the module."""
 
@@ -74,7 +84,7 @@ class BaseDecider:
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
-        self._fast_paths: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the policies change
+        self._fast_paths: dict[str, FastPath] = {}  # by policy, until the policies change
         self.blocks: Blocks = Blocks(store)
         self._background = BackgroundTasks()
         self.closed = False
@@ -316,8 +326,14 @@ class BaseDecider:
             found = self.find(subject) if cost == 1 and cost.__class__ is int else None
             if found is None or (self.blocks.active and self.blocks.known(found[0].policy.name, found[1]) is not True):
                 return ASK_STORE
-            decision = found[0].limiter.acquire_from_lease(found[1])
-            return ASK_STORE if decision is None else self._record(*found, 1, decision)
+            policy_limiter, key = found
+            decision = policy_limiter.limiter.acquire_from_lease(key)
+            if decision is None:
+                return ASK_STORE
+            if decision[0] and not self._observers and not self.stats.near_limit.samples_left:
+                policy_limiter.count.allowed += 1  # as _record does
+                return decision
+            return self._record(policy_limiter, key, 1, decision)
         except RateLimitError as error:
             return error
 
@@ -339,27 +355,30 @@ class BaseDecider:
         except RateLimitError as error:
             return error
 
-    def fast_path(self, policy: str) -> Callable[[Key], Decision] | None:
-        """Return a synchronous function that takes one permit of a policy, if the policy and the store allow that.
+    def fast_path(self, policy: str) -> FastPath | None:
+        """Return synchronous functions that take permits of a policy, if the policy and the store allow that.
 
         That needs a store in memory, and a policy that has neither overrides nor a roll-out.
         """
         found = self._fast_paths.get(policy)
         return self._build_fast_path(policy) if found is None else found
 
-    def _build_fast_path(self, policy: str) -> Callable[[Key], Decision] | None:
+    def _build_fast_path(self, policy: str) -> FastPath | None:
         entry = self.policies.entries.get(policy)
         if entry is None or entry.only_variant is None or self._observers or self.blocks.active:
             return None
         policy_limiter = self._limiter_for(entry.only_variant)
-        acquire_now, count, record, near_limit = (
-            policy_limiter.acquire_now,
-            policy_limiter.count,
-            self._record,
-            self.stats.near_limit,
-        )
+        acquire_now = policy_limiter.acquire_now
         if acquire_now is None:
             return None
+        parts = (policy, policy_limiter, acquire_now)
+        found = self._fast_paths[policy] = FastPath(self._build_decide(*parts), self._build_decide_all(*parts))
+        return found
+
+    def _build_decide(
+        self, policy: str, policy_limiter: PolicyLimiter, acquire_now: Callable[[Key, int], Decision]
+    ) -> Callable[[Key], Decision]:
+        count, record, near_limit = policy_limiter.count, self._record, self.stats.near_limit
 
         def decide(key: Key) -> Decision:
             if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
@@ -372,8 +391,32 @@ class BaseDecider:
                 return decision
             return record(policy_limiter, key, 1, decision)
 
-        self._fast_paths[policy] = decide
         return decide
+
+    def _build_decide_all(
+        self, policy: str, policy_limiter: PolicyLimiter, acquire_now: Callable[[Key, int], Decision]
+    ) -> Callable[[Sequence[Any]], list[Decision] | None]:
+        count, record, near_limit = policy_limiter.count, self._record, self.stats.near_limit
+
+        def decide_all(keys: Sequence[Any]) -> list[Decision] | None:
+            try:
+                if not "".join(keys).isascii() or max(map(len, keys)) > MAX_KEY_LENGTH:
+                    for key in keys:
+                        check_key(key)
+            except (TypeError, RateLimitError):
+                return None
+            decisions = [acquire_now(key, 1) for key in keys]
+            beyond = [pair for pair in zip(keys, decisions, strict=True) if not pair[1][0]]
+            count.allowed += len(decisions) - len(beyond)
+            for key, decision in beyond:
+                record(policy_limiter, key, 1, decision)
+            if near_limit.samples_left:
+                for key, decision in zip(keys, decisions, strict=True):
+                    if decision[0] and near_limit.samples_left:
+                        near_limit.record(policy, key, decision)
+            return decisions
+
+        return decide_all
 
     # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import RateLimitError
 from tidegate.service.api.verbs import VERBS
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Verb = ServiceVerb[VerbRequest, object]
+    ImmediateReply = Callable[[bytes], bytes | None]
     Panel = Callable[[], Awaitable[object] | object]
     ReadinessCheck = Callable[[], ProblemError | None]  # returns why the service is not ready
     Report = Callable[[], Awaitable[dict[str, Any]]]
@@ -54,6 +55,13 @@ CANCELS_KEY: Final = "tidegate.cancels"  # in a scope: the server cancels the ta
 DISCONNECTED_KEY: Final = "tidegate.disconnected"  # in a scope: the client has closed the connection
 CONNECTION_CLOSE: Final = (b"connection", b"close")
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
+
+class ImmediateVerb(NamedTuple):
+    """A verb whose usual requests are answered at once, without a coroutine."""
+
+    verb: Verb
+    reply: ImmediateReply  # returns the JSON of the response to a body; None: nothing was done, use the app
 
 
 class App:
@@ -80,8 +88,10 @@ class App:
         self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
-        self._immediate: dict[bytes, Verb] = {VERBS[name].path.encode(): VERBS[name] for name in self._verbs.immediate}
-        self._latency = decider.stats.latency
+        self._immediate: dict[bytes, ImmediateVerb] = {
+            VERBS[name].path.encode(): self._time_verb(VERBS[name], reply)
+            for name, reply in self._verbs.immediate.items()
+        }
         self._posts = {
             verb.path: (verb, self._verbs.all[verb.name]) for verb in VERBS.values() if verb.method == "POST"
         }
@@ -98,7 +108,7 @@ class App:
         self._files = read_files(token=not self.authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a coroutine for each branch would cost every request
-        """Handle one request. The server asks `reply_now` first, which handles the usual ones without a task."""
+        """Handle one request. The server asks `find_immediate` first: the usual ones need no task."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
@@ -150,13 +160,7 @@ class App:
         self.in_flight -= 1
         if self.stopping and not self.in_flight:
             self.idle.set()
-        self._add_latency(verb, self._clock.steady() - start)
-
-    def _add_latency(self, verb: str, micros: int) -> None:
-        latency = self._latency.get(verb)
-        if latency is None:
-            latency = self.decider.stats.latency_of(verb)
-        latency.add(micros)
+        self.decider.stats.latency_of(verb).add(self._clock.steady() - start)
 
     def stop(self) -> None:
         """Refuse new requests."""
@@ -178,33 +182,38 @@ class App:
 
     # ---- verbs -------------------------------------------------------------------------------------------------------
 
-    def find_immediate(self, path: bytes, fields: Fields) -> Verb | None:
-        """Return the verb of a POST that `reply_now` may answer, after the checks of its head; None for all others."""
-        verb = self._immediate.get(path)
-        if verb is None or self.is_busy or self.draining:
+    def find_immediate(self, path: bytes, fields: Fields) -> ImmediateVerb | None:
+        """Return the verb of a POST that may be answered at once, after the checks of its head; None for all others."""
+        found = self._immediate.get(path)
+        if found is None or self.is_busy or self.draining:
             return None
         headers = dict(fields)
         if headers.get(b"content-type") != b"application/json" or b"idempotency-key" in headers:
             return None
         try:
-            self.authenticator.check(headers, admin=verb.admin)
+            self.authenticator.check(headers, admin=found.verb.admin)
         except ProblemError:
             return None  # refused by __call__, which counts it
-        return verb
+        return found
 
-    def reply_now(self, verb: Verb, body: bytes) -> bytes | None:
-        """Return the JSON of the response if no coroutine is needed; None: nothing was done, use __call__."""
-        start = self._clock.steady()
-        try:
-            response = self._verbs.immediate[verb.name](verb.decode(body))
-        except RateLimitError:
-            return None
-        except Exception:
-            log.exception("a request to %s failed", verb.path)
-            raise ProblemError("internal", "see the log of the service") from None
-        if response is not None:
-            self._add_latency(verb.name, self._clock.steady() - start)
-        return response
+    def _time_verb(self, verb: Verb, run: ImmediateReply) -> ImmediateVerb:
+        """Return a verb whose usual requests are answered by this function, timed and with its errors translated."""
+        steady, add_latency = self._clock.steady, self.decider.stats.latency_of(verb.name).add
+
+        def reply(body: bytes) -> bytes | None:
+            start = steady()
+            try:
+                response = run(body)
+            except RateLimitError:
+                return None
+            except Exception:
+                log.exception("a request to %s failed", verb.path)
+                raise ProblemError("internal", "see the log of the service") from None
+            if response is not None:
+                add_latency(steady() - start)
+            return response
+
+        return ImmediateVerb(verb, reply)
 
     def _check_head(self, scope: Scope, verb: Verb) -> dict[bytes, bytes]:
         """Check the head of a request before its body is read; return the header fields."""
@@ -383,7 +392,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 async def respond(send: Send, reply: HTTPReply, *, head: bool = False, last: bool = False) -> None:
     """Send a response: to a HEAD request without its body, and if it is the `last` one, then close the connection."""
     status, body, kind, more = reply
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *SECURITY_HEADERS, *more]
+    headers = [*SECURITY_HEADERS, (b"content-type", kind), (b"content-length", b"%d" % len(body)), *more]
     if last:
         headers.append(CONNECTION_CLOSE)
     await send({"type": "http.response.start", "status": status, "headers": headers})

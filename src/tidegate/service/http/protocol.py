@@ -16,8 +16,8 @@ byte. It does not limit the size of a head, and it starts an unlimited number of
 - a client that is refused while it is still sending can read the response: the connection stays open, and further input
   is discarded, until the client closes it or `read_timeout` has passed;
 - the usual acquire or batch is answered as soon as its last byte is parsed, without a task, a coroutine or an ASGI
-  message (`App.reply_now`), if it arrived whole and no earlier request waits for its response. Its head is parsed only
-  the first time (`known_heads`). Everything else goes to the same App.
+  message (`App.find_immediate`), if it arrived whole and no earlier request waits for its response. Its head is parsed
+  only the first time (`known_heads`). Everything else goes to the same App.
 
 The attributes of uvicorn's classes that are used here are not documented: tests/service/test_protocol.py lists them,
 and pyproject.toml bounds the version.
@@ -26,13 +26,13 @@ and pyproject.toml bounds the version.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
 from tidegate.service.http.app import CANCELS_KEY, CONNECTION_CLOSE, DISCONNECTED_KEY, TASK_KEY, App
 from tidegate.service.http.auth import check_host_fields
 from tidegate.service.http.connections import NEVER_TICKS, Connections
-from tidegate.service.http.encoding import SECURITY_FIELDS, encode, write_fields
+from tidegate.service.http.encoding import encode, write_fields
 from tidegate.service.http.problems import HTTPReply, ProblemError
 from tidegate.service.http.response_transport import ResponseTransport
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from tidegate.service.api.verbs import ServiceVerb
+    from tidegate.service.http.app import ImmediateVerb
     from tidegate.service.http.encoding import Fields
     from tidegate.service.http.known_heads import KnownHeads
 
@@ -79,9 +79,8 @@ class HttpConnection(HttpToolsProtocol):
         self._heads = heads
         self._input = b""  # what is being parsed, if it began with a new request
         self._find_immediate = app.find_immediate
-        self._reply_now = app.reply_now
         self._max_body = app.settings.max_body
-        self._immediate: ServiceVerb[Any, Any] | None = None  # the verb of the request that is being received
+        self._immediate: ImmediateVerb | None = None  # the verb of the request that is being received
         self._body = b""  # of that request
         self._immediate_left = MAX_IMMEDIATE  # requests that may be answered at once, of the input of one event
         self._connections = connections
@@ -127,29 +126,25 @@ class HttpConnection(HttpToolsProtocol):
                 task.cancel()  # type: ignore[attr-defined]  # the app put its task there
 
     def data_received(self, data: bytes) -> None:
-        """Parse the input, unless earlier requests have to be answered first."""
-        if self._discarding:
+        """Answer a known request, or parse the input, unless earlier requests have to be answered first."""
+        is_new = not (self._receiving or self._unanswered or self._discarding)
+        if self._discarding or (is_new and self._answer_known(data)):
             return
         self._immediate_left = MAX_IMMEDIATE
         if self.pipeline or self._unparsed:
             self._unparsed += data
             self.flow.pause_reading()
-        elif self._receiving or self._unanswered:
-            self._parse(data)
-        elif not self._answer_known(data):
-            self._input = data
+        else:
+            self._input = data if is_new else b""
             self._parse(data)
             self._input = b""
 
     def _answer_known(self, data: bytes) -> bool:
         """Answer a usual request at once, without parsing its head, if the head is known."""
         known = self._heads.find(data)
-        if known is None or self._app.is_busy or self._body_skipped:
+        if known is None or self._app.is_busy or self.flow.write_paused:
             return False
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
-        self._body = data[known.size :]
-        return self._answer_now(known.verb)
+        return self._answer_now(known.verb, data[known.size :])
 
     def _parse(self, data: bytes) -> None:
         """Parse chunk by chunk, until requests have to wait for earlier ones."""
@@ -287,25 +282,20 @@ class HttpConnection(HttpToolsProtocol):
         if body:
             super().on_body(body)
 
-    def _answer_now(self, verb: ServiceVerb[Any, Any]) -> bool:
+    def _answer_now(self, verb: ImmediateVerb, body: bytes) -> bool:
         """Answer a complete request at once, if that is possible."""
         try:
-            body = self._reply_now(verb, self._body)
+            response = verb.reply(body)
         except ProblemError as problem:  # the request failed, and may have been charged
             self._immediate, self._receiving = None, False
             self.refuse(problem)
             return True
-        if body is None:
+        if response is None:
             return False
-        if self._input:
-            self._heads.remember(self._input, verb, len(self._body))
-        self._immediate, self._body, self._receiving = None, b"", False
-        self._immediate_left -= MAX_IMMEDIATE if verb.name == "batch" else 1
         if self.ticks_left != self._connections.idle_ticks:  # once in a tick is enough
             self.ticks_left = self._connections.idle_ticks  # before the write, which may shorten it
             self._connections.renew_wait(self)
-        self.transport.write(b"%s%d\r\n%s\r\n%s" % (self._heads.response_start, len(body), SECURITY_FIELDS, body))
-        self.server_state.total_requests += 1
+        self.transport.write(b"%b%d\r\n\r\n%b" % (self._heads.response_start, len(response), response))
         return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -315,8 +305,13 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Record that a request is complete."""
-        if self._immediate is not None:
-            if self._answer_now(self._immediate):
+        verb, body = self._immediate, self._body
+        if verb is not None:
+            if self._answer_now(verb, body):
+                self._immediate, self._body, self._receiving = None, b"", False
+                self._immediate_left -= MAX_IMMEDIATE if verb.verb.name == "batch" else 1
+                if self._input:
+                    self._heads.remember(self._input, verb, len(body))
                 return
             self._continue_in_cycle()
         self._body_skipped = self.parser.should_upgrade() and bool(self._framing())
@@ -330,7 +325,6 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Continue with the next request."""
-        self.server_state.total_requests += 1
         self._unanswered -= 1
         if self._finished or self.transport.is_closing():
             self._finish()

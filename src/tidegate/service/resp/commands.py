@@ -105,28 +105,36 @@ class Commands:
         if usual is None:
             return None
         policies, keys = usual
-        fast_path = self._decider.fast_path
         if len(keys) == 1:
-            decide = fast_path(policies[0])
-            if decide is None:
+            fast_path = self._decider.fast_path(policies[0])
+            if fast_path is None:
                 return None
             try:
-                reply = write_decision(decide(keys[0]))
+                reply = write_decision(fast_path.decide(keys[0]))
             except RateLimitError as error:
                 reply = self._refuse(error)
             self._acquire_latency.add(self._steady() - start)
             return reply.encode()
-        found = {policy: fast_path(policy) for policy in set(policies)}
+        replies = self._decide_pipeline(policies, keys)
+        if replies is None:
+            return None
+        self._batch_latency.add(self._steady() - start)
+        return "".join(replies).encode()
+
+    def _decide_pipeline(self, policies: list[str], keys: list[str]) -> list[str] | None:
+        """Decide on several keys; None if a policy has no fast path."""
+        found = {policy: self._decider.fast_path(policy) for policy in set(policies)}
         if None in found.values() or len(keys) > MAX_BATCH:
             return None
+        if len(found) == 1 and (decisions := found[policies[0]].decide_all(keys)) is not None:  # type: ignore[union-attr]  # not None
+            return [write_decision(decision) for decision in decisions]
         replies = []
         for policy, key in zip(policies, keys, strict=True):
             try:
-                replies.append(write_decision(found[policy](key)))  # type: ignore[misc]  # not None
+                replies.append(write_decision(found[policy].decide(key)))  # type: ignore[union-attr]  # not None
             except RateLimitError as error:
                 replies.append(self._refuse(error))
-        self._batch_latency.add(self._steady() - start)
-        return "".join(replies).encode()
+        return replies
 
     def throttle_now(self, commands: Sequence[Command]) -> str | None:
         """Decide a pipeline of CL.THROTTLE commands on a store in memory; None if there are other commands.
