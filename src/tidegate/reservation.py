@@ -64,20 +64,12 @@ class _Reservation(Generic[S]):
 
     def _commit_asks(self, actual: Cost | None) -> list[Ask]:
         """Build the correction from the estimate to the actual cost; units that are not given stay as estimated."""
-        costs = self.costs
-        if isinstance(actual, Mapping):
-            named = self.policy.costs(actual)
-            costs = tuple(
-                new if limit.unit in actual else old
-                for limit, new, old in zip(self.policy.limits, named, self.costs, strict=True)
-            )
-        elif actual is not None:
-            named = self.policy.costs(actual)
-            costs = tuple(
-                new if limit.unit in self.policy.counted else old
-                for limit, new, old in zip(self.policy.limits, named, self.costs, strict=True)
-            )
-        return self._settle_asks(costs)
+        if actual is None:
+            return self._settle_asks(self.costs)
+        policy = self.policy
+        given = actual if isinstance(actual, Mapping) else policy.counted
+        triples = zip(policy.units, policy.costs(actual), self.costs, strict=True)
+        return self._settle_asks(tuple([new if unit in given else old for unit, new, old in triples]))
 
     def _settle_asks(self, actual: tuple[int, ...]) -> list[Ask]:
         """Build one correction per instant of the charge: usually one, more if limits were charged again later."""
@@ -100,9 +92,12 @@ class _Reservation(Generic[S]):
 
     def split_by_instant(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
         """Split amounts by the instant at which their limits were charged; limits never charged are left out."""
-        instants = {at for at in self.ats if at is not None} or {self.decision.at}
+        ats = self.ats
+        if ats[0] is not None and ats.count(ats[0]) == len(ats):  # the usual case
+            return [(ats[0], tuple(amounts))]
+        instants = {at for at in ats if at is not None} or {self.decision.at}
         return [
-            (at, tuple(amount if own == at else 0 for own, amount in zip(self.ats, amounts, strict=True)))
+            (at, tuple(amount if own == at else 0 for own, amount in zip(ats, amounts, strict=True)))
             for at in sorted(instants)
         ]
 

@@ -95,7 +95,7 @@ def hold(path: str, tasks: int) -> None:
 
 def hold_shared(path: str, tasks: int, recorded: int, number: int) -> None:
     """Reserve a batch in a shared store, record some of its tasks, and end the batch when a signal arrives."""
-    owners.LEASE = SHORT_LEASE
+    owners.LEASE_SECONDS = SHORT_LEASE
     ended = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: ended.set())
     budget = TaskBudget(**SHARED_TIERS, storage=path, name=f"shared-{number}", batch_ttl=TTL, deadline=5.0)

@@ -37,7 +37,7 @@ def number():
 @pytest.fixture
 def holder(storage, number, monkeypatch):
     """A process inside a batch of 10 tasks, of which 3 are recorded; it is killed at the end of the test."""
-    monkeypatch.setattr(owners, "LEASE", programs.SHORT_LEASE)
+    monkeypatch.setattr(owners, "LEASE_SECONDS", programs.SHORT_LEASE)
     process = start("hold_shared", storage, 10, 3, number)
     assert process.stdout.readline() == "reserved\n"
     yield process
@@ -120,7 +120,7 @@ def test_a_batch_that_others_returned_is_charged_when_it_is_recorded(storage, mo
     with asyncio.Runner() as runner:
         late = TaskBudget(**options) if kind == "threads" else BlockingBudget(runner, lambda: KINDS[kind](**options))
         result = late.check_all_limits(10)
-        monkeypatch.setattr(owners, "LEASE", 0.05)
+        monkeypatch.setattr(owners, "LEASE_SECONDS", 0.05)
         with TaskBudget(**options) as other:
             wait_until(lambda: used(other)["day"] == 0, "the batch is returned")
             late.operations.store.batches.lease = 0  # the time that it was suspended for
@@ -142,7 +142,7 @@ def test_many_batches_of_several_threads_are_listed_and_settled(storage, monkeyp
         list(threads.map(lambda result: late.record_completed_tasks(result.task_count, result=result), results[:45]))
         results += threads.map(late.check_all_limits, [2] * 30)
         assert used(late) == {"day": 240}
-        monkeypatch.setattr(owners, "LEASE", 0.05)
+        monkeypatch.setattr(owners, "LEASE_SECONDS", 0.05)
         with TaskBudget(**options) as other:
             wait_until(lambda: used(other)["day"] == 90, "only the recorded tasks are counted")
         late.operations.store.batches.lease = 0  # the time that it was suspended for
@@ -156,7 +156,7 @@ def test_the_places_of_ended_processes_are_used_again(storage, monkeypatch, capl
     options = {"per_day": 10, "storage": storage, "deadline": 5.0, "name": "places"}
     with TaskBudget(**options) as ended:
         assert ended.check_all_limits(4)
-        monkeypatch.setattr(owners, "LEASE", 0.05)
+        monkeypatch.setattr(owners, "LEASE_SECONDS", 0.05)
         began = ended.operations.clock.steady()
         wait_until(lambda: ended.operations.clock.steady() - began > 100_000, "two leases have passed")
         with TaskBudget(**options) as other:

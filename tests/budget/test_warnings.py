@@ -104,7 +104,7 @@ def test_warnings_are_posted_and_signed(open_budget, receiver, path):
         ("milestone", "hour", "tasks"),
         ("limit_exceeded", "hour", "tasks"),
         ("database_lost", None, "tasks"),
-        ("database_back", None, "tasks"),
+        ("database_restored", None, "tasks"),
     ]
     assert [(warning["milestone"], warning["used"], warning["quota"]) for warning in warnings[:2]] == [
         (50, 8, 10),
@@ -195,7 +195,7 @@ def test_a_dripping_response_ends_with_the_timeout(messages):
         wait_until(lambda: webhook.dropped, "it was dropped")
         webhook.close()
     (warning,) = messages(logging.WARNING)
-    assert warning.endswith(("its response took too long", "timed out"))
+    assert warning.endswith(("the response took too long", "timed out"))
 
 
 def test_the_body_of_a_response_is_not_read():

@@ -120,7 +120,7 @@ def test_a_url_without_a_server_is_rejected_without_its_password(open_it, url):
 ODD = ("", "x", "-1", "9" * 5000, "1e999", "nan", "inf", "\u0663", "1_0", "%00", "%ff", "\ud800", "1\x00", "1s" * 3000)
 OPTIONS = {
     "memory://": ("max_entries", "overflow", "deadline"),
-    "sqlite:///odd.db": ("synchronous", "busy_timeout", "deadline", "local_for", "beat", "odd"),
+    "sqlite:///odd.db": ("synchronous", "busy_timeout", "deadline", "local_for", "heartbeat", "odd"),
     "redis://host": ("timeout", "connect_timeout", "db", "batch", "prefix", "hash_tag", "client_name", "deadline"),
     "redis+sentinel://host/name": ("timeout", "db", "sentinel_password"),
     "postgresql://host/db": ("schema", "timeout", "connect_timeout", "pool_size", "unlogged", "sslmode", "port"),

@@ -52,7 +52,7 @@ class Harness:
         self.clock = clock or ManualClock(start=START)
         self.reached: list[str] = []  # paths that reached the application
         self.middleware = self.build(app or self.app, config, clock=self.clock, **options)
-        self.limiter = self.middleware.guard
+        self.limiter = self.middleware.request_limiter
 
     build: Any
     app: Any

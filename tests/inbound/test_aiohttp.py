@@ -239,8 +239,12 @@ async def test_the_category_and_the_limits_of_a_handler_are_decided_together(clo
 
 def middleware_left(middleware, name, limit):
     """Return what is left of a limit of a handler."""
-    guard = middleware.guard
-    return Limiter(Policy(name, limit), store=guard.store, clock=guard.own_clock).peek("127.0.0.1", 0).remaining
+    request_limiter = middleware.request_limiter
+    return (
+        Limiter(Policy(name, limit), store=request_limiter.store, clock=request_limiter.own_clock)
+        .peek("127.0.0.1", 0)
+        .remaining
+    )
 
 
 async def test_a_response_before_the_handler_is_charged_to_the_category(clock):

@@ -141,7 +141,7 @@ def test_what_a_throttle_denies_is_not_charged_to_the_middleware_in_front(clock)
     for _ in range(5):
         app({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "203.0.113.9"}, lambda *a: sent.append(a[0]))
     assert sent == ["200 x", "200 x", "429 x", "429 x", "429 x"]
-    assert app.guard.category_limiters["read"].limiter.peek("203.0.113.9", 0).remaining == 58
+    assert app.request_limiter.category_limiters["read"].limiter.peek("203.0.113.9", 0).remaining == 58
 
 
 @pytest.mark.parametrize(("on_store_error", "expected"), [("deny", (429, "1")), ("allow", (200, None))])

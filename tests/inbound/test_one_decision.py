@@ -311,7 +311,7 @@ def test_a_category_is_not_charged_for_what_a_route_denies(kind, clock):
     client, middleware = site(kind, clock, ("2/1m", {}), ("50/1h", {}), rules(6))
     assert statuses(client, "/limited", 8) == [200, 200, *[429] * 6]
     assert statuses(client, "/plain", 5) == [200] * 4 + [429]
-    assert used(middleware.guard.store, "all") == 6
+    assert used(middleware.request_limiter.store, "all") == 6
     assert statuses(client, "/missing", 1) == [429]
     clock.advance(60)
     assert statuses(client, "/missing", 7) == [404] * 6 + [429]
@@ -323,7 +323,7 @@ def test_a_route_is_not_charged_for_what_a_category_denies(kind, clock):
     assert statuses(client, "/limited", 6) == [200, 200, 429, 429, 429, 429]
     clock.advance(60)
     assert statuses(client, "/limited", 6) == [200, 200, 429, 429, 429, 429]
-    assert sorted(usages(middleware.guard.store).values()) == [2, 4, 4]  # the category, the route's limits
+    assert sorted(usages(middleware.request_limiter.store).values()) == [2, 4, 4]  # the category, the route's limits
 
 
 def test_one_call_of_the_store_for_each_request(kind, clock):
@@ -410,7 +410,7 @@ def test_a_dependency_that_needs_another_gives_back_what_was_charged_before(cloc
     users = ["ann", "ann", "ann", "bob", "eve", "zoe"]
     replies = [client.get("/", headers={"x-user": user}).status_code for user in users]
     assert replies == [200, 429, 429, 200, 200, 429]
-    assert sorted(usages(middleware.guard.store).values()) == [1, 1, 1, 3, 3]
+    assert sorted(usages(middleware.request_limiter.store).values()) == [1, 1, 1, 3, 3]
 
 
 class SlottedStore(MemoryStore):

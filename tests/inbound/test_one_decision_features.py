@@ -70,9 +70,9 @@ def test_a_blocked_client_is_denied_at_routes_without_a_category(kind, clock):
     config["categories"]["all"]["endpoints"] = ["/plain"]
     client, middleware = site(kind, clock, *pair("50/1m"), config=config)
     assert statuses(client, "/plain", 4) == [200, 429, 429, 429]
-    before = usages(middleware.guard.store)
+    before = usages(middleware.request_limiter.store)
     assert statuses(client, "/limited", 2) == [429, 429]
-    assert usages(middleware.guard.store) == before, "a blocked request is charged to no limit"
+    assert usages(middleware.request_limiter.store) == before, "a blocked request is charged to no limit"
 
 
 def test_a_plan_is_decided_together_with_the_limits_of_the_route(kind, clock):
@@ -81,7 +81,7 @@ def test_a_plan_is_decided_together_with_the_limits_of_the_route(kind, clock):
     plan = {"plan": lambda request: request.header("x-plan")}
     client, middleware = site(kind, clock, *pair("3/1m"), config=config, **plan)
     assert statuses(client, "/limited", 4, headers={"x-plan": "pro"}) == [200, 200, 200, 429]
-    assert usages(middleware.guard.store)["all", PEER] == 3
+    assert usages(middleware.request_limiter.store)["all", PEER] == 3
     assert statuses(client, "/plain", 2, headers={"x-plan": "pro"}) == [200, 429]
 
 

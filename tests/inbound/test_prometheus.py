@@ -44,7 +44,7 @@ def test_clients_and_paths_create_no_labels(make_app, registry):
 
 
 def test_the_number_of_policy_labels_is_bounded(registry):
-    observer = PrometheusObserver(registry, most=3)
+    observer = PrometheusObserver(registry, max_policies=3)
     for number in range(50):
         limiter = Limiter(Policy(f"p{number}", ("1/1m",)), clock=ManualClock(), observer=observer)
         limiter.try_acquire("a")

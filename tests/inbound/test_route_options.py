@@ -129,11 +129,11 @@ def test_a_limited_block_gives_back_what_the_request_was_charged_before(clock):
 
     app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(9), clock=clock)
     assert statuses(Client(app), "/", 3) == [200, 429, 429]
-    assert sorted(usages(app.guard.store).values()) == [1, 1, 1]
+    assert sorted(usages(app.request_limiter.store).values()) == [1, 1, 1]
 
     app = asgi.RateLimitMiddleware(block_site(api_export), rules(9), clock=clock)
     assert statuses(Client(app), "/", 3) == [200, 429, 429]
-    assert sorted(usages(app.guard.store).values()) == [1, 1]  # the middleware decided before
+    assert sorted(usages(app.request_limiter.store).values()) == [1, 1]  # the middleware decided before
 
     site = Flask(__name__)
 
@@ -145,7 +145,7 @@ def test_a_limited_block_gives_back_what_the_request_was_charged_before(clock):
     outer = wsgi.RateLimitMiddleware(site.wsgi_app, rules(9), clock=clock)
     site.wsgi_app = outer  # type: ignore[method-assign]  # as Flask's docs do
     assert statuses(FlaskClient(site), "/", 3) == [200, 429, 429]
-    assert sorted(usages(outer.guard.store).values()) == [1, 1]
+    assert sorted(usages(outer.request_limiter.store).values()) == [1, 1]
     with pytest.raises(ConfigError, match="needs a scope"):
         flask.limit("1/1m").check(flask_module.request)
 
@@ -264,7 +264,7 @@ def test_django_views_are_decided_with_the_middleware(kind, page, clock, monkeyp
         client = Client(middleware)
     assert statuses(client, page, 5) == [200, 200, 429, 429, 429]
     assert statuses(client, "/plain", 5) == [200] * 4 + [429]
-    assert sorted(usages(middleware.guard.store).values()) == [2, 2, 6]
+    assert sorted(usages(middleware.request_limiter.store).values()) == [2, 2, 6]
     clock.advance(60)
     assert statuses(client, "/class", 1, method="POST") == [200]
     clear_url_caches()

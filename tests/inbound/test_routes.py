@@ -145,7 +145,7 @@ def test_fastapi_behind_a_middleware_uses_its_store_clients_and_headers(clock):
     assert replies[0].headers.get_list("x-ratelimit-limit") == ["2"]  # the tightest, once
     assert replies[2].headers.get_list("retry-after") == ["60"]
     assert client.get("/items/1", headers={"X-Forwarded-For": "2.2.2.2"}).status_code == 200
-    assert app.guard.store.metrics()["entries"] == 4  # two clients, the category and the route
+    assert app.request_limiter.store.metrics()["entries"] == 4  # two clients, the category and the route
 
 
 def test_fastapi_exception_handlers_can_replace_denials(clock):

@@ -58,7 +58,7 @@ async def test_the_store_is_closed_with_the_application(url):
     async def send(message):
         sent.append(message["type"])
 
-    category_limiter = middleware.guard.category_limiters["read"]
+    category_limiter = middleware.request_limiter.category_limiters["read"]
     assert (await category_limiter.decide("a", 1)).allowed
     await middleware({"type": "lifespan"}, receive, send)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

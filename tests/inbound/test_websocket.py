@@ -79,7 +79,7 @@ async def test_messages_are_not_limited_by_default(clock):
 
 async def test_an_http_method_named_message_does_not_avoid_limits(clock):
     middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
-    rules = middleware.guard.rules
+    rules = middleware.request_limiter.rules
     assert [only_match(rules, path, "MESSAGE").category.name for path in ("/anything", "/ws/a")] == ["read", "read"]
 
 
@@ -148,7 +148,7 @@ async def test_messages_are_limited_by_the_custom_key(clock):
 
 async def test_admin_actions_apply_to_messages_of_open_websockets(clock):
     middleware = RateLimitMiddleware(echo, CONFIG, clock=clock)
-    limiter = middleware.guard
+    limiter = middleware.request_limiter
     limiter.allowed_clients.add("203.0.113.9", limiter.now() + 10**9, limiter.now())
     limiter.update_special()
     assert len(texts(await run_websocket(middleware, [str(number) for number in range(9)]))) == 10

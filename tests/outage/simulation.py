@@ -57,7 +57,7 @@ class Process:
         self.link = Link(simulation.server, simulation)
         self.guarded = GuardedStore(
             self.link,
-            beat=1.0,
+            heartbeat=1.0,
             local_for=simulation.local_for,
             bounded=True,
             clock=simulation.clock,

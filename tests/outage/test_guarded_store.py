@@ -239,7 +239,7 @@ def test_acquire_waits_through_an_outage(link, clock):
     [
         ({"deadline": 0}, "deadline: must be a number of seconds from 0.001"),
         ({"local_for": "1h"}, "local_for: must be a number of seconds"),
-        ({"beat": True}, "beat: must be a number of seconds"),
+        ({"heartbeat": True}, "heartbeat: must be a number of seconds"),
     ],
 )
 def test_invalid_options_raise_config_error(link, options, message):
@@ -248,7 +248,7 @@ def test_invalid_options_raise_config_error(link, options, message):
 
 
 def test_a_url_sets_the_options_of_the_guarded_store(tmp_path):
-    guarded = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&local_for=5m&beat=2")
+    guarded = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&local_for=5m&heartbeat=2")
     assert isinstance(guarded, GuardedStore)
     assert guarded.deadline == 0.07
     assert isinstance(guarded.store, SQLiteStore)

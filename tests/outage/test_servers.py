@@ -239,7 +239,7 @@ def test_outage_of_several_processes_under_local(backend, tmp_path):
     """Three GuardedStores act as three processes. Over-admission: 0, against the bound of the bucket."""
     limit = Limit(300, "1s", burst=30)
     with contextmanager(backend)(tmp_path) as (url, options, stop_server, start_server):
-        group = [open_limiter(url, "local", limit, beat=0.1, local_for=10, **options) for _ in range(3)]
+        group = [open_limiter(url, "local", limit, heartbeat=0.1, local_for=10, **options) for _ in range(3)]
         used, stop = [0] * len(group), threading.Event()
         by_share = [0] * len(group)
 

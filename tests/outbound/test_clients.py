@@ -110,9 +110,9 @@ def test_a_refused_request_is_retried(kind):
 
     known = providers(100, retries=2)
     with QuotaServer(respond=respond) as server:
-        (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0)
+        (found,) = fetch(kind, known, [server.url], jitter=lambda: 0.0)
         assert (found.status, found.outcome.attempts, found.metrics["retried"]) == (200, 3, 2)
-        (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0, method="POST", body=b"data")
+        (found,) = fetch(kind, known, [server.url], jitter=lambda: 0.0, method="POST", body=b"data")
         assert (found.status, found.outcome.attempts) == (429, 3)
         assert [each.body for each in server.requests] == [b"", b"", b"", b"data", b"data", b"data"]
 
@@ -120,7 +120,7 @@ def test_a_refused_request_is_retried(kind):
 def test_after_a_503_only_idempotent_methods_are_retried(kind):
     known = providers(100, retries=2)
     with QuotaServer(respond=lambda _request: Answer(503, (("Retry-After", "0"),), (b"x",))) as server:
-        (found,) = fetch(kind, known, [server.url], chance=lambda: 0.0, method="POST", body=b"data")
+        (found,) = fetch(kind, known, [server.url], jitter=lambda: 0.0, method="POST", body=b"data")
         assert (found.status, found.outcome.attempts) == (503, 1)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate.core import Limit
 from tidegate.outbound.capacity.learning import MAX_PROVIDER_CHARGES, ProviderCharge, ProviderCharges
 from tidegate.outbound.quota.decoding import DECODE_BYTES, BodyDecoder, DecodingError
-from tidegate.outbound.quota.tokens import UsageReader
+from tidegate.outbound.quota.token_usage import UsageReader
 
 
 def raw_deflate(body):

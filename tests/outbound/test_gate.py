@@ -161,8 +161,8 @@ def test_a_charge_that_cannot_be_repeated_is_not_returned():
 def test_retries_are_bounded_in_number_and_time_and_have_jitter():
     clock = ManualClock(START)
     chances = iter([0.5, 1.0, 0.0, 0.0])
-    known = providers(retries={"most": 3, "within": "100s"})
-    gate = Gate(known, clock=clock, chance=lambda: next(chances))
+    known = providers(retries={"max": 3, "within": "100s"})
+    gate = Gate(known, clock=clock, jitter=lambda: next(chances))
     sent = []
 
     def send(_provider):
@@ -175,7 +175,7 @@ def test_retries_are_bounded_in_number_and_time_and_have_jitter():
     assert gate.metrics()["retried"] == 3
     gate.close()
 
-    late = Gate(providers(retries={"most": 3, "within": "5s"}), clock=clock, chance=lambda: 0.0)
+    late = Gate(providers(retries={"max": 3, "within": "5s"}), clock=clock, jitter=lambda: 0.0)
     result = late.run(
         late.send_flow(call(), lambda _provider: ProviderResponse(429, [("Retry-After", "10")], lambda: None, 429))
     )

@@ -12,7 +12,7 @@ from tidegate.outbound.providers.file import read_provider
 from tidegate.outbound.providers.profile_file import read_profile, shipped_names, shipped_profile
 from tidegate.outbound.quota.refusal_body import read_duration, read_refusal
 from tidegate.outbound.quota.request_tokens import estimate, read_request
-from tidegate.outbound.quota.tokens import UsageReader, usage
+from tidegate.outbound.quota.token_usage import UsageReader, usage
 
 BAD_PROFILES = sorted((Path(__file__).parent / "bad_profiles").glob("*.yaml"))
 CHAT = "https://api.openai.com/v1/chat/completions"
@@ -41,11 +41,11 @@ def test_the_bad_profiles_are_found():
     assert len(BAD_PROFILES) >= 10
 
 
-# ---- the bound of an answer ------------------------------------------------------------------------------------------
+# ---- the bound of the output ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("profile", "body", "answer"),
+    ("profile", "body", "tokens"),
     [
         ("openai", {"max_completion_tokens": 1, "max_tokens": 5000}, 5000),
         ("openai", {"max_tokens": 100, "n": 5}, 500),
@@ -61,9 +61,9 @@ def test_the_bad_profiles_are_found():
         ("default", {"max_completion_tokens": 1, "max_tokens": 5000, "n": 2}, 10_000),
     ],
 )
-def test_the_largest_claim_of_a_request_counts(profile, body, answer):
+def test_the_largest_claim_of_a_request_counts(profile, body, tokens):
     found = estimate(json.dumps(body).encode(), shipped_profile(profile))
-    assert found["output-tokens"] == answer
+    assert found["output-tokens"] == tokens
 
 
 def test_each_token_of_output_counts_five_with_some_models_of_bedrock():
@@ -108,7 +108,7 @@ def test_a_request_without_a_model(body):
      ("google", "/v1beta/models/e:embedContent", (25, 0)), ("anthropic", "/v1/messages/batches", (0, 0)),
      ("anthropic", "/v1/messages/count_tokens", (0, 0)), ("openai", "/v1/chat/completions", (25, 1000))],
 )  # fmt: skip
-def test_embeddings_have_no_answer_and_batches_do_not_count(profile, path, found):
+def test_embeddings_have_no_output_and_batches_do_not_count(profile, path, found):
     units = estimate(b" " * 100, shipped_profile(profile), f"https://a.test{path}")
     assert (units["input-tokens"], units["output-tokens"]) == found
 
@@ -160,6 +160,7 @@ def test_media_in_a_request_of_any_shape_do_not_raise():
 
 # ---- usage -----------------------------------------------------------------------------------------------------------
 
+CACHED = {"prompt_tokens_details": {"cached_tokens": 5}}
 GEMINI = {"usageMetadata": {"promptTokenCount": 12, "cachedContentTokenCount": 4, "candidatesTokenCount": 30,
                             "thoughtsTokenCount": 8, "totalTokenCount": 50}}  # fmt: skip
 
@@ -174,6 +175,7 @@ GEMINI = {"usageMetadata": {"promptTokenCount": 12, "cachedContentTokenCount": 4
                                  "output_tokens": 30}}, (42, 12, 30)),
         ("google", GEMINI, (12, 12, 38)),
         ("google", [{}, {"usageMetadata": {"promptTokenCount": 12}}, GEMINI], (12, 12, 38)),
+        ("groq", {"usage": {"prompt_tokens": 12, "completion_tokens": 30, **CACHED}}, (37, 7, 30)),
         ("bedrock", {"usage": {"inputTokens": 12, "outputTokens": 30, "totalTokens": 42}}, (42, 12, 30)),
         ("groq", {"x_groq": {"usage": {"prompt_tokens": 12, "completion_tokens": 30}}}, (42, 12, 30)),
     ],
@@ -236,19 +238,19 @@ def test_durations():
 
 
 def test_a_profile_of_the_user_is_read_and_read_again_when_it_changes(tmp_path):
-    (tmp_path / "mine.yaml").write_text("answer: {bounds: [length], default: 7}\n")
+    (tmp_path / "mine.yaml").write_text("output: {bounds: [length], default: 7}\n")
     (tmp_path / "providers").mkdir()
     path = tmp_path / "providers" / "a.yaml"
     path.write_text("domain: a.test\nlimits: [5/1m, 100/1m unit=tokens name=t]\nprofile: ../mine.yaml\n")
     known = Providers.load(directories=[path.parent])
-    assert known.match("https://a.test").profile.default_answer == 7
-    (tmp_path / "mine.yaml").write_text("answer: {bounds: [length], default: 80}\n")
+    assert known.match("https://a.test").profile.default_output == 7
+    (tmp_path / "mine.yaml").write_text("output: {bounds: [length], default: 80}\n")
     assert known.reload() == ("a.test",)
-    assert known.match("https://a.test").profile.default_answer == 80
-    (tmp_path / "mine.yaml").write_text("answers: 5\n")
+    assert known.match("https://a.test").profile.default_output == 80
+    (tmp_path / "mine.yaml").write_text("outputs: 5\n")
     assert known.reload() == ()
-    assert known.problems == (f"{path.parent}/../mine.yaml:1: answers: unknown setting: did you mean 'answer'?",)
-    assert known.match("https://a.test").profile.default_answer == 80
+    assert known.problems == (f"{path.parent}/../mine.yaml:1: outputs: unknown setting: did you mean 'output'?",)
+    assert known.match("https://a.test").profile.default_output == 80
 
 
 def test_an_unknown_profile_is_refused():
@@ -258,3 +260,43 @@ def test_an_unknown_profile_is_refused():
         read_provider({"domain": "a.test", "limit": 1, "period": "1m", "profile": "zzz"})
     with pytest.raises(ConfigError, match=r"^profile: cannot read missing/p\.yaml: there is no such file$"):
         read_provider({"domain": "a.test", "limit": 1, "period": "1m", "profile": "missing/p.yaml"})
+
+
+@pytest.fixture
+def added(tmp_path):
+    """A folder with two profiles, and a provider file that names one of them."""
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    (folder / "acme.yaml").write_text("output: {bounds: [most]}\n")
+    (folder / "openai.yaml").write_text("output: {bounds: [mine]}\n")
+    return folder
+
+
+def bounds(tmp_path, profile, *profiles):
+    (tmp_path / "llm.yaml").write_text(f"domain: llm.test\nlimit: 5\nperiod: 1m\nprofile: {profile}\n")
+    (provider,) = Providers.load([tmp_path / "llm.yaml"], profiles=profiles)
+    return provider.profile.bounds
+
+
+@pytest.mark.parametrize(("profile", "found"), [("acme", (("most",),)), ("openai", (("mine",),))])
+def test_profiles_of_a_folder_are_named_without_a_path_and_replace_shipped_ones(tmp_path, added, profile, found):
+    assert bounds(tmp_path, profile, added) == found
+    assert bounds(tmp_path, profile, added / f"{profile}.yaml") == found
+
+
+def test_an_added_profile_is_read_again_when_it_changes(tmp_path, added):
+    (tmp_path / "llm.yaml").write_text("domain: llm.test\nlimit: 5\nperiod: 1m\nprofile: acme\n")
+    providers = Providers.load([tmp_path / "llm.yaml"], profiles=[added])
+    (added / "acme.yaml").write_text("output: {bounds: [other, longer]}\n")
+    assert providers.reload() == ("llm.test",)
+    assert next(iter(providers)).profile.bounds == (("other",), ("longer",))
+
+
+def test_wrong_folders_of_profiles_are_refused(tmp_path, added):
+    with pytest.raises(ConfigError, match=r"llm\.yaml:4: profile: there is no profile 'acmo': did you mean 'acme'"):
+        bounds(tmp_path, "acmo", added)
+    with pytest.raises(ConfigError, match=r"nowhere.*there is no such file or directory"):
+        bounds(tmp_path, "acme", tmp_path / "nowhere")
+    (tmp_path / "acme.yml").write_text("output: {bounds: [most]}\n")
+    with pytest.raises(ConfigError, match=r"acme\.yml: .*acme\.yaml has the same name: rename one of them"):
+        bounds(tmp_path, "acme", added, tmp_path / "acme.yml")

@@ -53,7 +53,7 @@ def test_all_fields_of_a_provider():
             "api_key": "sk-1",
             "key": {"header": "Authorization", "prefix": "Bearer"},
             "learn": "off",
-            "retries": {"most": 3, "within": "30s"},
+            "retries": {"max": 3, "within": "30s"},
             "estimate": {"tokens": 800},
             "on_store_error": "local",
         }

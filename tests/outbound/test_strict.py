@@ -1,4 +1,4 @@
-"""Learned estimates and strict calls: what is reserved, what is sent, and when an answer is ended."""
+"""Learned estimates and strict calls: what is reserved, what is sent, and when an output is ended."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tidegate import Limiter
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
-from tidegate.outbound.quota.learned import MIN_SAMPLES, QUANTILE_SAMPLES, LearnedSizes, RecentSizes
+from tidegate.outbound.quota.learned_sizes import MIN_SAMPLES, QUANTILE_SAMPLES, LearnedSizes, RecentSizes
 from tidegate.outbound.requests import RateLimitAdapter
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -23,7 +23,7 @@ LIMITS = ["1000/1m", "10_000/1m unit=tokens name=tpm"]
 
 
 class Model:
-    """A provider whose answers have `length` tokens, at most what the request allows."""
+    """A provider whose outputs have `length` tokens, at most what the request allows."""
 
     def __init__(self, length=100):
         self.length = length
@@ -77,7 +77,7 @@ def store():
 # ---- learned estimates -----------------------------------------------------------------------------------------------
 
 
-def test_the_maximum_is_reserved_until_answers_are_known_then_what_most_took(store):
+def test_the_maximum_is_reserved_until_outputs_are_known_then_what_most_took(store):
     with Client(Model(100), store) as client:
         assert reserved(client, max_tokens=5000) == (5010, 110)
         store.clock.advance(61)
@@ -85,14 +85,16 @@ def test_the_maximum_is_reserved_until_answers_are_known_then_what_most_took(sto
         assert reserved(client, max_tokens=5000) == (110, 110)
 
 
-@pytest.mark.parametrize(("fields", "expected"), [({"answer": "maximum"}, 5010), ({"answer": "p50"}, 110)])
+@pytest.mark.parametrize(
+    ("fields", "expected"), [({"output_reserve": "maximum"}, 5010), ({"output_reserve": "p50"}, 110)]
+)
 def test_how_much_is_reserved_can_be_chosen(store, fields, expected):
     with Client(Model(100), store, **fields) as client:
         teach(client)
         assert reserved(client, max_tokens=5000)[0] == expected
 
 
-def test_answers_are_learned_per_model_and_tag(store):
+def test_outputs_are_learned_per_model_and_tag(store):
     with Client(Model(100), store) as client:
         teach(client)
         with request_options(tag="summaries"):
@@ -168,8 +170,8 @@ def test_twice_the_largest_of_a_few_sizes_is_assumed():
 def test_the_number_of_learned_models_is_bounded():
     learned = LearnedSizes()
     for number in range(3000):
-        learned.record_answer(("a.test", str(number), ""), 5)
-    assert learned.answer(("a.test", "0", ""), 95) is None
+        learned.record_output(("a.test", str(number), ""), 5)
+    assert learned.output(("a.test", "0", ""), 95) is None
     assert len(learned) <= 1024
 
 
@@ -189,7 +191,7 @@ def test_a_strict_call_sends_what_is_reserved_as_its_maximum(store):
         assert model.bodies[-1]["max_completion_tokens"] == 100  # the request had set none
 
 
-def test_what_strict_calls_reserve_grows_when_answers_are_cut_off(store):
+def test_what_strict_calls_reserve_grows_when_outputs_are_cut_off(store):
     model = Model(100)
     with Client(model, store, strict=True) as client:
         teach(client)
@@ -201,14 +203,14 @@ def test_what_strict_calls_reserve_grows_when_answers_are_cut_off(store):
         assert client.metrics()["overrun"] == 0
 
 
-def test_an_answer_that_exceeds_the_quota_is_clamped_to_it(store):
+def test_an_output_that_exceeds_the_quota_is_clamped_to_it(store):
     model = Model(10**6)
     with Client(model, store, strict=True) as client:
         assert reserved(client, max_tokens=64_000) == (10_000, 10_000)
         assert model.bodies[-1]["max_tokens"] == 9990
 
 
-def test_the_answers_of_a_request_share_what_is_reserved(store):
+def test_the_outputs_of_a_request_share_what_is_reserved(store):
     model = Model(100)
     with Client(model, store, strict=True) as client:
         teach(client)

@@ -1,4 +1,4 @@
-"""What calls to language models cost: estimates, and the usage in their answers."""
+"""What calls to language models cost: estimates, and the usage in their responses."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.outbound.quota.request_tokens import estimate
-from tidegate.outbound.quota.tokens import UsageReader, usage
+from tidegate.outbound.quota.token_usage import UsageReader, usage
 
 OPENAI = {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}
 RESPONSES = {"usage": {"input_tokens": 12, "output_tokens": 30, "total_tokens": 42}}

@@ -74,6 +74,7 @@ class Simulation:
         self.generation = [0] * processes
         self.factor = 1
         self.refusals, self.answers, self.cut_off = [], 0, 0
+        self.running = set()  # answers that are being produced
         for agent in range(agents):
             self.at(self.random.random() * PERIOD, partial(self.call, agent % processes, 0))
 
@@ -134,18 +135,20 @@ class Simulation:
                     break
                 step = flow.send(value)
         except Denied as denied:
-            left = min((each.quota - each.used) / each.quota for each in self.windows(self.clock.now()))
-            self.refusals.append((self.now(), left))
+            self.refusals.append((self.now(), self.left()))
             wait = denied.decision.retry_after or 0.0
             self.at(min(max(wait, 1.0), 3.0) * (0.5 + self.random.random()), again)
             return
         delay = 0.01 + 0.05 * self.random.random()
         self.at(delay, partial(self.arrive, process, generation, flow, sent[0], again))
 
-    def windows(self, now):
+    def left(self):
+        """The share of the quota that is free: neither counted, nor needed by the answers that are being produced."""
         for each in (self.tokens, self.requests):
-            each.expire(now)
-        return self.tokens, self.requests
+            each.expire(self.clock.now())
+        needed = sum(answer.needed() for answer in self.running)
+        tokens = (self.tokens.quota - self.tokens.used - needed) / self.tokens.quota
+        return min(tokens, (self.requests.quota - self.requests.used) / self.requests.quota)
 
     # ---- the provider ------------------------------------------------------------------------------------------------
 
@@ -159,6 +162,7 @@ class Simulation:
         amount = INPUT if rule in ("usage", "produced") else INPUT + bound
         entry = self.tokens.add(now, amount)
         answer = Answering(self, process, generation, length, rule, entry, amount)
+        self.running.add(answer)
         self.at(0.01, partial(self.respond, process, generation, flow, answer))
         self.at(0.02, partial(answer.produce, again))
 
@@ -224,9 +228,16 @@ class Answering:
             return False
         return True
 
+    def needed(self):
+        """What the provider will still count until the answer has ended."""
+        if self.rule == "produced":
+            return self.length - self.produced
+        return self.length if self.rule == "usage" else 0
+
     def finish(self):
         """Count what the whole answer has cost, as the profile's rule says."""
         world = self.simulation
+        world.running.discard(self)
         if self.rule == "usage":
             world.tokens.change(world.clock.now(), self.entry, self.amount, INPUT + self.produced)
         elif self.rule == "bound":

@@ -64,7 +64,7 @@ def services(tmp_path, clock):
 
 
 async def pass_period(clock, *services):
-    clock.advance(block_directory.PERIOD)
+    clock.advance(block_directory.RECORD_SECONDS)
     for service in services:
         await service.announce()
     clock.advance(3)  # beyond the time for which a service caches what it has read
@@ -79,7 +79,7 @@ async def test_blocks_of_other_services_are_listed_until_they_end(services, cloc
     expected = sorted(str(each) for each in [*KEYS, ("api", "own")])
     assert await first.listed() == await second.listed() == expected
     await second.blocks.unblock("api", "bad")
-    clock.advance(block_directory.PERIOD)
+    clock.advance(block_directory.RECORD_SECONDS)
     assert await first.listed() == await second.listed() == [each for each in expected if "bad" not in each]
     clock.advance(300)
     assert await first.listed() == await second.listed() == []
@@ -90,7 +90,9 @@ async def test_a_block_stays_listed_after_its_service_has_ended(services, clock)
     await first.blocks.block("api", "bad", 3600)
     await pass_period(clock, first, second)
     await second.listed()
-    for _ in range(2 * service_directory.PERIOD // block_directory.PERIOD + 3):  # the first service has ended
+    for _ in range(
+        2 * service_directory.RECORD_SECONDS // block_directory.RECORD_SECONDS + 3
+    ):  # the first service has ended
         await pass_period(clock, second, third)
     assert len(await second.services.list()) == 2
     assert await third.listed() == [str(("api", "bad"))]

@@ -155,7 +155,7 @@ async def test_the_number_of_blocks_is_bounded(monkeypatch):
     async with InProcessService(policies=POLICIES) as app_service:
         for key in "ab":
             await app_service.decider.block(Subject("api", key), 10)
-        with pytest.raises(ConfigError, match="2 keys are blocked already"):
+        with pytest.raises(ConfigError, match="2 keys are already blocked"):
             await app_service.decider.block(Subject("api", "c"))
         app_service.clock.advance(10)
         await app_service.decider.block(Subject("api", "c"))

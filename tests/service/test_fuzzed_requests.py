@@ -38,7 +38,7 @@ LIKELY = {
     "priority": st.integers(-5, 5),
     "ttl": st.sampled_from([1, 0, 60, 1e9]),
     "seconds": st.sampled_from([1, 0, -1, 60, 1e9]),
-    "most": st.integers(-1, 20),
+    "max_permits": st.integers(-1, 20),
     "id": st.text(max_size=10),
     "provider": st.sampled_from(["fmp", "fmp.example", "https://fmp.example/", "nope", ""]),
     "keys": st.lists(st.text(max_size=3) | JSON, max_size=4),

@@ -260,7 +260,7 @@ async def test_a_descriptor_with_a_lone_surrogate_is_refused():
 
 async def test_a_lease_with_an_invalid_cost_is_refused():
     async with InProcessService(policies={"two": ["5/1h unit=tokens", "5/1h unit=widgets"]}) as service:
-        asked = {"policy": "two", "key": "k", "most": 10}
+        asked = {"policy": "two", "key": "k", "max_permits": 10}
         assert (
             (await service.post("lease", asked)).status_code
             == (await service.post("acquire", asked)).status_code

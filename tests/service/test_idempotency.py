@@ -133,7 +133,7 @@ def test_a_repeated_batch_is_charged_once(pair):
 
 
 def test_a_repeated_lease_takes_no_further_permits(pair):
-    ask, key = {"policy": "api", "key": secrets.token_hex(8), "most": 4, "ttl": 10}, keyed()
+    ask, key = {"policy": "api", "key": secrets.token_hex(8), "max_permits": 4, "ttl": 10}, keyed()
     first, again = (service.post("lease", ask, **key).json() for service in pair)
     assert (first["permits"], again["permits"], again["allowed"], again["id"]) == (4, 0, True, None)
     assert again["seconds"] > 0  # the policy knows leases

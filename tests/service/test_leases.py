@@ -282,7 +282,7 @@ async def test_a_cancelled_call_lets_other_calls_request_a_lease():
         await client.close()
 
 
-@pytest.mark.parametrize("field", [{"most": 0}, {"most": "many"}, {"most": 10**9}, {"ttl": "1s"}])
+@pytest.mark.parametrize("field", [{"max_permits": 0}, {"max_permits": "many"}, {"max_permits": 10**9}, {"ttl": "1s"}])
 async def test_invalid_lease_fields_are_refused(field):
     async with InProcessService(policies={"api": "10/1h"}) as app_service:
         result = await app_service.post("lease", {"policy": "api", "key": "k", **field})
@@ -293,7 +293,7 @@ async def test_a_lease_of_an_unlimited_subject():
     async with InProcessService(
         domains=[{"domain": "e", "descriptors": [{"key": "ip", "limits": "3/1m"}]}]
     ) as app_service:
-        body = {"domain": "e", "descriptor": [["x", "1"]], "most": 5, "ttl": 2}
+        body = {"domain": "e", "descriptor": [["x", "1"]], "max_permits": 5, "ttl": 2}
         result = (await app_service.post("lease", body)).json()
         assert (result["allowed"], result["permits"], result["seconds"], result["id"]) == (True, 5, 2.0, None)
 

@@ -37,10 +37,10 @@ async def test_each_service_is_listed_once_with_its_last_record(shared):
         assert await there.announce(20, 0)
     long = ("there:" + "ä" * 30).encode()[:48].decode()
     assert await names(here) == [("here:8080", 10, 1, True), (long, 20, 0, False)]
-    shared.clock.advance(service_directory.PERIOD)
+    shared.clock.advance(service_directory.RECORD_SECONDS)
     await here.announce(30, 3)
     assert await names(there) == [("here:8080", 30, 3, False), (long, 20, 0, True)]
-    shared.clock.advance(service_directory.PERIOD)
+    shared.clock.advance(service_directory.RECORD_SECONDS)
     await here.announce(40, 4)
     assert await names(here) == [("here:8080", 40, 4, True)]  # the other one has ended
 

@@ -122,6 +122,36 @@ def test_tokens_from_files_and_environment(tmp_path, load):
         load(f"decision_token: {TOKEN}\ndecision_token_file: token\n")
 
 
+def test_variables_in_the_file(tmp_path, load, monkeypatch):
+    environment = {"REDIS_PASSWORD": "pa/ss", "A": TOKEN, "B": TOKEN[::-1], "WORKERS": "3"}
+    text = (
+        "store: redis://:${REDIS_PASSWORD}@db:6379/1\n"
+        "decision_token: ${A}\nreservation_secret: ['${B}', plain-plain-plain-1]\nworkers: ${WORKERS}\n"
+    )
+    (tmp_path / "service.yaml").write_text(text, encoding="utf-8")
+    settings = load_settings(tmp_path / "service.yaml", environment=environment)
+    assert settings.store == "redis://:pa/ss@db:6379/1"
+    assert (settings.decision_token, settings.workers) == (TOKEN, 3)
+    assert settings.reservation_secret == (TOKEN[::-1], "plain-plain-plain-1")
+    del environment["REDIS_PASSWORD"]
+    with pytest.raises(
+        ConfigError, match=r"service\.yaml:1: store: the environment variable REDIS_PASSWORD is not set"
+    ):
+        load_settings(tmp_path / "service.yaml", environment=environment)
+
+
+def test_urls_from_files(tmp_path, load):
+    (tmp_path / "url").write_text("redis://:secret@db:6379/1\n", encoding="utf-8")
+    settings = load("store_file: url\nbus_file: url\nswarm_file: url\n")
+    assert {settings.store, settings.bus, settings.swarm} == {"redis://:secret@db:6379/1"}
+    assert load_settings(environment={"TIDEGATE_STORE_FILE": str(tmp_path / "url")}).store == settings.store
+    with pytest.raises(ConfigError, match="store_file: cannot be combined with store"):
+        load("store: memory://\nstore_file: url\n")
+    (tmp_path / "url").write_text("\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="store_file: expected one line in"):
+        load("store_file: url\n")
+
+
 @pytest.mark.parametrize("given", [{"decision_token": TOKEN}, {"open": True}])
 def test_other_addresses_need_a_token_or_open(given):
     assert not load_settings({"listen": "0.0.0.0:8080", **given}).listen.loopback

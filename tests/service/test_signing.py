@@ -253,7 +253,7 @@ async def test_an_expired_window_gets_no_refund(limit, shared_url):
 
 async def test_lease_ids_are_signed():
     async with InProcessService(policies={"api": "100/1h fixed_window"}) as app_service:
-        lease = (await app_service.post("lease", {"policy": "api", "key": "k", "most": 20})).json()
+        lease = (await app_service.post("lease", {"policy": "api", "key": "k", "max_permits": 20})).json()
         assert lease["permits"] == 20
         for forged in guesses(DECISION, lease["id"]):
             assert (await app_service.post("commit", {"id": forged, "cost": 0})).status_code == 404

@@ -14,8 +14,8 @@ from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
 from tidegate.cli import main
+from tidegate.policy.setting_values import PERMISSIONS
 from tidegate.service.config.settings import load_settings
-from tidegate.service.config.values import PERMISSIONS
 
 
 def write(path: Path, text: str) -> Path:

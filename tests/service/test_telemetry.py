@@ -80,7 +80,7 @@ def test_the_observer_exports_metrics_and_span_events(metrics):
     exporter = InMemorySpanExporter()
     tracing = TracerProvider(shutdown_on_exit=False)
     tracing.add_span_processor(SimpleSpanProcessor(exporter))
-    observer = OpenTelemetryObserver(metrics.meter, most=1)
+    observer = OpenTelemetryObserver(metrics.meter, max_policies=1)
     with Limiter("1/1m", clock=clock, observer=observer) as limiter:
         with tracing.get_tracer("test").start_as_current_span("request"):
             assert limiter.try_acquire("k")

@@ -96,7 +96,7 @@ async def test_a_new_verb_is_one_entry_and_one_function(monkeypatch):
         ("acquire", {**K, "timeout": {"a": 1}}, "/timeout", "expected a number, not an object"),
         ("acquire", {**K, "timeout": 10**400}, "/timeout", f"expected a number, not 1{'0' * 49}"),
         ("reserve", {**K, "ttl": 0}, "/ttl", "expected a number above 0 and at most 86400, not 0"),
-        ("lease", {**K, "most": 0}, "/most", "expected an integer from 1 to 100000, not 0"),
+        ("lease", {**K, "max_permits": 0}, "/max_permits", "expected an integer from 1 to 100000, not 0"),
         ("commit", {}, "/id", "expected a non-empty string, but the field is missing"),
         ("commit", {"id": "x", "cost": "y"}, "/cost",
          f'expected an integer from 0 to {MAX}, or an object such as {{"tokens": 100}}, or null, not a string'),

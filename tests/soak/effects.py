@@ -28,7 +28,7 @@ def expected_effects(verb: str, body: dict[str, Any], held: dict[str, Effect]) -
     if verb in CHARGES:
         return [Effect(account_of(body), body.get("cost", 1))]
     if verb == "lease":
-        return [Effect(account_of(body), max(body.get("cost", 1), body.get("most", 1)))]
+        return [Effect(account_of(body), max(body.get("cost", 1), body.get("max_permits", 1)))]
     if verb == "batch":
         asks = body.get("asks") or [{"policy": body["policy"], "key": key} for key in body["keys"]]
         return [Effect(account_of(ask), ask.get("cost", 1)) for ask in asks]

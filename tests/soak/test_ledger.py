@@ -81,7 +81,7 @@ def test_what_requests_may_change():
         ("acquire", {**subject, "cost": 2}, [2]),
         ("batch", {"asks": [subject, {**subject, "cost": 3}]}, [1, 3]),
         ("batch", {"policy": "window", "keys": ["k", "k"]}, [1, 1]),
-        ("lease", {**subject, "most": 8}, [8]),
+        ("lease", {**subject, "max_permits": 8}, [8]),
         ("commit", {"id": "r", "cost": 2}, [-3]),
         ("commit", {"id": "r"}, [0]),
         ("cancel", {"id": "r"}, [-5]),

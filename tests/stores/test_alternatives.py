@@ -213,7 +213,7 @@ def test_a_leased_store_decides_alternatives_from_its_shares() -> None:
 
 
 def test_a_key_twice_or_no_ask_is_refused() -> None:
-    with pytest.raises(ConfigError, match="asks twice for one key"):
+    with pytest.raises(ConfigError, match="contains a key twice"):
         Alternatives.of([[(MEMBER, "k", (1,)), (MEMBER, "k", (2,))]])
     with pytest.raises(ConfigError, match="at least one policy and key"):
         Alternatives.of([[]])

@@ -168,3 +168,10 @@ def test_names_of_retained_updates_do_not_collide_and_are_short():
 def test_an_empty_secret_is_refused(secret):
     with pytest.raises(ConfigError, match="secret: must be a non-empty string or bytes"):
         UPDATE.to_json(secret)
+
+
+def test_messages_of_a_newer_version_are_refused():
+    fields = json.loads(UPDATE.to_json())
+    assert CapacityUpdate.from_json(json.dumps({**fields, "version": 1})) == UPDATE
+    with pytest.raises(MalformedError, match="version 2, from a newer tidegate; this tidegate reads version 1"):
+        CapacityUpdate.from_json(json.dumps({**fields, "version": 2}))

@@ -10,6 +10,9 @@ A signed message contains its `timestamp` and a `nonce`, so replaying a recorded
 - A message that was received before, live or retained, is ignored when it arrives again as a new one.
 
 The age of unsigned messages is not checked: any client could have written any timestamp.
+
+Unknown fields are ignored, so later versions of tidegate can add some. A message without the field `version` has
+version 1. If a later version changes the meaning of fields, its messages have a higher one, and are refused.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ MAX_CLOCK_SKEW: Final = 300 * SECOND  # between agents that share a secret
 MAX_AGE: Final = MAX_FREEZE + MAX_CLOCK_SKEW
 MAX_REMEMBERED: Final = 10_000  # signatures of received messages
 NONCE_BYTES: Final = 16
+MESSAGE_VERSION: Final = 1  # the highest that is read
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 MessageAge = Literal["new", "old", "expired", "replayed"]
@@ -77,6 +81,11 @@ def read_signed(text: bytes | str, secret: str | bytes | None, max_bytes: int) -
         fields = json.loads(text)
         if not isinstance(fields, dict):
             raise MalformedError("the message is not a JSON object")
+        if fields.get("version", MESSAGE_VERSION) != MESSAGE_VERSION:
+            raise MalformedError(
+                f"the message has version {fields['version']!r}, from a newer tidegate; "
+                f"this tidegate reads version {MESSAGE_VERSION}: upgrade it"
+            )
         given = fields.pop("signature", None)
         if key is None:
             return SignedMessage(fields, "")

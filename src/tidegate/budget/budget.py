@@ -175,7 +175,7 @@ class TaskBudget(_ConfiguredBudget):
         return self._run(self.operations.usage_flow())
 
     def reset_expired_windows(self) -> int:
-        """Return expired batches and remove old completions; returns how many of both.
+        """Refund expired batches and remove old completions; returns how many of both.
 
         Results are correct without it: windows that ended do not count in any case.
         """

@@ -55,7 +55,7 @@ class OpenBatch:
         self.expires = expires
         self.memory_at = memory_at  # the instant of the charge to the short-term limits in memory
         self.in_database = True  # whether it was charged there; false if the database was lost at the check
-        self.number = -1  # tells apart batches that were reserved at the same instant
+        self.number = -1  # distinguishes batches that were reserved at the same instant
         self.in_block = False  # whether only its `with` block may settle it
         self._lock = fork_safe(threading.Lock())
         self._claims = [True]  # popped by the one caller that settles the rest of the batch

@@ -166,7 +166,7 @@ class BudgetOperations:
                 return reservation.decision, reservation.costs
 
     def _returned_more_flow(self) -> BudgetFlow[bool]:
-        """Return batches of processes that have ended; returns whether a call that was decided may be out of date."""
+        """Refund the batches of processes that have ended; returns whether an earlier decision may be out of date."""
         if self.lost:
             return False
         arguments = (self._tier_policy.policy, KEY)

@@ -109,7 +109,7 @@ KINDS: Final = {
 
 
 def recognise(file: str) -> str:
-    """Return the kind whose settings a file has most of; the first of KINDS if it has none."""
+    """Return the kind that has the most settings in common with a file; the first of KINDS if none has any."""
     document = load(file)
     names = set() if document.is_null or not document.is_mapping else set(document.entries())
     if INBOUND_SECTION in names:

@@ -83,7 +83,7 @@ def provider_schema() -> Schema:
             {"header": STRING, "query": STRING, "prefix": STRING, "plain_http": BOOLEAN},
         ),
         "learn": {"enum": list(get_args(Learn))},
-        "retries": {"anyOf": [COUNT, closed(("most", "within"), {"most": COUNT, "within": PERIOD})]},
+        "retries": {"anyOf": [COUNT, closed(("max", "within"), {"max": COUNT, "within": PERIOD})]},
         "estimate": {"type": "object", "additionalProperties": COUNT},
     }
     return document("provider", closed((*LIMIT_FIELDS, *PROVIDER_FIELDS), own, required=["domain"]))

@@ -146,7 +146,7 @@ class RateLimitMiddleware:
         **options: Unpack[Options],
     ) -> None:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
-        self.guard: RequestLimiter = RequestLimiter(
+        self.request_limiter: RequestLimiter = RequestLimiter(
             config, store, trusted_proxies, headers, clock, tasks=True, **options
         )
 
@@ -154,7 +154,7 @@ class RateLimitMiddleware:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Pass a request to the application, or deny it."""
-        request_limiter = self.guard
+        request_limiter = self.request_limiter
         target = self._find_target(request)
         if target is None and request_limiter.idle:
             request_limiter.run_idle_maintenance()
@@ -234,11 +234,11 @@ class RateLimitMiddleware:
     def _add_fields(self, response: web.StreamResponse, request_state: RequestState) -> None:
         decision = None if request_state.nested else request_state.shown_decision  # nested: the outer one adds them
         if decision is not None:
-            FRAMEWORK.add_fields(response, self.guard.response_writer.fields(decision))
+            FRAMEWORK.add_fields(response, self.request_limiter.response_writer.fields(decision))
 
     def _find_target(self, request: web.Request) -> RequestTarget | None:
         """Find the target of a request; None if it is not limited."""
-        request_limiter = self.guard
+        request_limiter = self.request_limiter
         overrides: tuple[str, ...] = ()
         if request_limiter.by_method:
             values = [value for name in METHOD_OVERRIDES for value in request.headers.getall(name, ())]
@@ -256,7 +256,7 @@ class RateLimitMiddleware:
         """Build the response to a blocked client."""
         assert outcome.decision is not None and outcome.category_limiter is not None  # noqa: S101, PT018 - a denial
         decision = outcome.decision.with_views()  # a denial reads them several times
-        writer, policy = self.guard.response_writer, outcome.category_limiter.category.policy
+        writer, policy = self.request_limiter.response_writer, outcome.category_limiter.category.policy
         response = FRAMEWORK.make_response(writer.write_denial(seen, decision, policy, outcome.kind))
         if outer is None:
             FRAMEWORK.add_fields(response, writer.fields(decision))
@@ -267,7 +267,7 @@ class RateLimitMiddleware:
     async def _admin(self, request: web.Request) -> web.StreamResponse:
         """Serve the admin endpoint."""
         seen = make_request(request, FRAMEWORK.mapping(request)[STATE_KEY].client)
-        response = admin.check_access(self.guard, seen, request.remote)
+        response = admin.check_access(self.request_limiter, seen, request.remote)
         if response is None:
             body = b""
             while request.method == "POST" and len(body) <= admin.MAX_BODY_BYTES:
@@ -275,14 +275,14 @@ class RateLimitMiddleware:
                 if not piece:
                     break
                 body += piece
-            response = await run_async(admin.handle_flow(self.guard, seen, request.query_string, body), call)
+            response = await run_async(admin.handle_flow(self.request_limiter, seen, request.query_string, body), call)
         return FRAMEWORK.make_response(response)
 
     async def close(self, app: web.Application | None = None) -> None:
         """Close the store, if this middleware opened it: `app.on_cleanup.append(middleware.close)`."""
         del app
-        self.guard.flush()
-        await self.guard.opened_store.close_async()
+        self.request_limiter.flush()
+        await self.request_limiter.opened_store.close_async()
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RateLimitMiddleware"]
 
-OVERRIDES: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
+OVERRIDE_FIELDS: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
 make_charge = partial(tuple.__new__, RequestCharge)  # faster than the constructor of a NamedTuple
 
 
@@ -79,11 +79,11 @@ class RateLimitMiddleware:
     ) -> None:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
-        # Public name: docs/inbound.md uses `middleware.guard.store`.
-        self.guard: RequestLimiter = RequestLimiter(
+        # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
+        self.request_limiter: RequestLimiter = RequestLimiter(
             config, store, trusted_proxies, headers, clock, tasks=True, **options
         )
-        self._own_root = self.guard.root_path or find_root_path(app)
+        self._own_root = self.request_limiter.root_path or find_root_path(app)
         self._gates = AsgiGates(app, decide_pending)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
@@ -93,7 +93,7 @@ class RateLimitMiddleware:
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
             await self.app(scope, receive, _ClosingLifespan(self, send).send if kind == "lifespan" else send)
             return
-        request_limiter = self.guard
+        request_limiter = self.request_limiter
         method, path = scope["method"] if kind == "http" else "GET", scope["path"]
         target = MISSING
         if not scope.get("root_path") and "route" not in scope and not request_limiter.by_method:
@@ -157,15 +157,15 @@ class RateLimitMiddleware:
 
     def _find_target(self, scope: Scope, method: str, path: str) -> RequestTarget | None:
         """Find the target of a request; None if it is not limited."""
-        overrides = read_method_overrides(scope["headers"]) if self.guard.by_method else ()
+        overrides = read_method_overrides(scope["headers"]) if self.request_limiter.by_method else ()
         root, template = scope.get("root_path") or "", find_template(scope)
         if not root and template is None and not overrides:
             cache_key: tuple[str | None, ...] = (method, path)
         else:
             cache_key = (method, path, root, template, "fixed" if has_fixed_mount(scope) else None, *overrides)
-        target: RequestTarget | None = self.guard.targets.get(cache_key, MISSING)
+        target: RequestTarget | None = self.request_limiter.targets.get(cache_key, MISSING)
         if target is MISSING:
-            target = self.guard.find_target(cache_key, (method, *overrides), self._routes(scope), template)
+            target = self.request_limiter.find_target(cache_key, (method, *overrides), self._routes(scope), template)
         return target
 
     def _routes(self, scope: Scope) -> tuple[Route, ...]:
@@ -181,30 +181,32 @@ class RateLimitMiddleware:
         if target.category_limiter is not None and client.key is not None:
             request = make_request(scope, client)
             if not target.admin and self._gates.has_limits():
-                prepared = await run_async(self.guard.prepare_flow(request, target, client), call)
+                prepared = await run_async(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     await self._defer(scope, receive, send, client, prepared)
                     return
                 outcome = prepared
             else:
-                outcome = await run_async(self.guard.check_flow(request, target, client), call)
+                outcome = await run_async(self.request_limiter.check_flow(request, target, client), call)
         await self._apply_outcome(outcome, scope, receive, send, target, client)
 
     async def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
-        """Look whether a client that was denied last is still over the limit, before it reaches the application."""
+        """Check whether a client whose last request was denied is still over the limit, before the application runs."""
         try:
             decision = category_limiter.limiter.peek(key, cost)
             if not isinstance(decision, Decision):
                 decision = await decision
         except RateLimitError:
             return True  # the decision itself handles store errors
-        return bool(decision) or self.guard.record_decision(category_limiter, key, cost, decision, method, path)
+        return bool(decision) or self.request_limiter.record_decision(
+            category_limiter, key, cost, decision, method, path
+        )
 
     async def _defer(
         self, scope: Scope, receive: Receive, send: Send, client: RequestClient, charges: Sequence[RequestCharge]
     ) -> None:
         """Pass a request to the application; its charges are decided together with the limits of its route."""
-        request_state = RequestState(self.guard, client, None, scope.get(STATE_KEY), None, charges)
+        request_state = RequestState(self.request_limiter, client, None, scope.get(STATE_KEY), None, charges)
         scope[STATE_KEY] = request_state
         deferring = defer_start(request_state, scope, receive, send)
         if not self._gates.has_limits() and not await decide_pending(scope, receive, deferring):
@@ -237,7 +239,9 @@ class RateLimitMiddleware:
             await self._deny(scope, receive, send, outcome.category_limiter, client, decision, outcome.kind)
             return
         outer = scope.get(STATE_KEY)
-        request_state = scope[STATE_KEY] = RequestState(self.guard, client, None if outcome.made else decision, outer)
+        request_state = scope[STATE_KEY] = RequestState(
+            self.request_limiter, client, None if outcome.made else decision, outer
+        )
         request_state.made, request_state.response_charge = outcome.made, response_charge
         settling = defer_start(request_state, scope, receive, send)
         try:
@@ -262,7 +266,7 @@ class RateLimitMiddleware:
         kind: Kind = "quota-exceeded",
     ) -> Awaitable[None]:
         """Send the response to a denied request. Not a coroutine itself, so that floods of denials stay cheap."""
-        writer, policy = self.guard.response_writer, category_limiter.category.policy
+        writer, policy = self.request_limiter.response_writer, category_limiter.category.policy
         decision = decision.with_views()  # a denial reads them several times
         if writer.is_plain(scope["headers"]):
             response = plain_denial(decision, policy, kind)
@@ -282,7 +286,7 @@ class RateLimitMiddleware:
         outer: RequestState,
         decision: Decision,
     ) -> None:
-        """Deny a request inside another middleware, which adds the headers: give back what it has charged."""
+        """Deny a request inside another middleware, which adds the headers: refund what it has charged."""
         await run_async(outer.deny_flow(decision, tasks=True), call)
         await respond(scope, receive, send, response, [])
 
@@ -290,7 +294,7 @@ class RateLimitMiddleware:
         """Serve the admin endpoint."""
         request = make_request(scope, scope[STATE_KEY].client)
         peer = scope.get("client")
-        response = admin.check_access(self.guard, request, peer[0] if peer else None)
+        response = admin.check_access(self.request_limiter, request, peer[0] if peer else None)
         if response is None:
             body = b""
             more = request.method == "POST"
@@ -299,31 +303,31 @@ class RateLimitMiddleware:
                 body += message.get("body", b"")
                 more = message["type"] == "http.request" and message.get("more_body", False)
             query = scope.get("query_string", b"").decode("latin-1")
-            response = await run_async(admin.handle_flow(self.guard, request, query, body), call)
+            response = await run_async(admin.handle_flow(self.request_limiter, request, query, body), call)
         await respond(scope, receive, send, response, [])
 
     def _find_client(self, scope: Scope) -> RequestClient:
         """Identify the client of a request."""
         peer = scope.get("client")
-        return self.guard.client_identifier.find(peer[0] if peer else None, scope["headers"])
+        return self.request_limiter.client_identifier.find(peer[0] if peer else None, scope["headers"])
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, client: RequestClient) -> None:
         """Pass a websocket to the application, with limits on its messages if the rules define them."""
-        target = self.guard.find_message_target(self._routes(scope))
+        target = self.request_limiter.find_message_target(self._routes(scope))
         if target is None or client.key is None:
             await self.app(scope, receive, send)
             return
         request = make_request(scope, client)
-        target = self.guard.plan_limiters.choose(request, target)
-        key = self.guard.client_identifier.choose_key(request, client.key)
-        check_flow = partial(self.guard.check_message_flow, target, client, key, scope["path"])
-        messages = _LimitedMessages(check_flow, receive, send, drops=self.guard.drops_messages)
+        target = self.request_limiter.plan_limiters.choose(request, target)
+        key = self.request_limiter.client_identifier.choose_key(request, client.key)
+        check_flow = partial(self.request_limiter.check_message_flow, target, client, key, scope["path"])
+        messages = _LimitedMessages(check_flow, receive, send, drops=self.request_limiter.drops_messages)
         await self.app(scope, messages.receive, messages.send)
 
     async def close(self) -> None:
         """Close the store, if this middleware opened it."""
-        self.guard.flush()
-        await self.guard.opened_store.close_async()
+        self.request_limiter.flush()
+        await self.request_limiter.opened_store.close_async()
 
 
 class _LimitedMessages:
@@ -398,4 +402,6 @@ def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application
 
 def read_method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
     """Return the methods of method-override headers, which some applications use instead of the request's method."""
-    return tuple(value.decode("latin-1").strip()[:MAX_METHOD_LENGTH] for name, value in headers if name in OVERRIDES)
+    return tuple(
+        value.decode("latin-1").strip()[:MAX_METHOD_LENGTH] for name, value in headers if name in OVERRIDE_FIELDS
+    )

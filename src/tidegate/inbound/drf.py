@@ -60,7 +60,7 @@ __all__ = ["AnonRateThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "User
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
-SETTING: Final = "TIDEGATE"
+SETTING_NAME: Final = "TIDEGATE"
 OPTION_NAMES: Final = (
     "store",
     "on_store_error",
@@ -72,7 +72,7 @@ OPTION_NAMES: Final = (
     "log_every",
     "log_burst",
 )
-OUTCOMES: Final = "_tidegate_outcomes"  # the attribute of a request that keeps the outcomes of its throttles
+OUTCOMES_ATTRIBUTE: Final = "_tidegate_outcomes"  # the attribute of a request that keeps the outcomes of its throttles
 MAX_CACHED_RATES: Final = 1000  # a throttle may compute its rate for each request
 
 
@@ -91,19 +91,21 @@ class _Throttling:
     @locked
     def _open(self) -> tuple[RequestLimiter, OnStoreError]:
         if self._opened is None:
-            options = dict(getattr(settings, SETTING, None) or {})
+            options = dict(getattr(settings, SETTING_NAME, None) or {})
             unknown = sorted(options.keys() - set(OPTION_NAMES))
             if unknown:
-                raise ConfigError(f"unknown option {unknown[0]!r}: expected {', '.join(OPTION_NAMES)}", field=SETTING)
+                raise ConfigError(
+                    f"unknown option {unknown[0]!r}: expected {', '.join(OPTION_NAMES)}", field=SETTING_NAME
+                )
             on_store_error: OnStoreError = options.pop("on_store_error", "local")
             no_categories = {"defaults": False, "unmatched": None}
             self._opened = RequestLimiter(no_categories, **options), on_store_error
         return self._opened
 
-    def close(self, *, setting: str = SETTING, **_: object) -> None:
+    def close(self, *, setting: str = SETTING_NAME, **_: object) -> None:
         """Close the store; the next request opens it again. Called if Django reports that the setting changed."""
         opened = self._opened
-        if setting == SETTING and opened is not None:
+        if setting == SETTING_NAME and opened is not None:
             self._opened = None
             opened[0].flush()
             opened[0].opened_store.close()
@@ -142,7 +144,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
 
     @property
     def THROTTLE_RATES(self) -> Mapping[str, Limits | None]:  # noqa: N802 - the name in REST Framework
-        """The rates of the settings; a subclass may replace them by a mapping."""
+        """The rates of the settings; a subclass may replace them with a mapping."""
         return api_settings.DEFAULT_THROTTLE_RATES  # type: ignore[no-any-return]  # it has no types
 
     def parse_rate(self, rate: Limits | None) -> tuple[int | None, float | None]:
@@ -187,10 +189,10 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
         if self._asks is not None:
             self._asks += asks
             return True
-        kept: _Outcomes = vars(request).setdefault(OUTCOMES, {})
+        kept: _Outcomes = vars(request).setdefault(OUTCOMES_ATTRIBUTE, {})
         missing = [ask for ask in asks if not kept.get(_count_of(ask))]
         if missing:
-            # Not the first call for this request: charge only what the first call did not know of.
+            # Not the first call for this request: charge only what the first call did not include.
             unknown = kept and not any(_count_of(ask) in kept for ask in missing)
             together = _merge_asks(missing, [] if unknown else _collect_all(request, view))
             kept.update(_decide(request_limiter, request, together, self._time(request_limiter)))

@@ -40,7 +40,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 __all__ = ["RateLimitExceeded", "exempt", "limit"]
 
 POLICY_VIOLATION = 1008
-PARAMETER: Final = "tidegate_limit_"  # the parameters that a decorator adds start with it
+PARAMETER_PREFIX: Final = "tidegate_limit_"  # the parameters that a decorator adds start with it
 USES_KEY: Final = "tidegate_route_limits"  # in the scope: the limits of the route, once they are known
 
 
@@ -178,7 +178,7 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
     def _decorate(self, endpoint: Any) -> Any:  # noqa: ANN401 - any function
         """Return the endpoint with one more dependency, which FastAPI resolves before it calls the endpoint."""
         signature = inspect.signature(endpoint)
-        name = f"{PARAMETER}{sum(each.startswith(PARAMETER) for each in signature.parameters)}"
+        name = f"{PARAMETER_PREFIX}{sum(each.startswith(PARAMETER_PREFIX) for each in signature.parameters)}"
         added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[None, Depends(self)])
         parameters = list(signature.parameters.values())
         if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:

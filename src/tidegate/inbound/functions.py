@@ -1,13 +1,21 @@
-"""Limits on plain functions: `@limit("5/1m", key=lambda user, …: user.id)`; a call over the limit raises Denied."""
+"""Limits on plain functions: `@limit("5/1m", key=lambda user, …: user.id)`; a call over the limit raises Denied.
+
+All limits of a function are decided together: a call that one of them denies is charged to none.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from operator import call
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import Denied
-from tidegate.inbound.limiting.route_limit import F, read_exact_limits, route_name
+from tidegate.flow import run, run_async
+from tidegate.inbound.limiting.charges import RequestCharge, charge_all_flow
+from tidegate.inbound.limiting.limited_functions import check_names, policy_name, route_name
+from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
+from tidegate.inbound.limiting.route_limit import F, default_name, named_limits, read_exact_limits
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 
@@ -16,11 +24,14 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
+    from tidegate.flow import CallFlow
     from tidegate.inbound.limiting.route_limit import Limits
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
 __all__ = ["limit"]
+
+FUNCTION_STACK: Final = "__tidegate_function_limits__"
 
 
 class limit:  # noqa: N801 - used as a decorator
@@ -33,48 +44,144 @@ class limit:  # noqa: N801 - used as a decorator
         key: Key | Callable[..., Key] = "all",
         cost: Cost | Callable[..., Cost] = 1,
         scope: str | None = None,
+        name: str | None = None,
         store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
-        """Take a string such as "5/1m", a Limit, or several; `key` and `cost` may be functions of the arguments."""
-        self._limits = read_exact_limits(limits)
+        """Take a string such as "5/1m", a Limit, or several; `key` and `cost` may be functions of the arguments.
+
+        Functions with the same `scope` share a count in a shared store. The `name` separates the limits of a function;
+        by default it is made of the key and the periods.
+        """
+        self._limits = named_limits(read_exact_limits(limits), name)
         self._key = key
         self._cost = cost
-        self._scope = scope
+        self.scope = scope
+        self.name: str = name or default_name(key if callable(key) else None, self._limits, "all")
+        self._url = None if not isinstance(store, str) else (store, clock)
         self._store: str | Store = store
-        self._clock = clock
+        self.clock = clock
 
     def __call__(self, function: F) -> F:
         """Decorate a function, sync or async."""
-        name = self._scope or route_name(function)
-        policy = Policy(name, self._limits)
-        if inspect.iscoroutinefunction(function):
-            tasks = AsyncLimiter(policy, store=self._store, clock=self._clock)
-            self._store = tasks.store  # shared by all functions that this instance decorates
+        stack = _stack_on(self, function)
+        inner = stack.function
+        if inspect.iscoroutinefunction(inner):
 
-            @functools.wraps(function)
+            @functools.wraps(inner)
             async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
-                check(name, await tasks.try_acquire(*self._asked(args, kwargs)))
-                return await function(*args, **kwargs)
+                await run_async(stack.decide_flow(args, kwargs), call)
+                return await inner(*args, **kwargs)
 
         else:
-            threads = Limiter(policy, store=self._store, clock=self._clock)
-            self._store = threads.store
 
-            @functools.wraps(function)
+            @functools.wraps(inner)
             def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
-                check(name, threads.try_acquire(*self._asked(args, kwargs)))
-                return function(*args, **kwargs)
+                run(stack.decide_flow(args, kwargs), call)
+                return inner(*args, **kwargs)
 
+        setattr(limited, FUNCTION_STACK, (stack, limited))
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, Cost]:
+    def make_limiter(self, count_name: str, *, tasks: bool) -> Limiter | AsyncLimiter:
+        """Return the limiter of one function. All functions that this instance decorates share its store."""
+        limiter = (AsyncLimiter if tasks else Limiter)(
+            Policy(count_name, self._limits), store=self._store, clock=self.clock
+        )
+        self._store = limiter.store
+        return limiter
+
+    def share_store(self, other: limit) -> None:
+        """Use the store of another limit on the same function, if both name the same one."""
+        if isinstance(self._store, str) and self._url == other._url:
+            self._store = other._store
+
+    def key_and_cost(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Key, Cost]:
+        """Return the key and the cost of a call."""
         key = self._key(*args, **kwargs) if callable(self._key) else self._key
         cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost
         return key, cost
 
 
-def check(name: str, decision: Decision) -> None:
-    """Raise Denied if the decision denies the call."""
-    if not decision:
-        raise Denied(f"{name}: limit exceeded: {', '.join(decision.violated)}; try again later", decision)
+class FunctionUse(NamedTuple):
+    """A limit of a function, and its limiter."""
+
+    limit: limit
+    limiter: Limiter | AsyncLimiter
+    owner: FunctionLimiter | None = None  # needed if a function has several limits
+
+
+class FunctionLimiter(RequestLimiter):
+    """Charges the limits of a function together. Store errors are raised: the caller of the function handles them."""
+
+    def __init__(self, store: Store, clock: Clock | None) -> None:
+        """Decide in this store."""
+        super().__init__({"defaults": False, "unmatched": None}, store, clock=clock)
+
+    def handle_policy_store_error(self, policy: Policy, error: Exception) -> LimitOutcome:
+        """Raise the error."""
+        del policy
+        raise error
+
+    def _log_start(self, *, has_config: bool) -> None:
+        """Log nothing: it has no categories."""
+
+
+class FunctionStack(NamedTuple):
+    """All limits of one function, the outermost first."""
+
+    function: Any
+    route: str
+    uses: tuple[FunctionUse, ...]
+    tasks: bool
+
+    def decide_flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFlow[None]:
+        """Charge all limits of a call, or raise Denied and charge none."""
+        if len(self.uses) == 1:
+            each, limiter, _ = self.uses[0]
+            key, cost = each.key_and_cost(args, kwargs)
+            decision: Decision = yield functools.partial(limiter.try_acquire, key, cost)
+            self._check([decision], decision)
+            return
+        charges = [
+            RequestCharge(owner, limiter, *each.key_and_cost(args, kwargs))
+            for each, limiter, owner in self.uses
+            if owner is not None
+        ]
+        result = yield from charge_all_flow(charges, tasks=self.tasks)
+        if not result.allowed:
+            self._check([each.decision for each in result.denials], result.decision)
+
+    def _check(self, decisions: list[Decision], combined: Decision | None) -> None:
+        violated = [name for decision in decisions if not decision for name in decision.violated]
+        if violated and combined is not None:
+            message = f"{self.route}: limit exceeded: {', '.join(violated)}; try again later"
+            raise Denied(message, combined)
+
+
+def _stack_on(outer: limit, function: Any) -> FunctionStack:  # noqa: ANN401 - any function
+    """Return the limits of a function after one more decorator. No other decorator may be between them."""
+    inner: FunctionStack | None
+    inner, wrapper = getattr(function, FUNCTION_STACK, (None, None))
+    route = route_name(function)
+    below: tuple[FunctionUse, ...] = ()
+    if inner is not None and wrapper is function:
+        function, below = inner.function, inner.uses
+        outer.share_store(below[0].limit)
+    check_names([(each, route) for each in (outer, *(use.limit for use in below))])
+    tasks = inspect.iscoroutinefunction(function)
+    use = FunctionUse(outer, outer.make_limiter(policy_name(outer, route), tasks=tasks))
+    uses = _with_owners((use, *below)) if below else (use,)
+    return FunctionStack(function, outer.scope or route, uses, tasks)
+
+
+def _with_owners(uses: tuple[FunctionUse, ...]) -> tuple[FunctionUse, ...]:
+    """Give limits with the same store and clock the same owner."""
+    owners = {id(use.limiter.store): use.owner for use in uses if use.owner is not None}
+    found = []
+    for use in uses:
+        store = use.limiter.store
+        if id(store) not in owners:
+            owners[id(store)] = FunctionLimiter(store, use.limit.clock)
+        found.append(use._replace(owner=owners[id(store)]))
+    return tuple(found)

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["limits_disabled", "reset_limits"]
 
 MAX_WRAPPED_APPS: Final = 64  # wrapped applications that are inspected
-WRAPPED: Final = ("middleware_stack", "wsgi_app", "app", "application")  # attributes that hold an inner application
+WRAPPED_ATTRIBUTES: Final = (
+    "middleware_stack",
+    "wsgi_app",
+    "app",
+    "application",
+)  # attributes that hold an inner application
 
 
 @contextmanager
@@ -63,12 +68,12 @@ def _find(target: object) -> list[RequestLimiter]:
         if id(app) in seen:
             continue
         seen.add(id(app))
-        guard = app if isinstance(app, RequestLimiter) else getattr(app, "guard", None)
-        if isinstance(guard, RequestLimiter):
-            found.append(guard)
+        request_limiter = app if isinstance(app, RequestLimiter) else getattr(app, "request_limiter", None)
+        if isinstance(request_limiter, RequestLimiter):
+            found.append(request_limiter)
         if hasattr(app, "build_middleware_stack") and app.middleware_stack is None:
             app.middleware_stack = app.build_middleware_stack()  # Starlette builds it at the first request
-        waiting += [inner for name in WRAPPED if (inner := getattr(app, name, None)) is not None]
+        waiting += [inner for name in WRAPPED_ATTRIBUTES if (inner := getattr(app, name, None)) is not None]
     if not found:
         raise ConfigError(
             f"{target!r} has no RateLimitMiddleware: pass the application, the middleware or the limit", field="targets"

@@ -66,13 +66,13 @@ class RateLimitMiddleware:
     ) -> None:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
-        # Public name: docs/inbound.md uses `middleware.guard.store`.
-        self.guard: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
+        # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
+        self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
         self._gates: list[Any] | None = None
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
-        request_limiter = self.guard
+        request_limiter = self.request_limiter
         method, path = environ.get("REQUEST_METHOD", "GET"), read_path(environ)
         cacheable = not environ.get("SCRIPT_NAME") and not request_limiter.by_method
         target = request_limiter.targets.get((method, path), MISSING) if cacheable else MISSING
@@ -117,7 +117,7 @@ class RateLimitMiddleware:
 
     def _find_target(self, environ: Environ, method: str, path: str) -> RequestTarget | None:
         """Find the target of a request; None if it is not limited."""
-        request_limiter = self.guard
+        request_limiter = self.request_limiter
         overrides = read_method_overrides(environ) if request_limiter.by_method else ()
         root = decode_text(environ.get("SCRIPT_NAME", ""))
         cache_key = (method, path) if not root and not overrides else (method, path, root, *overrides)
@@ -136,12 +136,12 @@ class RateLimitMiddleware:
         if target.category_limiter is not None and client.key is not None:
             request = make_request(environ, client)
             if not target.admin and self._has_limits():
-                prepared = run(self.guard.prepare_flow(request, target, client), call)
+                prepared = run(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     return self._defer(environ, start, client, prepared)
                 outcome = prepared
             else:
-                outcome = run(self.guard.check_flow(request, target, client), call)
+                outcome = run(self.request_limiter.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
 
     def _has_limits(self) -> bool:
@@ -151,7 +151,7 @@ class RateLimitMiddleware:
         return any([gate.has_limits() for gate in self._gates])  # noqa: C419 - a generator costs more
 
     def _may_pass(self, category_limiter: CategoryLimiter, charge: RequestCharge, method: str, path: str) -> bool:
-        """Look whether a client that was denied last is still over the limit, before it reaches the application."""
+        """Check whether a client whose last request was denied is still over the limit, before the application runs."""
         key, cost = charge.key, charge.cost
         last = category_limiter.last_decisions.get(key)
         if last is None or last.within_limits:
@@ -160,13 +160,15 @@ class RateLimitMiddleware:
             decision: Any = charge.limiter.peek(key, cost)
         except RateLimitError:
             return True  # the decision itself handles store errors
-        return bool(decision) or self.guard.record_decision(category_limiter, key, cost, decision, method, path)
+        return bool(decision) or self.request_limiter.record_decision(
+            category_limiter, key, cost, decision, method, path
+        )
 
     def _defer(
         self, environ: Environ, start: Start, client: RequestClient, charges: Sequence[RequestCharge]
     ) -> Iterable[bytes]:
         """Pass a request to the application; its charges are decided together with the limits of its route."""
-        request_state = RequestState(self.guard, client, None, environ.get(STATE_KEY), None, charges)
+        request_state = RequestState(self.request_limiter, client, None, environ.get(STATE_KEY), None, charges)
         environ[STATE_KEY] = request_state
         starting = _HeaderStart(request_state, start)
         if not self._has_limits():  # nothing inside would decide
@@ -200,7 +202,9 @@ class RateLimitMiddleware:
         if not outcome.allowed and outcome.category_limiter is not None and decision is not None:
             return self._deny(environ, start, outcome.category_limiter, client, decision, outcome.kind)
         outer = environ.get(STATE_KEY)
-        request_state = environ[STATE_KEY] = RequestState(self.guard, client, None if outcome.made else decision, outer)
+        request_state = environ[STATE_KEY] = RequestState(
+            self.request_limiter, client, None if outcome.made else decision, outer
+        )
         request_state.made, request_state.response_charge = outcome.made, response_charge
         starting = _HeaderStart(request_state, start)
         app = self._admin if target.admin else self.app
@@ -217,7 +221,7 @@ class RateLimitMiddleware:
         decision: Decision,
         kind: Kind = "quota-exceeded",
     ) -> Iterable[bytes]:
-        writer = self.guard.response_writer
+        writer = self.request_limiter.response_writer
         decision = decision.with_views()  # a denial reads them several times
         response = writer.write_denial(make_request(environ, client), decision, category_limiter.category.policy, kind)
         outer: RequestState | None = environ.get(STATE_KEY)
@@ -229,18 +233,20 @@ class RateLimitMiddleware:
     def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Serve the admin endpoint."""
         request = make_request(environ, environ[STATE_KEY].client)
-        response = admin.check_access(self.guard, request, environ.get("REMOTE_ADDR"))
+        response = admin.check_access(self.request_limiter, request, environ.get("REMOTE_ADDR"))
         if response is None:
             length = str(environ.get("CONTENT_LENGTH") or "")
             size = int(length) if length.isdecimal() and len(length) < MAX_LENGTH_DIGITS else 0
             body = environ["wsgi.input"].read(min(size, admin.MAX_BODY_BYTES + 1)) if size else b""
-            response = run(admin.handle_flow(self.guard, request, environ.get("QUERY_STRING", ""), body), call)
+            response = run(
+                admin.handle_flow(self.request_limiter, request, environ.get("QUERY_STRING", ""), body), call
+            )
         return respond(environ, start, response, [])
 
     def close(self) -> None:
         """Close the store, if this middleware opened it."""
-        self.guard.flush()
-        self.guard.opened_store.close()
+        self.request_limiter.flush()
+        self.request_limiter.opened_store.close()
 
 
 class _HeaderStart:
@@ -268,7 +274,7 @@ class _HeaderStart:
 
 
 class _DeferredStart:
-    """The `start_response` that decides what is pending, and settles what depends on the response, so far as known.
+    """The `start_response` that decides what is pending, and settles what depends on the response, if it is known.
 
     The client sees the corrected limits. A response to a request that is denied only now is replaced by the denial.
     """
@@ -358,7 +364,7 @@ def charge_pending(environ: Environ, request_state: RequestState) -> None:
 
 
 def find_gates(app: App) -> list[Any]:
-    """Return what decides at the routes of a Flask or Django application."""
+    """Return the object that decides pending charges at the routes of a Flask or Django application."""
     for wrapped in wrapped_apps(app):
         if hasattr(wrapped, "view_functions") and hasattr(wrapped, "before_request_funcs"):
             from tidegate.inbound import flask  # noqa: PLC0415 - only a Flask application needs it

@@ -27,7 +27,7 @@ __all__ = ["DecisionLog"]
 
 MAX_LOGGED_LENGTH: Final = 200  # characters of a value from a client in a line
 MAX_NAMES: Final = 1000  # kinds of lines that are counted separately: a program may create any number of policies
-BURST: Final = 10  # lines of a kind in a second
+DEFAULT_LOG_BURST: Final = 10  # lines of a kind in a second
 SHADOW_SUFFIX: Final = " (shadow mode: allowed)"
 
 
@@ -82,7 +82,9 @@ class LogThrottle:
 class DecisionLog:
     """An observer that writes log lines. Several limiters may share it."""
 
-    def __init__(self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = BURST) -> None:
+    def __init__(
+        self, logger: logging.Logger | str = "tidegate", *, every: int = 0, burst: int = DEFAULT_LOG_BURST
+    ) -> None:
         """Log every `every`-th allowed call as INFO (0: none).
 
         Log up to `burst` denials of a policy per second as WARNING, and the number of further ones (0: neither).

@@ -18,9 +18,9 @@ OTHER_LABEL: Final = "other"
 class LabelNames:
     """Maps names to a bounded number of labels."""
 
-    def __init__(self, most: int) -> None:
-        """Allow `most` names with their own label."""
-        self._max_names = most
+    def __init__(self, max_names: int) -> None:
+        """Allow `max_names` names with their own label."""
+        self._max_names = max_names
         self._names: set[str] = set()
 
     def label(self, name: str) -> str:

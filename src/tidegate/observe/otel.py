@@ -36,12 +36,12 @@ DENIALS: Final = ("tidegate.denials", "{denial}", "Denials, by policy and limit.
 class OpenTelemetryObserver:
     """An observer that counts decisions and denials, and adds denials to the current span as events."""
 
-    def __init__(self, meter: Meter | None = None, *, most: int = 100) -> None:
-        """Use this meter, or the global one; `most` policies have their own attribute values."""
+    def __init__(self, meter: Meter | None = None, *, max_policies: int = 100) -> None:
+        """Use this meter, or the global one; `max_policies` policies have their own attribute values."""
         meter = meter or metrics.get_meter("tidegate")
         self._decisions = meter.create_counter(*DECISIONS)
         self._denials = meter.create_counter(*DENIALS)
-        self._names = LabelNames(most)
+        self._names = LabelNames(max_policies)
 
     def __call__(self, record: Record) -> None:
         """Count one decision."""

@@ -5,7 +5,7 @@
     RateLimitMiddleware(app, observer=observer)
 
 Labels are names of policies and limits, never keys, addresses or paths. If a program
-creates policies dynamically, those beyond `most` are counted together as `other`.
+creates policies dynamically, those beyond `max_policies` are counted together as `other`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ REMAINING_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 class PrometheusObserver:
     """An observer that counts decisions and denials, and records the remaining share of clients."""
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY, *, most: int = 100) -> None:
-        """Register the metrics; `most` policies have their own label."""
+    def __init__(self, registry: CollectorRegistry = REGISTRY, *, max_policies: int = 100) -> None:
+        """Register the metrics; `max_policies` policies have their own label."""
         self._children: dict[object, Any] = {}
-        self._names = LabelNames(most)
+        self._names = LabelNames(max_policies)
         self._decisions = Counter(
             "tidegate_decisions", "Decisions, by policy and outcome.", ["policy", "outcome"], registry=registry
         )

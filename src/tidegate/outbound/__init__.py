@@ -14,27 +14,34 @@ sources/       URLs fetched on a schedule: scheduler, workers, service
 
 from tidegate.outbound.adapters.denials import find_denied
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.prices import ModelPrice, Prices
 from tidegate.outbound.providers.provider import (
-    AnswerReserve,
     EndpointCost,
     KeyLocation,
     Learn,
     ModelLimits,
+    OutputReserve,
     Provider,
     QuotaScope,
     Retries,
 )
 from tidegate.outbound.providers.registry import Permissions, Providers
 from tidegate.outbound.providers.secret import Secret
-from tidegate.outbound.quota.exchange import OutboundRequest, RequestKeywords, RequestOutcome, request_options
+from tidegate.outbound.quota.exchange import (
+    CallEstimate,
+    OutboundRequest,
+    RequestKeywords,
+    RequestOutcome,
+    request_options,
+)
 from tidegate.outbound.quota.gate import AsyncGate, Gate
 from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
 
 __all__ = [
-    "AnswerReserve",
     "AsyncGate",
     "AsyncPendingCharge",
+    "CallEstimate",
     "CommonGateOptions",
     "EndpointCost",
     "Gate",
@@ -42,9 +49,12 @@ __all__ = [
     "KeyLocation",
     "Learn",
     "ModelLimits",
+    "ModelPrice",
     "OutboundRequest",
+    "OutputReserve",
     "PendingCharge",
     "Permissions",
+    "Prices",
     "Provider",
     "Providers",
     "QuotaScope",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["RateLimitMiddleware"]
 
 UNREACHED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-CHUNK: Final = 2**16
+CHUNK_BYTES: Final = 2**16
 
 
 class RateLimitMiddleware:

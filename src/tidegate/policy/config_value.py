@@ -38,6 +38,7 @@ BOOLEANS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": 
 NULL_WORDS: Final = ("", "~", "null", "Null", "NULL")
 INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
 NUMBER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?")
+DECIMAL = re.compile(r"(?P<whole>[0-9]+(?:_[0-9]+)*)(?:\.(?P<part>[0-9]{1,6})0*)?")
 PLAIN_TAGS: Final = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 MAX_SHOWN_LENGTH: Final = 60  # characters of a value in an error message
 
@@ -185,6 +186,17 @@ class ConfigValue:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_INTEGER:
             raise self.error(f"expected a number above 0, not {self}")
         return value
+
+    def millionths(self) -> int:
+        """Read a decimal number of at least 0 with at most six decimals, exactly, in millionths: 2.5 is 2,500,000."""
+        text = self._plain if self._plain is not None else str(self.raw)
+        number = DECIMAL.fullmatch(text) if not isinstance(self.raw, (bool, str)) else None
+        if number is None or len(text) > MAX_SHOWN_LENGTH:
+            raise self.error(f"expected a number of at least 0 with at most six decimals, not {self}")
+        found = int(number["whole"]) * 10**6 + int((number["part"] or "0").ljust(6, "0"))
+        if found > MAX_INTEGER:
+            raise self.error(f"expected a number of at most {MAX_INTEGER // 10**6}, not {self}")
+        return found
 
     def __str__(self) -> str:
         """Return the value as error messages show it."""

@@ -38,6 +38,7 @@ class Policy:
     only: Limit | None = field(init=False, repr=False, compare=False, default=None)  # the limit, if there is only one
     one: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())  # a cost of 1 at each limit
     counted: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # units of an integer cost
+    units: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # the unit of each limit
 
     if TYPE_CHECKING:  # limits may be given as strings
 
@@ -62,7 +63,8 @@ class Policy:
         ):
             if value not in choices:
                 raise ConfigError(f"must be one of {', '.join(choices)}, not {value!r}", field=option)
-        units = {limit.unit for limit in self.limits}
+        set_field(self, "units", tuple(limit.unit for limit in self.limits))
+        units = set(self.units)
         counted = units.intersection(PER_CALL_UNITS) or (units if len(units) == 1 else set())
         set_field(self, "counted", tuple(sorted(counted)))
         set_field(self, "only", self.limits[0] if len(self.limits) == 1 else None)
@@ -72,10 +74,17 @@ class Policy:
         """Return the cost at each limit, in their order."""
         if cost.__class__ is int and cost == 1 and self.counted:
             return self.one
+        units = self.units
+        if cost.__class__ is dict:  # the usual mapping, without the checks that find out what is wrong with it
+            for unit, amount in cost.items():
+                if unit not in units or amount.__class__ is not int or not 0 <= amount <= MAX_INTEGER:
+                    break
+            else:
+                return tuple([cost.get(unit, 0) for unit in units])
         if isinstance(cost, int):
             if not self.counted:
-                units = ", ".join(sorted({limit.unit for limit in self.limits}))
-                raise ConfigError(f"an integer is ambiguous in a policy with the units {units}: use a mapping such as "
+                known = ", ".join(sorted(set(units)))
+                raise ConfigError(f"an integer is ambiguous in a policy with the units {known}: use a mapping such as "
                                   f"{{'{self.limits[0].unit}': {cost}}}", field="cost")  # fmt: skip
             check_cost(cost)
             return tuple(cost if limit.unit in self.counted else 0 for limit in self.limits)
@@ -83,12 +92,12 @@ class Policy:
             raise ConfigError(f"must be an integer or a mapping of units to integers, not {cost!r}", field="cost")
         for unit, amount in cost.items():
             check_cost(amount, f"cost.{unit}")
-            if not any(limit.unit == unit for limit in self.limits):
-                known = ", ".join(sorted({limit.unit for limit in self.limits}))
+            if unit not in units:
+                known = ", ".join(sorted(set(units)))
                 raise ConfigError(
                     f"no limit of policy {self.name!r} counts {unit!r}: its units are {known}", field="cost"
                 )
-        return tuple(cost.get(limit.unit, 0) for limit in self.limits)
+        return tuple(cost.get(unit, 0) for unit in units)
 
 
 Rules = str | Limit | Policy | Iterable[str | Limit]

@@ -155,7 +155,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
 def explain_no_response(opened: Store, name: str) -> tuple[str, str]:
     """Return why a store did not respond, with the error of its driver, and how to fix it."""
     try:
-        opened.ask_store("peek", ((PROBE_POLICY, "ready", (1,)),))  # past the guard, which would hide the error
+        opened.ask_store("peek", ((PROBE_POLICY, "ready", (1,)),))  # not through the guard, which would hide the error
     except (RateLimitError, OSError) as error:
         return f"the store {name} does not respond: {error}", "fix the cause, or correct the URL of the store"
     return (

@@ -41,9 +41,9 @@ class Alternatives(tuple[Ask, ...]):  # noqa: SLOT001 - a tuple with an attribut
         groups = [tuple(asks) for asks in alternatives]
         for asks in groups:
             if not asks:
-                raise ConfigError("an alternative needs at least one policy and key to ask for", field="alternatives")
+                raise ConfigError("an alternative needs at least one policy and key", field="alternatives")
             if len({(policy.name, key) for policy, key, _ in asks}) < len(asks):
-                raise ConfigError("an alternative asks twice for one key: add the costs", field="alternatives")
+                raise ConfigError("an alternative contains a key twice: add up its costs", field="alternatives")
         found = cls(ask for asks in groups for ask in asks)
         found.sizes = tuple(map(len, groups))
         return found
@@ -131,7 +131,7 @@ class Store(ABC):
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build a faster `try_acquire` for a policy; None, the default, if the store has none.
 
-        It decides usual calls without blocking, as `apply_one` would, and passes all others to `slow_path`. A function
+        It decides common calls without blocking, as `apply_one` would, and passes all others to `slow_path`. A function
         that it appends to `disablers` makes it pass every call: the limiter calls it when its rules change.
         """
         del policy, slow_path, disablers

@@ -2,7 +2,7 @@
 
 A decision charges when it is made, but a cancelled task never reads it. So every store guarantees:
 
-- A call that has not been sent yet is not sent (`DROPPABLE`). Corrections and resets are sent anyway.
+- A call that has not been sent yet is not sent (`DROPPABLE_VERBS`). Corrections and resets are sent anyway.
 - A call that has been sent continues in the background, and the cancelled task ends at once. When the reply arrives,
   the charge is corrected (`corrections`), and waiters of the key are woken.
 - A call whose reply is lost may have been charged. It is not refunded, because a wrong refund would over-admit.
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CHARGING: Final = frozenset(("acquire", "hold"))
-DROPPABLE: Final = frozenset(("acquire", "hold", "peek"))  # not sent if the caller is cancelled before
+CHARGING_VERBS: Final = frozenset(("acquire", "hold"))
+DROPPABLE_VERBS: Final = frozenset(("acquire", "hold", "peek"))  # not sent if the caller is cancelled before
 MAX_CLOSING: Final = 2.0  # seconds that closing a store waits for background tasks
-TRANSIT: Final = SECOND  # microseconds that a correction may take to reach the store
+MAX_TRANSIT: Final = SECOND  # microseconds that a correction may take to reach the store
 
 
 class Correction(NamedTuple):
@@ -49,7 +49,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
     Windows, logs and marked buckets correct the charge made at the time of the decision. A bucket that was charged
     without a mark does not record it: it is refunded what it cannot have refilled meanwhile (see `bucket_credit`).
     """
-    if verb not in CHARGING or not decisions or not decisions[-1].within_limits:
+    if verb not in CHARGING_VERBS or not decisions or not decisions[-1].within_limits:
         return []
     asks, decisions = decided_asks(asks, decisions)
     places, merged = merge(asks)
@@ -63,7 +63,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
             marked.append((policy, key, tuple(-cost for cost in costs)))
             continue
         exact = tuple(0 if limit.rules.refills else -cost for limit, cost, _ in rows)
-        credit = tuple(-bucket_credit(limit, cost, view[2], passed + TRANSIT) for limit, cost, view in rows)
+        credit = tuple(-bucket_credit(limit, cost, view[2], passed + MAX_TRANSIT) for limit, cost, view in rows)
         marked.append((policy, key, exact))
         unmarked.append((policy, key, credit))
     found = (Correction(_needed(marked), decisions[0].at), Correction(_needed(unmarked), None))

@@ -187,7 +187,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close, unless closed already."""
+        """Close, unless it is already closed."""
         if not self._closed:
             await self.close()
 

@@ -314,7 +314,7 @@ class SwarmResources(Generic[L]):
         """Refuse further calls; returns the resources whose limiters the caller closes."""
         with self._lock:
             if self._closed:
-                raise Closed("the limiter is closed already")
+                raise Closed("the limiter is already closed")
             self._closed = True
             resources, self._resources = list(self._resources.values()), {}
         self._capacities.close()

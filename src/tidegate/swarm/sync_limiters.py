@@ -147,7 +147,7 @@ class _Limiter(SwarmResources[Limiter]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close, unless closed already."""
+        """Close, unless it is already closed."""
         if not self._closed:
             self.close()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
     from tidegate.stores.base import Ask, Store
 
-NOW: Final = 1_750_000_000 * SECOND + 123_456  # 2025-06-15 15:06:40 UTC, and a bit, on no whole second
+NOW: Final = 1_750_000_000 * SECOND + 123_456  # 2025-06-15 15:06:40 UTC and a fraction of a second
 HOUR: Final = 3600 * SECOND
 MIDNIGHT: Final = 1_750_032_000 * SECOND
 JULY: Final = 1_751_328_000 * SECOND

@@ -70,9 +70,9 @@ async def test_the_limits_that_are_kept_are_bounded(monkeypatch):
     [
         (("k", 15, 30), "wrong number of arguments; usage: CL.THROTTLE <key> <max_burst>"),
         (("k", 15, 30, 60, 1, 1), "wrong number of arguments"),
-        (("k", "x", 30, 60), "max_burst: expected an integer from 0, not 'x'"),
+        (("k", "x", 30, 60), "max_burst: expected an integer of at least 0, not 'x'"),
         (("k", -1, 30, 60), "max_burst"),
-        (("k", 15, 0, 60), "count per period: expected an integer from 1, not '0'"),
+        (("k", 15, 0, 60), "count per period: expected an integer of at least 1, not '0'"),
         (("k", 15, 30, 0), "period"),
         (("k", 15, 30, -60), "period"),
         (("k", 15, 30, 60, -1), "quantity"),

@@ -31,9 +31,10 @@ class Core(ReferenceStore):
         }
 
 
-def stored(sql: Callable[..., Any], policy: str, key: Key, now: int) -> States:
+def stored(store: PostgresStore, sql: Callable[..., Any], policy: str, key: Key, now: int) -> States:
     """Read the live states of a key from the database."""
-    query = "select name, algorithm, rule, numbers from tidegate.dump(%s, %s, %s)"
+    dump_function = store.schema.add_suffix(f'"{store.schema.name}".dump')
+    query = f"select name, algorithm, rule, numbers from {dump_function}(%s, %s, %s)"  # noqa: S608 - a known name
     rows = sql(query, encode_name(policy), encode_name(join_key(key), escaped=True), now)
     return {(name, algorithm): (rule, numbers) for name, algorithm, rule, numbers in rows}
 
@@ -48,7 +49,7 @@ def first_difference(store: PostgresStore, sql: Callable[..., Any], vectors: Ite
         if answers != expected:
             return f"{step}\n expected {expected}\n got      {answers}"
         for policy, key, _ in asks:
-            kept = stored(sql, policy.name, key, now)
+            kept = stored(store, sql, policy.name, key, now)
             if kept != core.states(policy.name, key, now):
                 return f"{step}\n expected state {core.states(policy.name, key, now)}\n got            {kept}"
     return None

@@ -38,7 +38,7 @@ class LockedKey:
 
     def __init__(self, url, schema, key="k"):
         self.connection = psycopg.connect(url)
-        self.connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', %s))", (key,))
+        self.connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, hashtextextended('p', 0)))", (key,))
 
     def wait_for_waiter(self):
         query = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
@@ -145,7 +145,7 @@ def test_a_connection_that_is_reset_while_it_is_prepared_is_an_outage(open_store
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
         copy.shutdown(socket.SHUT_RDWR)
     with pytest.raises(StoreUnavailable, match="could not prepare"):
-        run(connection.prepare_flow(store.schema.statement, until), perform)
+        run(connection.prepare_flow(store.schema.add_suffix(store.schema.statement).encode(), until), perform)
     connection.close()
 
 

@@ -23,7 +23,7 @@ class LockedKey:
 
     def __init__(self, url, schema, key="k"):
         self.connection = psycopg.connect(url)
-        self.connection.execute(f"select pg_advisory_xact_lock(\"{schema}\".hash('p', %s))", (key,))
+        self.connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, hashtextextended('p', 0)))", (key,))
 
     def wait_for_waiter(self):
         until(lambda: self.connection.execute(WAITERS).fetchone() != (0,), "a call that waits for the key")

@@ -156,7 +156,7 @@ async def test_the_charge_of_a_late_reply_is_given_back(server: ValkeyServer, mo
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
     async with asyncio.timeout(20):
-        while store.metrics()["given_back"] < (10 if mode == "deny" else 0):
+        while store.metrics()["refunded"] < (10 if mode == "deny" else 0):
             await asyncio.sleep(0.001)
     [left] = await store.apply_async("peek", ((policy, "k", (0, 0)),))
     assert [view[0] for view in left.views] == ([100, 100] if mode == "deny" else [90, 90])

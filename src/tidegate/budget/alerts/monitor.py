@@ -145,7 +145,7 @@ class BudgetMonitor:
                 log.error("the database is unavailable: %s; reason: %s", description, reason)
             else:
                 log.warning("the database is available again; settlements queued for it: %d", waiting)
-            self.warn("database_lost" if lost else "database_back", waiting=waiting)
+            self.warn("database_lost" if lost else "database_restored", waiting=waiting)
 
     def count_record(self, tasks: int, microseconds: int) -> None:
         """Count how long it took to record tasks."""

@@ -64,7 +64,7 @@ class _Stream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - as io has it
         left = self._until - self._clock.steady()
         if left <= 0:
-            raise TimeoutError("its response took too long")
+            raise TimeoutError("the response took too long")
         self._socket.settimeout(left / SECOND)
         return self._socket.recv_into(buffer)
 

@@ -32,7 +32,7 @@ VARIABLES: Final = {
     "webhook_secret": "RATE_LIMIT_WEBHOOK_SECRET",
 }
 CONFIG_VARIABLE: Final = "RATE_LIMIT_CONFIG"
-PREFIX: Final = "RATE_LIMIT_"
+VARIABLE_PREFIX: Final = "RATE_LIMIT_"
 SWITCH_WORDS: Final = {**BOOLEANS, "1": True, "0": False}
 NUMERIC_SETTINGS: Final = (*(f"per_{period}" for period in PERIODS), "concurrency")
 
@@ -41,8 +41,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
     """Read the settings; one error lists every wrong variable. An empty variable counts as not set."""
     environ = os.environ if environ is None else environ
     for name in unknown_variables(environ):
-        known = [variable.removeprefix(PREFIX) for variable in (*VARIABLES.values(), CONFIG_VARIABLE)]
-        hint = did_you_mean(name[len(PREFIX) :].upper(), known, PREFIX)
+        known = [variable.removeprefix(VARIABLE_PREFIX) for variable in (*VARIABLES.values(), CONFIG_VARIABLE)]
+        hint = did_you_mean(name[len(VARIABLE_PREFIX) :].upper(), known, VARIABLE_PREFIX)
         log.warning("unknown variable %s has no effect%s", name, hint)
     texts = {
         name: environ[variable].strip() for name, variable in VARIABLES.items() if environ.get(variable, "").strip()
@@ -72,7 +72,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """List the unknown variables that begin with the prefix of a budget's variables."""
     known = {*VARIABLES.values(), CONFIG_VARIABLE}
-    return sorted(name for name in environ if name.upper().startswith(PREFIX) and name not in known)
+    return sorted(name for name in environ if name.upper().startswith(VARIABLE_PREFIX) and name not in known)
 
 
 def _read_value(name: str, text: str) -> object:

@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
     @property
     def claim(self) -> Ask:
-        """The ask that only one process is allowed: to return the batch, or to settle it late."""
+        """The ask that only one process can acquire: the right to return the batch, or to settle it late."""
         return CLAIMS, self.slot.owner.key(self.slot.number, self.at), (1,)
 
 
@@ -76,8 +76,8 @@ class ListedBatches:
         """List the batches of the budget with this name."""
         self._budget = budget
         self._clock = clock
-        self.lease: int = round(owners.LEASE * SECOND)
-        self._owners = Owners(budget, owners.LEASE)
+        self.lease: int = round(owners.LEASE_SECONDS * SECOND)
+        self._owners = Owners(budget, owners.LEASE_SECONDS)
         self._policies: dict[tuple[str, ...], Policy] = {}
         self._lock = fork_safe(threading.Lock())
         self._last_return: int | None = None
@@ -87,7 +87,7 @@ class ListedBatches:
 
     def _reset(self) -> None:
         self.owner: Owner | None = None
-        self._beaten_at = 0  # when the last heartbeat began, in steady time
+        self._heartbeat_at = 0  # when the last heartbeat began, in steady time
         self._free: deque[Slot] = deque()
         self._slots = 0
         self._numbers = count()
@@ -112,7 +112,7 @@ class ListedBatches:
             return None
         try:
             if self.owner is not None and not self.lease_holds:
-                yield from self.beat_flow()
+                yield from self.heartbeat_flow()
             if self.owner is None:
                 yield from self._register_flow(policy, key)
             while True:
@@ -142,7 +142,7 @@ class ListedBatches:
             return
         with self._lock:
             if self.owner is None:
-                self.owner, self._beaten_at, self._slots = owner, began, FIRST_SLOTS
+                self.owner, self._heartbeat_at, self._slots = owner, began, FIRST_SLOTS
                 self._free = deque(Slot(owner, number) for number in range(FIRST_SLOTS))
                 return
         yield from self._owners.end_flow(owner)  # another thread was first
@@ -221,14 +221,14 @@ class ListedBatches:
 
     @property
     def lease_holds(self) -> bool:
-        """Whether no other process can have taken this one for ended, with a quarter of the lease to spare."""
-        return self.owner is not None and self._clock.steady() - self._beaten_at < self.lease * 3 // 4
+        """Whether no other process can have treated this one as ended; false in the last quarter of the lease."""
+        return self.owner is not None and self._clock.steady() - self._heartbeat_at < self.lease * 3 // 4
 
     def is_listed(self, number: int) -> bool:
         """Return whether a batch is open and has an entry."""
         return number in self._entries
 
-    def beat_flow(self) -> Flow[StoreStep, None]:
+    def heartbeat_flow(self) -> Flow[StoreStep, None]:
         """Add a heartbeat. After a lapsed lease, every open batch is in doubt."""
         owner, began = self.owner, self._clock.steady()
         if owner is None:
@@ -238,11 +238,11 @@ class ListedBatches:
             yield StoreStep("adjust", (ask,), at)
             self._late_closings.popleft()
         lapsed = not self.lease_holds
-        keeps_place = yield from self._owners.beat_flow(owner)
+        keeps_place = yield from self._owners.heartbeat_flow(owner)
         if lapsed or not keeps_place:
             self._in_doubt |= set(self._entries)
         if keeps_place:
-            self._beaten_at = began
+            self._heartbeat_at = began
         elif self.owner == owner:
             self.owner = None
 
@@ -256,7 +256,7 @@ class ListedBatches:
     # ---- return the batches of ended owners --------------------------------------------------------------------------
 
     def return_ended_flow(self, policy: Policy, key: Key) -> Flow[StoreStep, int]:
-        """Return what owners that have ended have reserved; returns how many batches. At most once per second."""
+        """Refund the batches of owners that have ended, at most once per second; returns how many."""
         now = self._clock.steady()
         if self._last_return is not None and now - self._last_return < RETURN_INTERVAL:
             return 0

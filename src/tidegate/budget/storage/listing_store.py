@@ -49,7 +49,7 @@ class ListingStore(Store):
         self.inner = inner
         self.batches: ListedBatches = ListedBatches(budget, clock or inner.clock)
         self._test_clock = clock
-        self._heartbeats = Heartbeats(weakref.WeakMethod(self.beat))
+        self._heartbeats = Heartbeats(weakref.WeakMethod(self.heartbeat))
 
     # ---- run flows ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class ListingStore(Store):
     # ---- batches -----------------------------------------------------------------------------------------------------
 
     def _batch_flow(self, verb: str, asks: Sequence[Ask], at: int | None) -> Flow[StoreStep, list[Decision]] | None:
-        """Return the flow of a call that reserves a batch, or gives back one; None for any other call."""
+        """Return the flow of a call that reserves or refunds a batch; None for any other call."""
         policy, key, costs = asks[0]
         if not policy.name.startswith(POLICY_PREFIX) or not any(costs):
             return None
@@ -174,11 +174,11 @@ class ListingStore(Store):
         self.batches.close_batch(number, closing, decisions, last=True)
         return decisions[:1]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Add a heartbeat of this process, if it reaches the store."""
         if not self.unavailable:
             with suppress(StoreUnavailable, Closed):
-                self.run(self.batches.beat_flow())
+                self.run(self.batches.heartbeat_flow())
 
 
 class ListedSettlements(StoreSettlements):
@@ -211,7 +211,7 @@ class ListedSettlements(StoreSettlements):
             await self._store.run_async(self._settle_flow(settlement))
 
     def _settle_flow(self, settlement: Settlement) -> Flow[StoreStep, None]:
-        """Settle a listed batch. If a call fails, all of it is repeated, without what was done."""
+        """Settle a listed batch. If a call fails, the settlement is repeated, without the steps that succeeded."""
         policy, unlimited, key, at, number, share, _ = settlement
         batches, last = self._batches, not any(share.after)
         if (yield from batches.was_returned_flow(number)):
@@ -231,28 +231,28 @@ class ListedSettlements(StoreSettlements):
             self.check_charged(decision)
 
     def return_ended(self, policy: Policy, key: Key) -> int:
-        """Return the batches of processes that have ended; returns how many."""
+        """Refund the batches of processes that have ended; returns how many."""
         with suppress(StoreUnavailable):
             return self._store.run(self._batches.return_ended_flow(policy, key))
         return 0
 
     async def return_ended_async(self, policy: Policy, key: Key) -> int:
-        """Return the batches of processes that have ended; returns how many."""
+        """Refund the batches of processes that have ended; returns how many."""
         with suppress(StoreUnavailable):
             return await self._store.run_async(self._batches.return_ended_flow(policy, key))
         return 0
 
     def clean_up(self, policy: Policy, key: Key) -> int:
-        """Return the batches of processes that have ended; states in the store expire by themselves."""
+        """Refund the batches of processes that have ended; states in the store expire by themselves."""
         return self.return_ended(policy, key)
 
 
 class Heartbeats:
     """A thread that calls a method several times per lease, until it is stopped or the object of the method is gone."""
 
-    def __init__(self, beat: weakref.WeakMethod[Any]) -> None:
+    def __init__(self, heartbeat: weakref.WeakMethod[Any]) -> None:
         """Call this method."""
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._stopped = ThreadSignal()
         self._lock = fork_safe(threading.Lock())
         self._thread: threading.Thread | None = None
@@ -276,15 +276,15 @@ class Heartbeats:
             thread.join()
 
     def _run(self) -> None:
-        clock, interval = SystemClock(), round(owners.LEASE * SECOND) // HEARTBEATS_PER_LEASE
+        clock, interval = SystemClock(), round(owners.LEASE_SECONDS * SECOND) // HEARTBEATS_PER_LEASE
         while not self._stopped.is_set():
             clock.wait(self._stopped, clock.steady() + interval)
-            beat = self._beat()
-            if beat is None:
+            heartbeat = self._heartbeat()
+            if heartbeat is None:
                 return
             if not self._stopped.is_set():
                 try:
-                    beat()
+                    heartbeat()
                 except Exception:
                     log.exception("a heartbeat of the budget failed; the next one is in %.3g s", interval / SECOND)
-            del beat
+            del heartbeat

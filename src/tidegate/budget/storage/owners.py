@@ -6,7 +6,7 @@ place        an entry for one process; each budget has MAX_OWNERS. It counts gen
              process uses the place. An Owner is a place and its generation, so no two processes are the same owner.
 transition   a window of one permit for each generation, acquired together with the next generation of the place. So
              only one process can start or end a generation, even if several try at the same time.
-heartbeat    a log of the last LEASE seconds. The owner adds an entry several times per lease; a log without an entry
+heartbeat    a log of the last LEASE_SECONDS. The owner adds an entry several times per lease; a log without an entry
              means that the owner has ended, or could not reach the store for that time.
 slots        how many slots the owner uses. Each open batch has one (see `listed_batches`).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
     from tidegate.stores.base import Ask
 
-LEASE: Final = 30.0  # seconds without a heartbeat after which an owner counts as ended
+LEASE_SECONDS: Final = 30.0  # seconds without a heartbeat after which an owner counts as ended
 MAX_OWNERS: Final = 64  # of one budget; batches of further processes are not listed
 MAX_COUNT: Final = 2**52
 MAX_AGE: Final = "3650d"  # of a place
@@ -77,8 +77,8 @@ class Owners:
                 return owner
         return None
 
-    def beat_flow(self, owner: Owner) -> Flow[StoreStep, bool]:
-        """Add a heartbeat; returns whether the owner still has its place: not if others found that it had ended."""
+    def heartbeat_flow(self, owner: Owner) -> Flow[StoreStep, bool]:
+        """Add a heartbeat; returns whether the owner still has its place. It has not if others treated it as ended."""
         yield StoreStep("acquire", ((self._heartbeats, owner.key(), (1,)),))
         [place] = yield StoreStep("peek", ((PLACES, self._place(owner.place), (0,)),))
         return bool(place.used[0] == owner.generation)

@@ -51,13 +51,13 @@ class SettlementStorage(Protocol):
         """Charge tasks that were not reserved."""
 
     def return_ended(self, policy: Policy, key: Key, /) -> int:
-        """Return batches of processes that have ended, unless every check does that; returns how many."""
+        """Refund the batches of processes that have ended, unless every check does that; returns how many."""
 
     async def return_ended_async(self, policy: Policy, key: Key, /) -> int:
-        """Return batches of processes that have ended, unless every check does that; returns how many."""
+        """Refund the batches of processes that have ended, unless every check does that; returns how many."""
 
     def clean_up(self, policy: Policy, key: Key, /) -> int:
-        """Return expired batches and remove old completions; returns how many."""
+        """Refund expired batches and remove old completions; returns how many."""
 
 
 class SQLiteSettlements:

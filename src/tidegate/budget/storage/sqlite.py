@@ -161,7 +161,7 @@ class BudgetStore(SQLiteStore):
         await self._get_worker().apply(QueuedCall(record_call(unlimited, key, costs, completion)))
 
     def clean_up(self, policy: Policy, key: Key) -> int:
-        """Return all expired batches and remove all old completions, a few per transaction; returns how many."""
+        """Refund all expired batches and remove all old completions, a few per transaction; returns how many."""
         total = 0
         while found := self.clean_up_some(policy, key):
             total += found
@@ -169,7 +169,7 @@ class BudgetStore(SQLiteStore):
         return total
 
     def clean_up_some(self, policy: Policy, key: Key) -> int:
-        """Return a few expired batches and remove a few old completions, in one transaction; returns how many."""
+        """Refund a few expired batches and remove a few old completions, in one transaction; returns how many."""
         found: list[int] = []
 
         def work(rows: StateRows, _: StoreCall, now: int) -> list[Decision]:
@@ -304,7 +304,7 @@ class BudgetStore(SQLiteStore):
         self._ended += owners
 
     def _return_expired(self, rows: StateRows, policy: Policy, key: Key, now: int) -> int:
-        """Return what expired batches have reserved; returns how many batches."""
+        """Refund expired batches; returns how many."""
         expired = rows.execute(SELECT_OVERDUE, (policy.name, now, MAX_RETURNED_PER_TRANSACTION)).fetchall()
         self.has_more_expired = len(expired) == MAX_RETURNED_PER_TRANSACTION
         for owner, at, number, text in expired:

@@ -5,7 +5,7 @@
                                                      later, if another limit denies: give_back_flow
 
 Limits in different stores, or in different slots of a Redis Cluster, cannot be decided in one step. They are charged
-one after the other; if one denies, the earlier charges are given back. Limits in shadow mode never deny, so each is
+one after another; if one denies, the earlier charges are refunded. Limits in shadow mode never deny, so each is
 decided by itself, after the others.
 """
 
@@ -74,7 +74,7 @@ class RequestCharge(NamedTuple):
 
     @property
     def blocks(self) -> bool:
-        """Whether the limit denies requests, rather than report only."""
+        """Whether the limit denies requests, rather than only reporting them."""
         return self.route_limit is None or self.route_limit.blocks
 
     def now(self) -> int | None:
@@ -143,7 +143,11 @@ def charge_all_flow(charges: Sequence[RequestCharge], *, tasks: bool, more: bool
                 # The store cannot decide these keys together: a Redis Cluster, if they are in different slots.
                 groups, more = [*([charge] for charge in group), *groups], True
                 continue
-            made = _handle_store_error(group, error)
+            try:
+                made = _handle_store_error(group, error)
+            except RateLimitError:
+                yield from give_back_flow(decided, tasks=tasks)
+                raise
             denied = bool(made)
         except BaseException as raised:
             if not isinstance(raised, GeneratorExit):
@@ -194,7 +198,7 @@ def _handle_store_error(group: list[RequestCharge], error: Exception) -> list[De
 
 
 def give_back_flow(made: Sequence[DecidedCharge], *, tasks: bool) -> CallFlow[None]:
-    """Give charges back, exactly: each step is completed even if the task is cancelled."""
+    """Refund charges exactly: each step is completed even if the task is cancelled."""
     interrupted: BaseException | None = None
     for store, now, asks, at in _corrections(made):
         try:
@@ -202,7 +206,7 @@ def give_back_flow(made: Sequence[DecidedCharge], *, tasks: bool) -> CallFlow[No
         except GeneratorExit:
             raise
         except RateLimitError as error:
-            log.error("could not give back the charge of a denied request: %s", error)  # noqa: TRY400 - the message has all details
+            log.error("could not refund the charge of a denied request: %s", error)  # noqa: TRY400 - the message has all details
         except BaseException as raised:  # noqa: BLE001 - raised again after the other steps
             interrupted = raised
         store.wake(asks)
@@ -211,7 +215,7 @@ def give_back_flow(made: Sequence[DecidedCharge], *, tasks: bool) -> CallFlow[No
 
 
 def _corrections(made: Sequence[DecidedCharge]) -> list[Correcting]:
-    """Return the steps that give charges back: one for each store and time of a charge."""
+    """Return the steps that refund charges: one for each store and time of a charge."""
     steps: dict[tuple[int, int, str], list[DecidedCharge]] = {}
     for each in made:
         if charged_at(each.decision, each.charge.policy) is not None:
@@ -235,5 +239,5 @@ def apply_of(store: Store, *, tasks: bool) -> Callable[..., Any]:
 
 
 def refills(policy: Policy) -> bool:
-    """Return whether a limit of the policy refills, so that only a marked charge can be given back exactly."""
+    """Return whether a limit of the policy refills, so that only a marked charge can be refunded exactly."""
     return any(limit.rules.refills for limit in policy.limits)

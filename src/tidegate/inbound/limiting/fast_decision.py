@@ -1,7 +1,7 @@
-"""The fast path of the usual request: a known client, one plain category and plain limits on the route, all allowed.
+"""The fast path for common requests: a known client, one plain category and plain limits on the route, all allowed.
 
-It makes the same decision as `RequestState.charge_flow`, in one step of a store in memory, without a flow. Everything
-else, denials too, is left to that flow: then nothing was charged here.
+It makes the same decision as `RequestState.charge_flow`, in one step of a store in memory, without a flow. That flow
+handles all other requests, including denials; for these, nothing was charged here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # The request limiter, its store, and for each limit of the stack: its limiter, and itself if it chooses the key.
     Plan = tuple[RequestLimiter, Store, list[tuple[Limiter | AsyncLimiter, RouteLimit, bool]]]
 
-NEW = tuple.__new__  # faster than the constructor of a NamedTuple
+NEW_TUPLE = tuple.__new__  # faster than the constructor of a NamedTuple
 
 
 def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
@@ -47,7 +47,9 @@ def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> 
         if route_key is None:
             return False
         asks.append((route_limiter.policy, route_key, route_limiter.policy.one))
-        charges.append(NEW(RequestCharge, (request_limiter, route_limiter, route_key, 1, None, limit, False, None)))
+        charges.append(
+            NEW_TUPLE(RequestCharge, (request_limiter, route_limiter, route_key, 1, None, limit, False, None))
+        )
     decisions = plan[1].acquire_known(asks)
     if decisions is None:
         return False
@@ -60,7 +62,7 @@ def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> 
         category_limiter.allowed += 1
     request_state.pending = ()
     request_state.made = [
-        NEW(DecidedCharge, (each, decision, "acquire")) for each, decision in zip(charges, decisions, strict=True)
+        NEW_TUPLE(DecidedCharge, (each, decision, "acquire")) for each, decision in zip(charges, decisions, strict=True)
     ]
     return True
 

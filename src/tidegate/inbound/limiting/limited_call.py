@@ -65,20 +65,20 @@ class Framework(Protocol):
         """Return the status of the response of the function."""
 
     def report(self, native: Any, decided: list[DecidedCharge]) -> None:  # noqa: ANN401 - as above
-        """Tell the function what limits have decided that do not block."""
+        """Report the decisions of limits with `block=False` to the function."""
 
 
 class LimitedBlock:
     """A block inside an endpoint that is limited: `with limit.check(request):`, or `async with`.
 
     Entering it charges the limit, in one more step of the store. If the limit denies, everything that the request was
-    charged before is given back, and the framework's exception for a denied request is raised.
+    charged before is refunded, and the framework's exception for a denied request is raised.
     """
 
     def __init__(self, limit: RouteLimit, native: FrameworkRequest, framework: Framework) -> None:
         """Limit by the scope of the limit: a block has no route."""
         if limit.scope is None:
-            raise ConfigError("a limit of a block needs a scope, as in limit('5/1m', scope='export')", field="scope")
+            raise ConfigError("a limit on a block needs a scope, as in limit('5/1m', scope='export')", field="scope")
         self._uses = (RouteUse(limit, limit.scope),)
         self._native = native
         self._framework = framework

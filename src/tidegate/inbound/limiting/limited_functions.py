@@ -1,12 +1,12 @@
-"""What decorators leave on the functions that they limit, so that all limits of a function are decided together.
+"""The limits that decorators attach to functions, so that all limits of a function are decided together.
 
-Stacked decorators become one wrapper, which holds the limits of all. If another decorator stands between two of ours,
+Stacked decorators become one wrapper, which holds the limits of all. If another decorator is between two of ours,
 the outer wrapper decides for both and tells the inner one through `RequestState.covered`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tidegate.errors import ConfigError
 
@@ -21,6 +21,13 @@ COPIED_ROUTES: Final = "django.utils.decorators."  # method_decorator shows the 
 EXEMPT_ATTRIBUTE: Final = "__tidegate_exempt__"
 
 
+class NamedLimit(Protocol):
+    """A limit on functions: its scope, and its name among the limits of a function."""
+
+    scope: str | None
+    name: str
+
+
 class RouteUse(NamedTuple):
     """A limit at a route; the route is the name of its count, unless the limit has a scope."""
 
@@ -30,7 +37,7 @@ class RouteUse(NamedTuple):
     @property
     def policy_name(self) -> str:
         """The name under which the store keeps the count."""
-        return f"{self.limit.scope or self.route}:{self.limit.name}"
+        return policy_name(self.limit, self.route)
 
 
 class LimitStack:
@@ -70,7 +77,7 @@ def stack_on(limit: RouteLimit, function: Any) -> LimitStack:  # noqa: ANN401 - 
         return LimitStack(function, (use,), frozenset())
     for other in inner.uses:
         limit.share_store(other.limit)
-    if inner.wrapper is function:  # nothing stands between them
+    if inner.wrapper is function:  # no other decorator is between them
         return LimitStack(inner.function, (use, *inner.uses), inner.covers)
     return LimitStack(function, (use, *inner.uses), inner.covers | {inner})
 
@@ -81,13 +88,18 @@ def attach(stack: LimitStack, wrapper: Callable[..., object]) -> None:
     setattr(wrapper, STACK_ATTRIBUTE, stack)
 
 
-def check_names(uses: Sequence[RouteUse]) -> None:
+def policy_name(limit: NamedLimit, route: str) -> str:
+    """Return the name under which the store keeps the count of a limit."""
+    return f"{limit.scope or route}:{limit.name}"
+
+
+def check_names(uses: Sequence[tuple[NamedLimit, str]]) -> None:
     """Raise ConfigError if two limits of a route would share a count."""
-    names = [use.policy_name for use in uses]
-    for use in uses:
-        if names.count(use.policy_name) > 1:
+    names = [policy_name(limit, route) for limit, route in uses]
+    for limit, route in uses:
+        if names.count(policy_name(limit, route)) > 1:
             raise ConfigError(
-                f"two limits of {use.route} have the name {use.limit.name!r} and would share a count: "
+                f"two limits of {route} have the name {limit.name!r} and would share a count: "
                 "give one of them another name, as in limit('10/1m', name='burst')",
                 field="name",
             )

@@ -1,4 +1,4 @@
-"""Limits by plan: replaces the limiter of a category by that of the plan that the application names for a request."""
+"""Limits by plan: replaces the limiter of a category with that of the plan that the application returns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PlanLimiters:
         return tuple(self._limiters.get(category, {}).values())
 
     def choose(self, request: Request, target: RequestTarget) -> RequestTarget:
-        """Replace the categories of a request by those of its plan."""
+        """Replace the categories of a request with those of its plan."""
         if self._plan_of is None or not any(each.category.name in self._limiters for each, _ in target.charges):
             return target
         plan = self._plan_of(request)

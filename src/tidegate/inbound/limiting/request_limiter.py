@@ -36,7 +36,7 @@ from tidegate.inbound.rules.model import ADMIN_PATH, MESSAGE_METHOD
 from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe import Record
-from tidegate.observe.logs import BURST, DecisionLog, LogThrottle
+from tidegate.observe.logs import DEFAULT_LOG_BURST, DecisionLog, LogThrottle
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ log: logging.Logger = logging.getLogger("tidegate.inbound")
 MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
 MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
 MISSING: Final[Any] = object()
-ABNORMAL: Final = "abnormal-usage-detected"  # the kind of denials of blocked clients
+ABNORMAL_USAGE: Final = "abnormal-usage-detected"  # the kind of denials of blocked clients
 
 
 class RequestTarget(NamedTuple):
@@ -145,8 +145,8 @@ class RequestLimiter:
         self.clock: Clock = clock or self.store.clock
         self.tasks: bool = tasks and not self.store.instant
         every = get("log_every", 0)
-        self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", BURST))
-        self._throttle = LogThrottle(get("log_burst") or BURST)  # at least some errors are logged
+        self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", DEFAULT_LOG_BURST))
+        self._throttle = LogThrottle(get("log_burst") or DEFAULT_LOG_BURST)  # at least some errors are logged
         self.observer: Observer | None = get("observer")
         self.observed = self.observer is not None or every > 0
         self.blocked_clients: TemporaryList = TemporaryList()
@@ -437,7 +437,7 @@ class RequestLimiter:
             return None
         category_limiter.denied += 1
         self.notify(category_limiter.limiter.policy, key, {}, decision, request.method, request.path)
-        return LimitOutcome(allowed=False, decision=decision, kind=ABNORMAL, category_limiter=category_limiter)
+        return LimitOutcome(allowed=False, decision=decision, kind=ABNORMAL_USAGE, category_limiter=category_limiter)
 
     def handle_store_error(self, category_limiter: CategoryLimiter, error: Exception) -> LimitOutcome:
         """Handle a store error in a category."""

@@ -125,7 +125,7 @@ class RequestState:
         more: bool = False,
         client: RequestClient | None = None,
     ) -> CallFlow[ChargeResult]:
-        """Charge the pending limits and these together. If one denies, all charges of the request are given back.
+        """Charge the pending limits and these together. If one denies the request, all its charges are refunded.
 
         `client` is the client of a request that no middleware has identified.
         """
@@ -151,12 +151,12 @@ class RequestState:
         return result
 
     def deny_flow(self, decision: Decision, *, tasks: bool) -> CallFlow[None]:
-        """Add the decision of something that has denied the request by itself, and give back all charges."""
+        """Add a denial that was decided elsewhere, and refund all charges of the request."""
         self.add(decision)
         yield from self.give_back_flow(tasks=tasks)
 
     def give_back_flow(self, *, tasks: bool) -> CallFlow[None]:
-        """Give back all charges of the request, because another limit has denied it; drop what is pending."""
+        """Refund all charges of the request, because another limit has denied it; drop pending charges."""
         self.pending = NO_CHARGES
         yield from give_back_flow(self._take_charges(), tasks=tasks)
 
@@ -191,7 +191,7 @@ class RequestState:
         return result
 
     def _take_charges(self) -> list[DecidedCharge]:
-        """Return everything that this request was charged so far, by all middlewares: the first caller gives it back.
+        """Return everything that this request was charged so far, by all middlewares: the first caller refunds it.
 
         The headers still show these decisions.
         """

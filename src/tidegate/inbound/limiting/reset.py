@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def reset_all_flow(request_limiter: RequestLimiter, apply: Callable[..., object]) -> CallFlow[int]:
     """Reset the usage of all clients and unblock clients that were denied too often; return how many were known.
 
-    A store in memory that the middleware opened forgets everything, also the counts of route limits. In another store,
-    the clients that this process has seen lately are reset, in all categories. `apply` is `Store.apply` or
+    A memory store that the middleware opened is cleared, including the counts of route limits. In other stores, the
+    clients that this process has seen recently are reset, in all categories. `apply` is `Store.apply` or
     `Store.apply_async`.
     """
     known = 0

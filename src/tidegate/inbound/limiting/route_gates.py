@@ -96,7 +96,7 @@ class RouteGate:
     """Decides what is pending, then lets the route handle the request."""
 
     def __init__(self, route: Any, handle: Any, decide: Decide) -> None:  # noqa: ANN401 - any route
-        """Stand before this route."""
+        """Wrap this route."""
         self._route = route
         self._handle = handle
         self._decide = decide

@@ -258,7 +258,7 @@ class RouteLimit:
             if not self._warned:
                 self._warned = True
                 then = "the last valid limit applies" if self._valid else f"{FALLBACK_LIMIT} applies"
-                log.error("%s: the function of a limit returned an invalid one, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
+                log.error("%s: the limit function returned an invalid limit, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
         return self._valid or read_exact_limits(FALLBACK_LIMIT)
 
     def _parse(self, chosen: Limits) -> tuple[Limit, ...]:
@@ -346,9 +346,11 @@ def standalone_fields(request_state: RequestState) -> list[tuple[str, str]]:
     return [] if decision is None else request_state.request_limiter.response_writer.fields(decision)
 
 
-def default_name(key: KeyOf | None, limits: Sequence[Limit] | None) -> str:
+def default_name(
+    key: Callable[..., object] | None, limits: Sequence[Limit] | None, without_key: str = "by_address"
+) -> str:
     """Name a limit after its key function and its periods; a changed quota keeps the name, and so the count."""
-    function = "by_address" if key is None else getattr(key, "__name__", type(key).__name__)
+    function = without_key if key is None else getattr(key, "__name__", type(key).__name__)
     return f"{function}/{'dynamic' if limits is None else '+'.join(limit.name for limit in limits)}"
 
 

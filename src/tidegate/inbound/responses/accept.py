@@ -35,8 +35,8 @@ def mentions(headers: Iterable[tuple[bytes, bytes]], words: tuple[bytes, ...]) -
 def choose_format(accept: str | None, *, html: bool = False) -> Format:
     """Return the format that an Accept header prefers; never raises.
 
-    Of the types that are named, the larger q wins, then the first. `*/*` means plain text. HTML is only chosen with
-    `html`.
+    Of the named types, the one with the largest q wins; among equals, the first. `*/*` means plain text. HTML is only
+    chosen with `html`.
     """
     best: Format = "plain"
     best_weight = (0.0, 0)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.settlement import PendingSettlement
 
 EXTENSION: Final = "tidegate"
+ENCODING_LENGTH: Final = len("content-encoding")
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -120,8 +121,11 @@ class HttpxLibrary:
         response.extensions[EXTENSION] = result.outcome
         if result.settlement is None:
             return response
-        encoding = str(response.headers.get("content-encoding", ""))
-        stream = stream_class(response.stream, result.settlement, gate, encoding)
+        stream = stream_class(response.stream, result.settlement, gate, content_encoding(response.headers.raw))
+        if not response.is_stream_consumed:
+            response.stream = stream
+            return response
+        # A response that was already read, such as one of a mock, would not read another stream.
         return self._module.Response(
             response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
         )
@@ -258,6 +262,14 @@ class AsyncSettlingStream:
             await self._stream.aclose()
         finally:
             await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+
+
+def content_encoding(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Return the Content-Encoding of raw headers: decoding all headers is slow."""
+    for name, value in headers:
+        if len(name) == ENCODING_LENGTH and name.lower() == b"content-encoding":
+            return value.decode("latin-1")
+    return ""
 
 
 def rate_limit_headers(response: Any) -> Sequence[tuple[str, str]]:  # noqa: ANN401 - of either library

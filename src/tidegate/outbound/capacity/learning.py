@@ -35,9 +35,9 @@ class LimitCorrection(NamedTuple):
 
 
 def effective_status(status: int, advice: Advice) -> int:
-    """Return 429 for a 403 that is a refusal: GitHub's limits answer with a 403, as a ban of a request does.
+    """Return 429 for a 403 that is a refusal: GitHub also uses 403 for requests over a limit.
 
-    Such a response says when to try again, or that nothing is left.
+    Unlike other 403 responses, such a response says when to try again, or that nothing is left.
     """
     is_refusal = status == FORBIDDEN and (advice.retry_after is not None or advice.remaining == 0)
     return TOO_MANY_REQUESTS if is_refusal else status

@@ -23,17 +23,17 @@ MAX_PAUSE: Final = 30 * SECOND
 
 
 def retry_pause(
-    retries: Retries, attempt: int, status: int, method: str, spent: int, retry_after: float | None, chance: float
+    retries: Retries, attempt: int, status: int, method: str, spent: int, retry_after: float | None, jitter: float
 ) -> int | None:
     """Return how many microseconds after Retry-After to retry; None: do not retry.
 
-    `spent` microseconds have passed since the first attempt, `chance` is a random number below 1. A 429 was not
+    `spent` microseconds have passed since the first attempt, `jitter` is a random number below 1. A 429 was not
     processed, so every method is retried; a 503 may have been, so only idempotent methods are.
     """
-    if attempt > retries.most or not (
+    if attempt > retries.max_retries or not (
         status == TOO_MANY_REQUESTS or (status == SERVICE_UNAVAILABLE and method.upper() in IDEMPOTENT_METHODS)
     ):
         return None
-    pause = round(chance * 2 * min(MAX_PAUSE, FIRST_PAUSE << (attempt - 1)))
+    pause = round(jitter * 2 * min(MAX_PAUSE, FIRST_PAUSE << (attempt - 1)))
     wait = 0 if retry_after is None else round(retry_after * SECOND)
     return pause if spent + wait + pause <= retries.within * SECOND else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.bounds import SECOND
+from tidegate.core.calendar import PERIODS
 from tidegate.core.limit import NO_FIXED_LENGTH, Limit, parse_period
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import normal_host
@@ -26,10 +28,12 @@ from tidegate.outbound.providers.model_fields import (
     ANY_MODEL,
     check_names,
     read_aliases,
-    read_answer,
     read_model_limits,
+    read_output_reserve,
 )
-from tidegate.outbound.providers.profile_file import find_profile
+from tidegate.outbound.providers.money import check_units, parse_limit, to_micros
+from tidegate.outbound.providers.prices import MILLION, find_prices
+from tidegate.outbound.providers.profile_file import NO_PROFILES, find_profile
 from tidegate.outbound.providers.provider import (
     CONCURRENCY_UNIT,
     EndpointCost,
@@ -43,10 +47,10 @@ from tidegate.outbound.providers.secret import Secret
 from tidegate.policy.config_value import ConfigValue, load
 from tidegate.policy.loader import InvalidYAMLError
 from tidegate.policy.model import OnStoreError
+from tidegate.policy.setting_values import VARIABLE, expand_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from tidegate.outbound.providers.prices import Prices
     from tidegate.policy import Cost
 
 Fields = dict[str, ConfigValue]
@@ -69,19 +73,19 @@ PROVIDER_FIELDS: Final = (
     "profile",
     "models",
     "aliases",
-    "answer",
+    "output_reserve",
     "strict",
+    "price",
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
 DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 YAML_TOKEN = re.compile(r"'(?:[,:?\[\]{}-]|<[a-z ]+>)'")  # as the YAML parser names it
 
 
-def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
-    """Read a provider from a file or a mapping."""
+def read_provider(source: str | Path | Mapping[str, object], profiles: Mapping[str, Path] = NO_PROFILES) -> Provider:
+    """Read a provider from a file or a mapping; `profiles` are the files of profiles that the user adds, by name."""
     try:
         section = load(source)
     except InvalidYAMLError as error:  # the YAML parser may quote a part of a key
@@ -89,8 +93,9 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
-    models = read_model_limits(fields, partial(_entry, algorithm=_text(fields, "algorithm")))
-    limits = _limits(section, fields, dict(models).get(ANY_MODEL))
+    prices = _prices(fields)
+    models = read_model_limits(fields, partial(read_limit, algorithm=_text(fields, "algorithm"), prices=prices))
+    limits = _limits(section, fields, dict(models).get(ANY_MODEL), prices)
     key, key_from = _api_key(fields)
     options: dict[str, Any] = {
         "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
@@ -102,17 +107,40 @@ def read_provider(source: str | Path | Mapping[str, object]) -> Provider:
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
         "retries": _retries(fields),
         "estimate": _estimate(fields, limits + tuple(limit for each in models for limit in each.limits)),
-        "profile": find_profile(fields["profile"]) if "profile" in fields else None,
+        "profile": find_profile(fields["profile"], profiles) if "profile" in fields else None,
         "models": models,
         "aliases": read_aliases(fields),
-        "answer": read_answer(fields),
+        "output_reserve": read_output_reserve(fields),
         "strict": fields["strict"].boolean() if "strict" in fields else False,
+        "prices": prices,
         "file": section.file,
     }
     domain = _domain(fields["domain"])
     with section.locate_errors(**fields):
         provider = Provider(domain, limits, **options)
-    return replace(provider, endpoints=_endpoints(fields, provider))
+    provider = replace(provider, endpoints=_endpoints(fields, provider))
+    _check_money(fields, provider)
+    return provider
+
+
+def _prices(fields: Fields) -> Prices | None:
+    """Read `price: prices.yaml`; the profile says what a response reports, and so what is paid for."""
+    if "price" not in fields:
+        return None
+    if "profile" not in fields:
+        raise fields["price"].error("needs a profile, which says how tokens are counted, such as profile: openai")
+    return find_prices(fields["price"])
+
+
+def _check_money(fields: Fields, provider: Provider) -> None:
+    """Refuse limits of money whose cost nothing tells."""
+    told = set(provider.estimate)
+    for endpoint in provider.endpoints:
+        told.update(endpoint.cost if isinstance(endpoint.cost, Mapping) else ())
+    place = fields.get("limits") or fields.get("unit") or fields["domain"]
+    for limits in (provider.limits, *(each.limits for each in provider.models)):
+        with place.locate_errors():
+            check_units(limits, provider.prices, told)
 
 
 def _hide_value(quoted: re.Match[str]) -> str:
@@ -139,7 +167,12 @@ def _domain(setting: ConfigValue) -> str:
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
-def _limits(section: ConfigValue, fields: Fields, of_all_models: tuple[Limit, ...] | None = None) -> tuple[Limit, ...]:
+def _limits(
+    section: ConfigValue,
+    fields: Fields,
+    of_all_models: tuple[Limit, ...] | None = None,
+    prices: Prices | None = None,
+) -> tuple[Limit, ...]:
     """Read `limit` and `period`, or `limits`, and `concurrency`; by default, the limits of all models."""
     limits: list[Limit] = []
     if "limits" in fields:
@@ -148,31 +181,31 @@ def _limits(section: ConfigValue, fields: Fields, of_all_models: tuple[Limit, ..
                 raise fields[other].error(
                     "cannot be combined with 'limits': move it into an entry of 'limits', or remove 'limits'"
                 )
-        limits += [_entry(entry, _text(fields, "algorithm")) for entry in fields["limits"].one_or_many()]
+        limits += [read_limit(entry, _text(fields, "algorithm"), prices) for entry in fields["limits"].one_or_many()]
     elif of_all_models is not None and "limit" not in fields and "period" not in fields:
         limits += of_all_models
     elif "limit" in fields or "period" in fields or "concurrency" not in fields:
-        limits.append(_limit(section, fields))
+        limits.append(_limit(section, fields, prices=prices))
     if "concurrency" in fields:
         limits.append(_concurrency(fields["concurrency"]))
     check_names(fields.get("limits", section), limits)
     return tuple(limits)
 
 
-def _entry(entry: ConfigValue, algorithm: str | None) -> Limit:
+def read_limit(entry: ConfigValue, algorithm: str | None = None, prices: Prices | None = None) -> Limit:
     """Read an entry of `limits`: `300/1m`, or a mapping."""
     if entry.is_mapping:
-        return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm)
+        return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm, prices)
     text = entry.string()
     with entry.locate_errors():
-        limit = Limit.parse(text)
+        limit = parse_limit(text, prices)
     if limit.calendar or limit.algorithm in text.split() or limit.burst != limit.quota:
         return limit
     with entry.locate_errors():
         return replace(limit, algorithm=algorithm or "sliding_log")
 
 
-def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None) -> Limit:
+def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None, prices: Prices | None = None) -> Limit:
     """Read a limit from `limit`, `period` and their options.
 
     The default algorithm is an exact log: no window of the provider exceeds the limit, wherever it begins.
@@ -180,17 +213,21 @@ def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None) 
     for needed, example in (("limit", "300"), ("period", "1m")):
         if needed not in fields:
             raise location.error(f"needs a {needed}, such as {needed}: {example}")
-    quota, period = fields["limit"].integer(), fields["period"].string()
+    period = fields["period"].string()
+    money = prices is not None and "unit" in fields and fields["unit"].string() in (prices.currency, prices.unit)
+    in_currency = money and prices is not None and fields["unit"].string() == prices.currency
+    quota = fields["limit"].millionths() if in_currency else fields["limit"].integer()
     if "algorithm" in fields:
         algorithm = fields["algorithm"].choice(*ALGORITHMS)
-    elif period in NO_FIXED_LENGTH or any(option in fields for option in CALENDAR_FIELDS):
+    elif period in NO_FIXED_LENGTH or (money and period in PERIODS) or any(each in fields for each in CALENDAR_FIELDS):
         algorithm = "calendar_window"
     elif "burst" in fields:
         algorithm = "token_bucket"
     texts = {option: fields[option].string() for option in ("unit", "timezone", "name") if option in fields}
     numbers = {option: fields[option].integer(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
     with location.locate_errors(**{**fields, "quota": fields["limit"]}):
-        return Limit(quota, period, algorithm or "sliding_log", **texts, **numbers)  # type: ignore[arg-type]  # by name
+        limit = Limit(quota, period, algorithm or "sliding_log", **texts, **numbers)  # type: ignore[arg-type]  # by name
+        return to_micros(limit, prices, MILLION) if in_currency else limit
 
 
 def _concurrency(setting: ConfigValue) -> Limit:
@@ -227,13 +264,9 @@ def _api_key(fields: Fields) -> tuple[Secret | None, str | None]:
         text = "" if fields["api_key"].is_null else fields["api_key"].string()
     except ConfigError:
         raise fields["api_key"].error("expected a string: put the key in quotes") from None
-    variable = VARIABLE.fullmatch(text)
-    if variable is None:
+    if VARIABLE.fullmatch(text) is None:  # a literal key may contain a dollar sign
         return Secret(text) if text else None, None
-    found = os.environ.get(variable[1])
-    if not found:
-        raise fields["api_key"].error(f"the environment variable {variable[1]} is not set")
-    return Secret(found), text
+    return Secret(expand_variables(fields["api_key"], os.environ).string()), text
 
 
 def _key_in_file(setting: ConfigValue) -> tuple[Secret, str]:
@@ -280,15 +313,15 @@ def _per(fields: Fields) -> tuple[QuotaScope, ...]:
 
 
 def _retries(fields: Fields) -> Retries:
-    """Read `retries: 2`, or `{most: 2, within: 30s}`."""
+    """Read `retries: 2`, or `{max: 2, within: 30s}`."""
     if "retries" not in fields:
         return Retries()
     setting = fields["retries"]
     if not setting.is_mapping:
         return Retries(setting.integer(0, 10))
-    parts = setting.fields("most", "within")
-    most = parts["most"].integer(0, 10) if "most" in parts else 2
-    return Retries(most, _seconds(parts["within"]) if "within" in parts else Retries().within)
+    parts = setting.fields("max", "within")
+    max_retries = parts["max"].integer(0, 10) if "max" in parts else 2
+    return Retries(max_retries, _seconds(parts["within"]) if "within" in parts else Retries().within)
 
 
 def _seconds(setting: ConfigValue) -> float:

@@ -1,4 +1,4 @@
-"""Read the fields of a provider file that concern language models: `models`, `aliases` and `answer`."""
+"""Read the fields of a provider file that concern language models: `models`, `aliases` and `output_reserve`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tidegate.outbound.providers.profile import matches_model
-from tidegate.outbound.providers.provider import AnswerReserve, ModelLimits
+from tidegate.outbound.providers.provider import ModelLimits, OutputReserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.policy.config_value import ConfigValue
 
 ANY_MODEL: Final = "*"
-DEFAULT_PERCENT: Final = 95  # of recent answers that are not longer than what is reserved, with a profile
+DEFAULT_PERCENT: Final = 95  # of recent outputs that are not longer than what is reserved, with a profile
 PERCENTILE = re.compile(r"p([1-9][0-9]?)")
 
 
@@ -57,16 +57,18 @@ def read_aliases(fields: dict[str, ConfigValue]) -> dict[str, str]:
     found = {name: setting.string() for name, setting in fields["aliases"].entries().items()}
     for name, setting in fields["aliases"].entries().items():
         if found[name] in found:
-            raise setting.error(f"{found[name]} is an alias itself: use {found[found[name]]}")
+            raise setting.error(f"{found[name]} is itself an alias: use {found[found[name]]}")
     return found
 
 
-def read_answer(fields: dict[str, ConfigValue]) -> AnswerReserve:
-    """Read `answer: p95` or `answer: maximum`; the default is p95 with a profile, else the maximum."""
-    if "answer" not in fields:
-        return AnswerReserve(DEFAULT_PERCENT if "profile" in fields else None)
-    text = fields["answer"].string()
+def read_output_reserve(fields: dict[str, ConfigValue]) -> OutputReserve:
+    """Read `output_reserve: p95` or `output_reserve: maximum`; the default is p95 with a profile, else the maximum."""
+    if "output_reserve" not in fields:
+        return OutputReserve(DEFAULT_PERCENT if "profile" in fields else None)
+    text = fields["output_reserve"].string()
     percent = PERCENTILE.fullmatch(text)
     if percent is None and text != "maximum":
-        raise fields["answer"].error(f"expected a percentile from p1 to p99, or maximum, not {fields['answer']}")
-    return AnswerReserve(None if percent is None else int(percent[1]))
+        raise fields["output_reserve"].error(
+            f"expected a percentile from p1 to p99, or maximum, not {fields['output_reserve']}"
+        )
+    return OutputReserve(None if percent is None else int(percent[1]))

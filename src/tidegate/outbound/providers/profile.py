@@ -1,14 +1,15 @@
 """A Profile: how a provider of language models counts tokens. Data, read from YAML by `profile_file`.
 
 model       where a request names its model: fields of the body, patterns of the path
-answer      which fields bound the length of the answer, and how many answers are asked for
+output      which fields bound the length of the output, and how many outputs are requested
 input       how the input is estimated: text, images, audio, files, tools
 usage       where a response reports what was used
-stream      which fields of an event are part of the answer, and which lines end it
+stream      which fields of an event are part of the output, and which lines end it
 counts      which parts of the usage count towards which unit
 charges     whether the provider charges the usage, the bound at the start, or its own estimate
 refusals    what the body of a 429 says
-endpoints   paths that differ: no answer (embeddings), or not counted at all (batches)
+denial      the body of a 429 that a gateway sends in place of the provider
+endpoints   paths with other rules: no output (embeddings), or not counted at all (batches)
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 # `usage`: an estimate is reserved, the usage replaces it. `bound`: input and bound count from the start, the usage
-# replaces them at the end. `estimate`: input and bound count, whatever the answer took.
+# replaces them at the end. `estimate`: input and bound count, whatever the output took.
 Charges = Literal["usage", "bound", "estimate"]
 FailedCost = Literal["free", "input", "estimate"]  # what a call costs that fails without reporting usage
 OutputCounted = Literal["start", "produced"]  # when the provider counts output: with the request, or as it is produced
@@ -37,15 +38,15 @@ MAX_VALUES: Final = 1000  # values of a JSON document that one path is followed 
 
 
 class MediaEstimate(NamedTuple):
-    """The estimated tokens of an image, an audio recording or a file: so many, or by its length in bytes."""
+    """The estimated tokens of an image, an audio recording or a file: a fixed number, or by its length in bytes."""
 
     tokens: int = 0
     bytes_per_token: int = 0
-    least: int = 0
+    minimum: int = 0
 
     def estimate(self, length: int) -> int:
         """Estimate the tokens of a medium that takes this number of bytes in the request."""
-        return max(self.least, self.tokens, -(-length // self.bytes_per_token) if self.bytes_per_token else 0)
+        return max(self.minimum, self.tokens, -(-length // self.bytes_per_token) if self.bytes_per_token else 0)
 
 
 class RefusalRule(NamedTuple):
@@ -57,12 +58,14 @@ class RefusalRule(NamedTuple):
 
 
 class ProfileEndpoint(NamedTuple):
-    """Paths that are counted differently: `answer` is False for embeddings, `counted` is False for batches."""
+    """Paths that are counted differently: `has_output` is False for embeddings, `counted` is False for batches."""
 
     pattern: re.Pattern[str]
-    answer: bool = True
+    has_output: bool = True
     counted: bool = True
-    bound: FieldPath = ()  # the field that bounds the answer, if a request sets none
+    bound: FieldPath = ()  # the field that bounds the output, if a request sets none
+    images: FieldPath = ()  # the field that says how many images are requested, if the output is images
+    streams: str | None = None  # the query with which every output is streamed as events, such as `alt=sse`
 
 
 ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))
@@ -77,13 +80,13 @@ class Profile:
     model_paths: tuple[re.Pattern[str], ...] = ()
     bounds: tuple[FieldPath, ...] = ()
     times: tuple[FieldPath, ...] = ()
-    default_answer: int = 1000
+    default_output: int = 1000
     bytes_per_token: int = 4
     tools: int = 0
     media: Mapping[str, MediaEstimate] = field(default_factory=dict)
     usage_at: tuple[FieldPath, ...] = ()
     usage: Mapping[UsagePart, tuple[str, ...]] = field(default_factory=dict)
-    counts: Mapping[str, tuple[UsagePart, ...]] = field(default_factory=dict)
+    counts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parts; `-cache_read` is subtracted
     output_rates: tuple[tuple[str, int], ...] = ()
     charges: Charges = "usage"
     output_counted: OutputCounted = "start"
@@ -91,18 +94,24 @@ class Profile:
     stream_fields: frozenset[str] = frozenset()
     stream_ends: tuple[bytes, ...] = ()
     refusals: tuple[RefusalRule, ...] = ()
+    denial: Any = None  # a JSON document with {message}, {seconds} in its strings
     endpoints: tuple[ProfileEndpoint, ...] = ()
     file: str | None = field(default=None, compare=False)
-    media_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    media_pattern: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)  # finds media in a body
     usage_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    # what counts towards each unit before the output is known: the unit, whether input does, whether output does
+    estimated_units: tuple[tuple[str, bool, bool], ...] = field(init=False, repr=False, compare=False)
     _paths: dict[str, tuple[ProfileEndpoint, str | None]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
         """Prepare what is searched for in bodies."""
-        object.__setattr__(self, "media_markers", tuple(f'"{name}"'.encode() for name in self.media))
+        names = b"|".join(re.escape(name.encode()) for name in self.media)
+        object.__setattr__(self, "media_pattern", re.compile(b'"(?:' + names + b')"') if names else None)
         object.__setattr__(self, "usage_markers", tuple({path[-1].encode() for path in self.usage_at}))
+        units = tuple((unit, "input" in parts, "output" in parts) for unit, parts in self.counts.items())
+        object.__setattr__(self, "estimated_units", units)
 
     def read_path(self, path: str) -> tuple[ProfileEndpoint, str | None]:
         """Return how the requests of a path are counted, and the model that it names."""
@@ -116,9 +125,22 @@ class Profile:
             found = self._paths[path] = endpoint, model
         return found
 
+    @property
+    def reports_cache_apart(self) -> bool:
+        """Whether the input that is reported does not include what was read from a cache."""
+        return "cache_write" in self.usage
+
+    @property
+    def reports_reasoning_apart(self) -> bool:
+        """Whether the output that is reported does not include reasoning."""
+        return "reasoning" in self.counts.get("output-tokens", ())
+
     def output_rate(self, model: str | None) -> int:
-        """Return how many tokens of the quota each token of an answer counts."""
-        return next((rate for pattern, rate in self.output_rates if matches_model(pattern, model or "")), 1)
+        """Return how many tokens of the quota each token of the output uses."""
+        for pattern, rate in self.output_rates:
+            if matches_model(pattern, model or ""):
+                return rate
+        return 1
 
 
 @lru_cache(maxsize=4096)
@@ -127,8 +149,10 @@ def matches_model(pattern: str, model: str) -> bool:
     return re.compile(translate(pattern)).fullmatch(model) is not None
 
 
-def values_at(document: Any, path: FieldPath) -> Iterator[Any]:  # noqa: ANN401 - any JSON value
-    """Yield the values of a JSON document that a path leads to: usually one, or none."""
+def values_at(document: Any, path: FieldPath) -> list[Any]:  # noqa: ANN401 - any JSON value
+    """Return the values of a JSON document that a path leads to: usually one, or none."""
+    if len(path) == 1 and isinstance(document, dict) and path[0] != "*":
+        return [document[path[0]]] if path[0] in document else []
     found = [document]
     for key in path:
         following: list[Any] = []
@@ -138,4 +162,4 @@ def values_at(document: Any, path: FieldPath) -> Iterator[Any]:  # noqa: ANN401 
             elif isinstance(each, dict) and key in each:
                 following.append(each[key])
         found = following[:MAX_VALUES]
-    yield from found
+    return found

@@ -1,4 +1,4 @@
-"""Read a profile from YAML: one that is shipped (`openai`), or a file of the user (`./mine.yaml`)."""
+"""Read a profile from YAML: one that is shipped (`openai`) or added by the user (by name, or `./mine.yaml`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import re
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
+from tidegate.errors import ConfigError
 from tidegate.outbound.providers.profile import (
     TOKEN_UNITS,
     Charges,
@@ -23,15 +25,18 @@ from tidegate.outbound.providers.profile import (
 from tidegate.policy.config_value import ConfigValue, load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 Fields = dict[str, ConfigValue]
+
+YAML_SUFFIXES: Final = (".yaml", ".yml")
+NO_PROFILES: Final[Mapping[str, Path]] = MappingProxyType({})
 
 SHIPPED_PROFILES: Final = Path(__file__).parent.parent / "profiles"
 DEFAULT_PROFILE: Final = "default"  # of providers whose file names none: the formats of OpenAI and Anthropic
 PROFILE_FIELDS: Final = (
     "model",
-    "answer",
+    "output",
     "input",
     "usage",
     "counts",
@@ -41,17 +46,21 @@ PROFILE_FIELDS: Final = (
     "failed",
     "stream",
     "refusals",
+    "denial",
     "endpoints",
 )
 USAGE_PARTS: Final = get_args(UsagePart)
+SUBTRACTED_PARTS: Final = ("-cache_read",)  # parts of the reported input that do not count
 MODEL_PLACE: Final = "{model}"
 
 
-def find_profile(setting: ConfigValue) -> Profile:
-    """Read the profile that a provider file names: a shipped one, or the path of a file relative to that file."""
+def find_profile(setting: ConfigValue, added: Mapping[str, Path] = NO_PROFILES) -> Profile:
+    """Read the profile that a provider file names: an added or a shipped one, or a path relative to that file."""
     text = setting.string()
-    if "/" not in text and "\\" not in text and not text.endswith((".yaml", ".yml")):
-        names = shipped_names()
+    if "/" not in text and "\\" not in text and not text.endswith(YAML_SUFFIXES):
+        if text in added:
+            return read_profile(added[text])
+        names = sorted({*shipped_names(), *added})
         if text not in names:
             near = get_close_matches(text, names, n=1)
             hint = (
@@ -63,6 +72,22 @@ def find_profile(setting: ConfigValue) -> Profile:
     if not path.is_file():
         raise setting.error(f"cannot read {path}: there is no such file")
     return read_profile(path)
+
+
+def find_profile_files(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return the profiles that a user adds, by name: files, and the YAML files of directories."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise ConfigError("there is no such file or directory", file=str(path), field="profiles")
+        entries = sorted(path.iterdir()) if path.is_dir() else [path]
+        for file in entries:
+            if file.suffix not in YAML_SUFFIXES or file.name.startswith("."):
+                continue
+            if file.stem in found:
+                raise ConfigError(f"{found[file.stem]} has the same name: rename one of them", file=str(file))
+            found[file.stem] = file
+    return found
 
 
 def shipped_names() -> list[str]:
@@ -82,7 +107,8 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     fields = section.fields(*PROFILE_FIELDS)
     name = Path(section.file).stem if section.file else "profile"
     options: dict[str, Any] = {}
-    for field, read in (("model", _model), ("answer", _answer), ("input", _input), ("usage", _usage)):
+    sections = (("model", _model), ("output", _output), ("input", _input), ("usage", _usage), ("denial", _denial))
+    for field, read in sections:
         if field in fields:
             options |= read(fields[field])
     if "counts" in fields:
@@ -96,10 +122,13 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
             options[field] = fields[field].choice(*get_args(choices))
     if "stream" in fields:
         options |= _stream(fields["stream"])
-    if "refusals" in fields:
-        options["refusals"] = tuple(_refusal(entry) for entry in fields["refusals"].items())
-    if "endpoints" in fields:
-        options["endpoints"] = tuple(_endpoint(entry) for entry in fields["endpoints"].items())
+    entries: tuple[tuple[str, Callable[[ConfigValue], object]], ...] = (
+        ("refusals", _refusal),
+        ("endpoints", _endpoint),
+    )
+    for field, read_entry in entries:
+        if field in fields:
+            options[field] = tuple(read_entry(entry) for entry in fields[field].items())
     return Profile(name, **options, file=section.file)
 
 
@@ -116,12 +145,12 @@ def _model(setting: ConfigValue) -> dict[str, Any]:
     return {"model_fields": _paths(fields, "body"), "model_paths": tuple(paths)}
 
 
-def _answer(setting: ConfigValue) -> dict[str, Any]:
-    """Read `answer: {bounds: [max_tokens], times: [n], default: 1000}`."""
+def _output(setting: ConfigValue) -> dict[str, Any]:
+    """Read `output: {bounds: [max_tokens], times: [n], default: 1000}`."""
     fields = setting.fields("bounds", "times", "default")
     options: dict[str, Any] = {"bounds": _paths(fields, "bounds"), "times": _paths(fields, "times")}
     if "default" in fields:
-        options["default_answer"] = fields["default"].integer(0)
+        options["default_output"] = fields["default"].integer(0)
     return options
 
 
@@ -139,7 +168,7 @@ def _input(setting: ConfigValue) -> dict[str, Any]:
 
 
 def _media(setting: ConfigValue) -> MediaEstimate:
-    fields = setting.fields("tokens", "bytes_per_token", "least")
+    fields = setting.fields("tokens", "bytes_per_token", "minimum")
     if ("tokens" in fields) == ("bytes_per_token" in fields):
         raise setting.error(
             "expected either tokens or bytes_per_token, such as {tokens: 1105} or {bytes_per_token: 25}"
@@ -151,7 +180,7 @@ def _usage(setting: ConfigValue) -> dict[str, Any]:
     """Read `usage: {at: [usage], input: [prompt_tokens], output: [completion_tokens]}`."""
     fields = setting.fields("at", *USAGE_PARTS)
     if "at" not in fields:
-        raise setting.error("needs the place of the usage in a response, such as at: [usage]")
+        raise setting.error("needs the field of a response that contains the usage, such as at: [usage]")
     parts = {
         part: tuple(entry.string() for entry in fields[part].one_or_many()) for part in USAGE_PARTS if part in fields
     }
@@ -167,14 +196,15 @@ def _stream(setting: ConfigValue) -> dict[str, Any]:
 
 
 def _counts(setting: ConfigValue, usage: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
-    """Read `counts: {tokens: [input, output]}`: which parts of the usage count towards a unit."""
+    """Read `counts: {tokens: [input, -cache_read, output]}`: which parts of the usage count towards a unit."""
     found = {}
     for unit, parts in setting.fields(*TOKEN_UNITS).items():
         names = []
         for entry in parts.one_or_many():
-            names.append(entry.choice(*USAGE_PARTS))
-            if names[-1] not in usage:
-                raise entry.error(f"'usage' does not say where {names[-1]} is reported: add usage.{names[-1]}")
+            names.append(entry.choice(*USAGE_PARTS, *SUBTRACTED_PARTS))
+            part = names[-1].removeprefix("-")
+            if part not in usage:
+                raise entry.error(f"'usage' does not say where {part} is reported: add usage.{part}")
         found[unit] = tuple(names)
     return found
 
@@ -197,19 +227,40 @@ def _refusal(setting: ConfigValue) -> RefusalRule:
     return RefusalRule(_path(fields["field"]), pattern, cast("Any", says))
 
 
+def _denial(setting: ConfigValue) -> dict[str, Any]:
+    """Read `denial: {error: {message: "{message}"}}`."""
+    return {"denial": _document(setting)}
+
+
+def _document(setting: ConfigValue) -> Any:  # noqa: ANN401 - any JSON value
+    """Read a JSON document: mappings, lists, integers, null and strings."""
+    if setting.is_mapping:
+        return {name: _document(each) for name, each in setting.entries().items()}
+    if setting.is_list:
+        return [_document(each) for each in setting.items()]
+    if setting.is_null:
+        return None
+    try:
+        return setting.integer(0)
+    except ConfigError:
+        return setting.string()
+
+
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
-    """Read `{path: /v1/embeddings, answer: no}`."""
-    fields = setting.fields("path", "answer", "counted", "bound")
+    """Read `{path: /v1/embeddings, output: no}`."""
+    fields = setting.fields("path", "output", "counted", "bound", "images", "streams")
     if "path" not in fields:
-        raise setting.error("needs a path, such as {path: /v1/embeddings, answer: no}")
+        raise setting.error("needs a path, such as {path: /v1/embeddings, output: no}")
     path = fields["path"].string()
     if not path.startswith(("/", "*")):
         raise fields["path"].error(f"expected a path that starts with / or *, not {fields['path']}")
     return ProfileEndpoint(
         re.compile(_path_pattern(path)),
-        fields["answer"].boolean() if "answer" in fields else True,
+        fields["output"].boolean() if "output" in fields else True,
         fields["counted"].boolean() if "counted" in fields else True,
         _path(fields["bound"]) if "bound" in fields else (),
+        _path(fields["images"]) if "images" in fields else (),
+        fields["streams"].string() if "streams" in fields else None,
     )
 
 
@@ -226,5 +277,5 @@ def _path(setting: ConfigValue) -> FieldPath:
     """Read the place of a value in a JSON document, such as `generationConfig.maxOutputTokens`."""
     keys = tuple(setting.string().split("."))
     if not all(keys):
-        raise setting.error(f"expected the names of fields with dots between them, not {setting}")
+        raise setting.error(f"expected field names separated by dots, such as usage.input_tokens, not {setting}")
     return keys

@@ -14,6 +14,7 @@ from tidegate.policy import Policy
 
 if TYPE_CHECKING:
     from tidegate.core import Limit
+    from tidegate.outbound.providers.prices import Prices
     from tidegate.outbound.providers.secret import Secret
     from tidegate.policy import Cost
 
@@ -54,7 +55,7 @@ class KeyLocation(NamedTuple):
 class Retries(NamedTuple):
     """How often a refused request is retried at most, and how many seconds all retries may take."""
 
-    most: int = 0
+    max_retries: int = 0
     within: float = 60.0
 
 
@@ -68,13 +69,13 @@ class ModelLimits(NamedTuple):
     limits: tuple[Limit, ...]
 
 
-class AnswerReserve(NamedTuple):
-    """How much is reserved for an answer: what this percentage of recent answers took; None: the maximum."""
+class OutputReserve(NamedTuple):
+    """How much is reserved for the output: what this percentage of recent outputs took; None: the maximum."""
 
     percent: int | None = None
 
 
-MAXIMUM_ANSWER: Final = AnswerReserve()
+MAXIMUM_OUTPUT: Final = OutputReserve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class Provider:
 
     `limits` all apply. `per` names what has a separate quota: each `host` of the domain, each `path` of the endpoints,
     each `credential`, each `model`; by default there is one quota for all. `models` are limits that replace `limits`
-    for the models of a pattern; `aliases` are other names of models. `profile` is how tokens are counted. `api_key` is
-    kept in memory only; `key_from` is the variable (`${NAME}`) or the file that it was read from, if that is not
-    `file`.
+    for the models of a pattern; `aliases` are other names of models. `profile` is how tokens are counted, `prices` what
+    the calls of each model cost. `api_key` is kept in memory only; `key_from` is the variable (`${NAME}`) or the file
+    that it was read from, if that is not `file`.
     """
 
     domain: str
@@ -104,8 +105,9 @@ class Provider:
     profile: Profile | None = None
     models: tuple[ModelLimits, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    answer: AnswerReserve = MAXIMUM_ANSWER
+    output_reserve: OutputReserve = MAXIMUM_OUTPUT
     strict: bool = False
+    prices: Prices | None = None
     policy: Policy = field(init=False, repr=False, compare=False)
     counting: Profile = field(init=False, repr=False, compare=False)  # the profile, or the default one
     reads_requests: bool = field(init=False, repr=False, compare=False)  # whether bodies matter
@@ -122,7 +124,8 @@ class Provider:
         set_field(self, "_default_cost", self._cost(1))
         set_field(self, "counting", self.profile or shipped_profile())
         units = {limit.unit for limits in (self.limits, *(each.limits for each in self.models)) for limit in limits}
-        set_field(self, "reads_requests", bool(self.models or "model" in self.per or units.intersection(TOKEN_UNITS)))
+        reads = self.models or "model" in self.per or units.intersection(TOKEN_UNITS) or self.prices is not None
+        set_field(self, "reads_requests", bool(reads))
         set_field(self, "_variants", {each.pattern: self._variant(each) for each in self.models})
         for endpoint in self.endpoints:
             self._check_cost(endpoint)
@@ -170,6 +173,13 @@ class Provider:
     def cost(self, endpoint: EndpointCost | None) -> Mapping[str, int]:
         """Return the cost of a request by unit, as far as it is known before sending."""
         return self._default_cost if endpoint is None else self._cost(endpoint.cost)
+
+    @property
+    def other_files(self) -> tuple[str, ...]:
+        """The files that its own file names: the key, the profile, the prices."""
+        key = None if self.key_from is None or self.key_from.startswith("${") else self.key_from
+        files = key, self.profile and self.profile.file, self.prices and self.prices.file
+        return tuple(file for file in files if file)
 
     @property
     def longest(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
 from tidegate.outbound.providers.hosts import host_of, normal_host, suffixes
+from tidegate.outbound.providers.profile_file import YAML_SUFFIXES, find_profile_files
 
 if TYPE_CHECKING:
     import os
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 Permissions = Literal["warn", "refuse", "ignore"]
-YAML_SUFFIXES: Final = (".yaml", ".yml")
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared or shown
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
-Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files with its key and its profile
+Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
 
 
 class LoadedProvider(NamedTuple):
@@ -49,6 +49,7 @@ class Providers:
         self._loaded = {provider.domain: LoadedProvider(provider, None) for provider in providers}
         self._files: tuple[Path, ...] = ()
         self._directories: tuple[Path, ...] = ()
+        self._profiles: tuple[Path, ...] = ()
         self._permissions: Permissions = "ignore"
         self._refused: dict[Path, Stamps] = {}
         self._unsent: set[str] = set()  # domains whose key is never sent, and warned about
@@ -62,21 +63,25 @@ class Providers:
         directories: Iterable[str | os.PathLike[str]] = (),
         *,
         permissions: Permissions = "warn",
+        profiles: Iterable[str | os.PathLike[str]] = (),
     ) -> Providers:
         """Read one file per provider, and all files of a directory that end in .yaml or .yml.
 
         Two files with the same domain or the same name are refused. `permissions` is the treatment of a file that
-        contains a key and is readable by others than its owner: `warn`, `refuse` or `ignore`.
+        contains a key and is readable by others than its owner: `warn`, `refuse` or `ignore`. `profiles` are files and
+        directories of profiles that you add: a provider file names them by their file name without its suffix, and a
+        profile replaces a shipped one of the same name.
         """
         if permissions not in get_args(Permissions):
             raise ConfigError(f"must be warn, refuse or ignore, not {permissions!r}", field="permissions")
-        for field, paths in (("files", files), ("directories", directories)):
+        for field, paths in (("files", files), ("directories", directories), ("profiles", profiles)):
             if isinstance(paths, (str, Path)):
                 raise ConfigError(f"must be a list of paths such as [{str(paths)!r}], not one path", field=field)
         self = cls()
         self._files = tuple(Path(file) for file in files)
         self._directories = tuple(Path(folder) for folder in directories)
         self._permissions = permissions
+        self._profiles = tuple(Path(path) for path in profiles)
         self._loaded = _by_domain(self._load(path) for path in self._paths())
         return self
 
@@ -207,13 +212,13 @@ class Providers:
 
     def _load(self, path: Path) -> LoadedProvider:
         stamp, loaded = _file_stamp(path), LoadedProvider(self._read(path), None)
-        other_stamps = _key_stamp(loaded), _profile_stamp(loaded)
-        if any(other_stamps):  # these files may have changed before their stamps were taken
+        other_stamps = _other_stamps(loaded)
+        if other_stamps:  # these files may have changed before their stamps were taken
             loaded = LoadedProvider(self._read(path), None)
         return loaded._replace(stamp=(stamp, *other_stamps))
 
     def _read(self, path: Path) -> Provider:
-        provider = read_provider(path)
+        provider = read_provider(path, find_profile_files(self._profiles))
         if provider.api_key is not None and provider.key_location is None and provider.domain not in self._unsent:
             self._unsent.add(provider.domain)
             log.warning(
@@ -253,19 +258,12 @@ def _find_conflict(found: Iterable[LoadedProvider], new: Provider) -> str | None
 
 
 def _stamps(path: Path, loaded: LoadedProvider | None) -> Stamps:
-    return _file_stamp(path), _key_stamp(loaded), _profile_stamp(loaded)
+    return _file_stamp(path), *_other_stamps(loaded)
 
 
-def _key_stamp(loaded: LoadedProvider | None) -> FileStamp | None:
-    """Identify the version of the file that holds the key, if it is not the provider's own."""
-    key_from = None if loaded is None else loaded.provider.key_from
-    return None if key_from is None or key_from.startswith("${") else _file_stamp(Path(key_from))
-
-
-def _profile_stamp(loaded: LoadedProvider | None) -> FileStamp | None:
-    """Identify the version of the file that holds the profile, if the provider's file names one."""
-    profile = None if loaded is None else loaded.provider.profile
-    return None if profile is None or profile.file is None else _file_stamp(Path(profile.file))
+def _other_stamps(loaded: LoadedProvider | None) -> Stamps:
+    """Identify the versions of the files that the provider's file names."""
+    return () if loaded is None else tuple(_file_stamp(Path(file)) for file in loaded.provider.other_files)
 
 
 def _file_stamp(path: Path) -> FileStamp | None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -102,11 +103,18 @@ class Account:
         limits = provider.limits
         self._index = narrowest_index(limits)
         self._narrowest = limits[self._index]
-        self.settles: bool = any(limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits)
+        estimated = TOKEN_UNITS if provider.prices is None else (*TOKEN_UNITS, provider.prices.unit)
+        self.settles: bool = provider.prices is not None or any(
+            limit.rules.holds_slots or limit.unit in TOKEN_UNITS for limit in limits
+        )
         # The reservation of a plain account's charge is created only if it is corrected.
         self.plain: bool = all(limit.rules.movable for limit in limits)
         self.units: frozenset[str] = frozenset(limit.unit for limit in limits)
-        self.estimated: tuple[str, ...] = tuple(unit for unit in TOKEN_UNITS if unit in self.units)
+        self.estimated: tuple[str, ...] = tuple(unit for unit in estimated if unit in self.units)
+        # the most that can ever be allowed, by unit
+        self.bursts: dict[str, int] = {
+            unit: min(limit.burst for limit in limits if limit.unit == unit) for unit in self.units
+        }
         self.fixed_cost: Cost | None = self._compute_fixed_cost()
         self._unbounded = self._without_maximum(limits)
 
@@ -183,18 +191,20 @@ class Account:
 
     def fit(self, cost: Mapping[str, int]) -> Cost:
         """Reduce an estimate to what can ever be allowed; requests are not reduced."""
-        found = {}
-        for unit, amount in cost.items():
-            if unit in self.units:
-                most = min(limit.burst for limit in self.provider.limits if limit.unit == unit)
-                found[unit] = min(amount, most) if unit in TOKEN_UNITS else amount
-        return found
+        return {
+            unit: min(amount, self.bursts[unit]) if unit in self.estimated else amount
+            for unit, amount in cost.items()
+            if unit in self.units
+        }
 
-    def largest_answer(self, request: RequestTokens, input_tokens: int) -> int:
-        """Return the tokens of the longest answer that the limits can ever allow."""
+    def largest_output(self, request: RequestTokens, input_tokens: int) -> int:
+        """Return the tokens of the longest output that the limits can ever allow."""
         found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
         for limit in self.provider.limits:
             parts = request.profile.counts.get(limit.unit, ())
+            if request.price is not None and limit.unit == request.price.unit:
+                paid = request.price.output_within(limit.burst - request.fee, input_tokens)
+                found = min(found, paid // request.times)
             if "output" in parts:
                 left = limit.burst - (input_tokens if "input" in parts else 0)
                 found = min(found, max(0, left) // each)
@@ -204,10 +214,10 @@ class Account:
 
     def recharge_if_late_flow(self, charge: Charge) -> CallFlow[Any]:
         """Charge a permit again from now on, if its response was slow."""
-        try:
-            yield from self._recharge_flow(charge, self.delays.recharge_costs(charge))
-        except StoreUnavailable:
-            return  # keep the first charge
+        costs = self.delays.recharge_costs(charge)
+        if costs:
+            with suppress(StoreUnavailable):  # keep the first charge
+                yield from self._recharge_flow(charge, costs)
 
     def _recharge_flow(self, charge: Charge, costs: tuple[int, ...]) -> CallFlow[Any]:
         """Charge again and return the first charge; returns whether that succeeded."""

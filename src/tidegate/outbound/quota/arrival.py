@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.outbound.providers.money import is_money
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,7 @@ class ArrivalDelays:
         self._allowance = DelayAllowance(narrowest)
         self._has_movable = any(map(is_movable, limits))
         self._min_covered_age = min((self._covered_age(limit) for limit in limits if is_movable(limit)), default=0)
-        self._windows = [place for place, limit in enumerate(limits) if limit.rules.windowed]
+        self._windows = [place for place, limit in enumerate(limits) if limit.rules.windowed and is_movable(limit)]
         self.in_flight: deque[Charge] = (
             deque() if in_flight is None else in_flight
         )  # in flight, in the order of their charges
@@ -135,7 +136,7 @@ class ArrivalDelays:
             cost
             if (
                 age >= view[2]
-                if limit.rules.windowed
+                if limit.rules.windowed and is_movable(limit)
                 else recharge and is_movable(limit) and age > self._covered_age(limit)
             )
             else 0
@@ -188,7 +189,12 @@ class ArrivalDelays:
 
 
 def is_movable(limit: Limit) -> bool:
-    """Return whether permits of a limit are charged again after a slow response."""
+    """Return whether permits of a limit are charged again after a slow response.
+
+    Money is not: a ceiling is ours, not the provider's, and a call counts in the window in which it was reserved.
+    """
+    if is_money(limit.unit):
+        return False
     return limit.rules.windowed or (limit.rules.rolling and limit.quota <= MAX_MOVED_QUOTA)
 
 

@@ -1,8 +1,8 @@
-"""Which account a request is charged to, how much is reserved for it, and how long its answer may become.
+"""Which account a request is charged to, how much is reserved for it, and how long its output may become.
 
-lenient   the answer is reserved with what most answers took (`learned`), else with its bound; it may become longer
-strict    it can never become longer than what is reserved: the bound in the request is lowered to it, or the answer
-is streamed and its reservation is topped up (see `settlement`), or the whole bound is reserved
+lenient   reserves what most outputs needed (see `learned_sizes`), or else the bound; the output may become longer
+strict    the output never becomes longer than what is reserved: the bound in the request is lowered to that, or the
+          output is streamed and its reservation is topped up (see `settlement`), or the whole bound is reserved
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import EndpointCost, Provider
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.exchange import OutboundRequest
-    from tidegate.outbound.quota.learned import LearnedKey, LearnedSizes
+    from tidegate.outbound.quota.learned_sizes import LearnedKey, LearnedSizes
     from tidegate.outbound.quota.request_tokens import Tokenizer
     from tidegate.policy import Cost, Key
 
 STRICT_INPUT_PERCENT: Final = 99  # of recent inputs that had no more tokens per byte than a strict call reserves
 INPUT_PERCENT: Final = 50
+FREE_METHODS: Final = ("GET", "HEAD", "OPTIONS", "DELETE")  # of requests that no model answers
 
 
 class CallPlan(NamedTuple):
     """What is reserved for a call, and what is sent.
 
-    `input_tokens` and `answer` (tokens of each answer) are parts of the cost. `body` is sent instead of the request's:
-    its bound is lowered to `answer`. `tops_up`: the answer is streamed, and more is reserved while it arrives.
+    `input_tokens` and `output_tokens` (of each output) are parts of the cost. `body` is sent instead of the request's:
+    its bound is lowered to `output_tokens`. `tops_up`: the output is streamed, and more is reserved while it arrives.
     """
 
     cost: Cost
     request: RequestTokens | None = None
     learned_key: LearnedKey | None = None
     input_tokens: int = 0
-    answer: int = 0
+    output_tokens: int = 0
     body: bytes | None = None
     tops_up: bool = False
 
@@ -82,6 +83,8 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
         return None
     request = read_request(provider.counting, call.url, call.body())
     named = provider.resolve_model(model or request.model)
+    if provider.prices is not None and request.endpoint.counted and call.method.upper() not in FREE_METHODS:
+        return request._replace(model=named, price=provider.prices.find(named))
     return request if named == request.model else request._replace(model=named)
 
 
@@ -104,46 +107,50 @@ def plan_call(
     if account.fixed_cost is not None and not asked:
         return CallPlan(account.fixed_cost)
     provider = account.provider
-    cost = provider.cost(endpoint_of(provider, call))
+    cost = dict(provider.cost(endpoint_of(provider, call)))
     if asked:
-        cost = {**cost, **asked}
+        cost |= asked
     estimated = [unit for unit in account.estimated if unit not in cost]
     if not estimated or request is None:
         return CallPlan(account.fit(cost))
-    plan = _plan_answer(account, call, request, estimates, tag, strict=strict)
-    whole = units_of(request, plan.input_tokens, plan.answer)
-    cost = {**cost, **{unit: whole.get(unit, 0) for unit in estimated}}
-    return plan._replace(cost=cost if strict else account.fit(cost))
+    plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict)
+    whole = units_of(request, plan.input_tokens, plan.output_tokens)
+    if request.price is not None:
+        whole[request.price.unit] += request.fee
+    for unit in estimated:
+        cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
+    return plan._replace(cost=account.fit(cost)) if asked and not strict else plan
 
 
-def _plan_answer(
+def _plan_output(
     account: Account,
     call: OutboundRequest,
     request: RequestTokens,
     estimates: TokenEstimates | None,
     tag: str,
+    cost: Cost,
     *,
     strict: bool,
 ) -> CallPlan:
-    """Decide how long an answer is assumed to become, and how that is enforced."""
+    """Decide how long the output is assumed to become, and how that is enforced; the caller completes the cost."""
     provider, profile, bound = account.provider, request.profile, request.bound
     key = provider.domain, request.model or "", tag
-    expected = input_learned = None
+    expected = input_learned = tokenizer = None
     if estimates is not None:
-        if provider.answer.percent is not None:
-            expected = estimates.learned.answer(key, provider.answer.percent)
-        if estimates.tokenizer is None:
+        learned, tokenizer = estimates
+        if provider.output_reserve.percent is not None:
+            expected = learned.output(key, provider.output_reserve.percent)
+        if tokenizer is None:
             percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
-            input_learned = estimates.learned.input(key, request.text_length, percent)
-    input_tokens = request.estimate_input(input_learned, None if estimates is None else estimates.tokenizer)
-    plan = CallPlan(0, request, key, input_tokens, bound)
+            input_learned = learned.input(key, request.text_length, percent)
+    input_tokens = request.estimate_input(input_learned, tokenizer)
     if not strict:
-        uses_learned = expected is not None and profile.charges == "usage"
-        return plan._replace(answer=min(bound, expected)) if uses_learned and expected is not None else plan
-    largest = account.largest_answer(request, input_tokens)
-    if profile.charges == "usage" and request.streams and request.endpoint.answer:
-        first = profile.default_answer if expected is None else expected
-        return plan._replace(answer=max(1, min(bound, first, largest)), tops_up=True)
-    answer = max(1, min(bound if expected is None else expected, bound, largest))
-    body = request.clamped(answer) if call.rewrites and (answer < bound or not request.stated) else None
-    return plan if body is None else plan._replace(answer=answer, body=body)
+        output_tokens = bound if expected is None or profile.charges != "usage" else min(bound, expected)
+        return CallPlan(cost, request, key, input_tokens, output_tokens)
+    largest = account.largest_output(request, input_tokens)
+    if profile.charges == "usage" and request.streams and request.endpoint.has_output:
+        first = profile.default_output if expected is None else expected
+        return CallPlan(cost, request, key, input_tokens, max(1, min(bound, first, largest)), tops_up=True)
+    output_tokens = max(1, min(bound if expected is None else expected, bound, largest))
+    body = request.clamped(output_tokens) if call.rewrites and (output_tokens < bound or not request.stated) else None
+    return CallPlan(cost, request, key, input_tokens, bound if body is None else output_tokens, body)

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DECODE_BYTES: Final = 65_536  # decoded at a time
-GZIP: Final = b"\x1f\x8b"
+GZIP_MAGIC: Final = b"\x1f\x8b"
 SUPPORTED_CODINGS: Final = ("gzip", "x-gzip", "deflate")
 IDENTITY_CODINGS: Final = ("", "identity")
-ACCEPTED: Final = "gzip, deflate"  # for Accept-Encoding
-DEFLATE: Final = 8
+ACCEPT_ENCODING: Final = "gzip, deflate"  # for Accept-Encoding
+DEFLATE_METHOD: Final = 8
 MAGIC_BYTES: Final = 2  # enough to distinguish the codings
 
 
@@ -69,9 +69,9 @@ class BodyDecoder:
             self._waiting = piece
             return False
         if self._coding == "deflate":  # with or without the zlib header
-            wrapped = piece[0] & 15 == DEFLATE and (piece[0] << 8 | piece[1]) % 31 == 0
+            wrapped = piece[0] & 15 == DEFLATE_METHOD and (piece[0] << 8 | piece[1]) % 31 == 0
             self._engine = zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
-        elif self._started and not piece.startswith(GZIP):
+        elif self._started and not piece.startswith(GZIP_MAGIC):
             self._over = True  # padding after the last member
         else:
             self._engine = zlib.decompressobj(zlib.MAX_WBITS | 16)

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from tidegate.core import Decision
     from tidegate.outbound.providers.provider import KeyLocation, Provider
     from tidegate.outbound.quota.settlement import PendingSettlement
+    from tidegate.policy import Cost
 
 R = TypeVar("R")
 
-# The first five characters of rate limit headers, which tell them from all others.
+# The first five characters of rate limit headers, which distinguish them from all others.
 RATE_LIMIT_PREFIXES: Final = frozenset(prefix for name in FIELD_PREFIXES for prefix in (name[:5], name[:5].encode()))
 
 
@@ -56,8 +57,8 @@ CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_ask
 def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
-    `model` is the model that is charged, `tag` a kind of call whose answers are learned apart, `strict` whether an
-    answer can never take more tokens than are reserved for it.
+    `model` is the model that is charged, `tag` a kind of call whose outputs are learned separately, `strict` whether
+    the output can never take more tokens than are reserved for it.
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
@@ -104,17 +105,34 @@ class ProviderResponse(NamedTuple):
 
 
 class RequestOutcome(NamedTuple):
-    """How a request was sent: its provider (None: no limits), how long it waited, the number of attempts."""
+    """How a request was sent: its provider (None: no limits), how long it waited, the number of attempts.
+
+    `cost` is what was reserved for it, by unit or as a number of requests.
+    """
 
     provider: str | None
     waited: float = 0.0
     attempts: int = 1
     decision: Decision | None = None
+    cost: Cost = 0
 
     @property
     def limited(self) -> bool:
         """Whether any limit applied."""
         return self.provider is not None
+
+
+class CallEstimate(NamedTuple):
+    """What a request would cost, and the decision for it now.
+
+    `quota` is the key of the provider's quota that it is charged to; `waiting` requests wait for this quota now.
+    """
+
+    provider: str
+    quota: str
+    cost: Cost
+    decision: Decision
+    waiting: int
 
 
 class AddedKey(NamedTuple):

@@ -35,14 +35,21 @@ from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
     CURRENT_OPTIONS,
+    CallEstimate,
     RequestOptions,
     RequestOutcome,
     SendResult,
     has_rate_limit_headers,
 )
 from tidegate.outbound.quota.gate_accounts import GateAccounts
-from tidegate.outbound.quota.learned import LearnedSizes
-from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge, find_target, read_cost
+from tidegate.outbound.quota.learned_sizes import LearnedSizes
+from tidegate.outbound.quota.pending_charge import (
+    AsyncPendingCharge,
+    PendingCharge,
+    check_money_given,
+    find_target,
+    read_cost,
+)
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
 from tidegate.outbound.quota.settlement import PendingSettlement
 from tidegate.outbound.quota.tokenizer import load_tokenizer
@@ -83,6 +90,7 @@ COUNTER_NAMES: Final = (
     "cut_off",
     "overrun",
     "overrun_tokens",
+    "overrun_micros",
 )
 
 
@@ -101,7 +109,7 @@ class _Gate(GateAccounts):
         bus: str | Bus | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         reload: float | None = RELOAD_INTERVAL,
         tokenizer: object = None,
     ) -> None:
@@ -124,7 +132,7 @@ class _Gate(GateAccounts):
         self._owns_bus = isinstance(bus, str)
         self.bus: Bus | None = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         self._observer = observer
-        self._chance = chance
+        self._jitter = jitter
         self._accounts = Accounts(self.clock, self.bus, self._make_account)
         self._reload = None if reload is None else round(seconds("reload", reload) * SECOND)
         self._next_reload = self.clock.steady() + (self._reload or 0)
@@ -173,7 +181,7 @@ class _Gate(GateAccounts):
                 if account.settles and not charge.settled:
                     learned = self._estimates.learned
                     settlement = PendingSettlement(account, charge, response.status, plan, learned, self._counts)
-                outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision)
+                outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision, plan.cost)
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             yield response.close
@@ -198,6 +206,7 @@ class _Gate(GateAccounts):
         given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
         account, plan = self._plan(*found, options)
+        check_money_given(account, options.cost)
         try:
             charge = yield from self._reserve_flow(account, plan.cost, options, self.clock.steady())
         except Denied as denied:
@@ -296,7 +305,7 @@ class _Gate(GateAccounts):
                 self._counts["corrected"] += yield from account.learn_flow(told)
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, status, call.method, spent, wait
-            return retry_pause(*rules, self._chance()) if call.replays else None
+            return retry_pause(*rules, self._jitter()) if call.replays else None
         account.account_capacity.record_success()
         if advice.limits and account.provider.learn != "off":
             self._counts["corrected"] += yield from account.learn_flow(advice)
@@ -305,7 +314,7 @@ class _Gate(GateAccounts):
     def _handle_refusal_flow(
         self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
     ) -> CallFlow[Any]:
-        """Learn from a refusal; a 429 returns its permit, after others can know of the lower capacity."""
+        """Learn from a refusal; after a 429, return the permit once other processes can know the lower capacity."""
         self._counts["refused"] += 1
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
@@ -415,6 +424,15 @@ class AsyncGate(_Gate):
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
         found = self._peek_arguments(call, times)
         return None if found is None else await found[0].limiter.peek(found[0].key, found[1])
+
+    async def estimate(self, call: OutboundRequest) -> CallEstimate | None:
+        """Return what a request would cost, and the decision for sending it now; None: no provider limits it."""
+        found = self._peek_arguments(call, 1)
+        if found is None:
+            return None
+        account, cost = found
+        decision = await account.limiter.peek(account.key, cost)
+        return CallEstimate(account.provider.name, account.resource, cost, decision, account.limiter.waiting)
 
     async def close(self) -> None:
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""

@@ -19,7 +19,7 @@ class CommonGateOptions(TypedDict, total=False):
     bus: str | Bus | None
     clock: Clock | None
     observer: Observer | None
-    chance: Callable[[], float]
+    jitter: Callable[[], float]
     reload: float | None
     tokenizer: object
 

@@ -188,5 +188,14 @@ def read_cost(cost: Cost | None) -> Mapping[str, int] | None:
     if cost is None or isinstance(cost, Mapping):
         return cost
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
-        raise ConfigError(f"must be an integer from 0, or one for each unit, not {cost!r}", field="cost")
+        expected = "an integer of at least 0, or a mapping of units to integers"
+        raise ConfigError(f"must be {expected}, not {cost!r}", field="cost")
     return {REQUESTS_UNIT: cost}
+
+
+def check_money_given(account: Account, cost: Mapping[str, int] | None) -> None:
+    """Refuse a charge without its money: only the caller knows what the request will cost."""
+    prices = account.provider.prices
+    if prices is not None and prices.unit in account.units and prices.unit not in (cost or {}):
+        message = f"needs the money that the request may cost, such as {{{prices.unit!r}: 5000}}"
+        raise ConfigError(f"{message}: provider {account.provider.name} limits it", field="cost")

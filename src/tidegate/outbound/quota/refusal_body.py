@@ -3,7 +3,7 @@
     {"error": {"message": "Rate limit reached … Please try again in 1.2s."}}                 OpenAI
     {"error": {"details": [{"@type": "….RetryInfo", "retryDelay": "34s"}, …]}}                Gemini
 
-Bodies are untrusted: what is not understood says nothing, and nothing raises. A Retry-After header takes precedence.
+Bodies are untrusted: whatever is not understood is ignored, and nothing raises. A Retry-After header takes precedence.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from tidegate.outbound.providers.profile_file import shipped_profile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tidegate.outbound.providers.prices import ModelPrice
+
     Tokenizer = Callable[[str], int]
 
 MAX_MODEL_LENGTH: Final = 200  # characters of a model's name that are used
@@ -27,7 +29,9 @@ class RequestTokens(NamedTuple):
     """What a request asks for.
 
     `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is the
-    most that one answer may take, `stated` whether the request says so, `times` how many answers it asks for.
+    most that one output may take, `stated` whether the request says so, `times` how many outputs it requests. `price`
+    is that of its model, if the provider has prices; `images` is how many images it requests. `streams` is whether the
+    output is streamed as events.
     """
 
     profile: Profile
@@ -39,11 +43,14 @@ class RequestTokens(NamedTuple):
     bound: int
     stated: bool
     times: int
+    price: ModelPrice | None = None
+    images: int = 0
+    streams: bool = False
 
     @property
-    def streams(self) -> bool:
-        """Whether the answer is streamed."""
-        return self.document.get("stream") is True
+    def fee(self) -> int:
+        """What the request costs apart from its tokens, in micros."""
+        return 0 if self.price is None else self.price.fee(self.images)
 
     def estimate_input(self, learned: int | None = None, tokenizer: Tokenizer | None = None) -> int:
         """Estimate the tokens of the input: by the tokenizer, by what was learned, or by its length."""
@@ -53,44 +60,53 @@ class RequestTokens(NamedTuple):
             return self.fixed + tokenizer("\n".join(_texts(self.document, self.profile)))
         return self.fixed + (-(-self.text_length // self.profile.bytes_per_token) if learned is None else learned)
 
-    def clamped(self, answer: int) -> bytes | None:
-        """Return the body with every bound lowered to `answer` tokens; None: it cannot be changed."""
+    def clamped(self, output_tokens: int) -> bytes | None:
+        """Return the body with every bound lowered to `output_tokens`; None: it cannot be changed."""
         bounds = self.profile.bounds
         fallback = self.endpoint.bound or (bounds[0] if bounds else ())
         if not self.document or not fallback:
             return None
         document = self.document
         for path in bounds:
-            if any(value > answer for value in _counts_at(document, (path,))):
-                document = _with_value(document, path, answer)
+            if any(value > output_tokens for value in _counts_at(document, (path,))):
+                document = _with_value(document, path, output_tokens)
         if not self.stated:
-            document = _with_value(document, fallback, answer)
+            document = _with_value(document, fallback, output_tokens)
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def read_request(profile: Profile, url: str, body: bytes | None) -> RequestTokens:
     """Read what a request asks for."""
     endpoint, model = profile.read_path(path_of(url))
-    document = read_json(body or b"")
+    document = read_json(body) if body else {}
     if model is None:
-        found = (value for field in profile.model_fields for value in values_at(document, field))
-        model = next((value for value in found if isinstance(value, str) and value), None)
+        model = _model_of(document, profile.model_fields)
     bounds = _counts_at(document, profile.bounds)
     stated = bool(bounds)
-    bound = max(bounds) if bounds else profile.default_answer
-    times = max(1, 1, *_counts_at(document, profile.times))
-    if not endpoint.answer or not endpoint.counted:
+    bound = max(bounds) if bounds else profile.default_output
+    times = max(_counts_at(document, profile.times), default=1) or 1
+    images = max(1, 1, *_counts_at(document, (endpoint.images,))) if endpoint.images else 0
+    if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
-    for marker in profile.media_markers:
-        if body and marker in body:
-            media_length, fixed = _media(document, profile)
-            length = max(0, length - media_length)
-            break
+    if body and profile.media_pattern is not None and profile.media_pattern.search(body):
+        media_length, fixed = _media(document, profile)
+        length = max(0, length - media_length)
     if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
         fixed += profile.tools
     name = None if model is None else model[:MAX_MODEL_LENGTH]
-    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times)
+    streams = document.get("stream") is True or (endpoint.streams is not None and endpoint.streams in _query(url))
+    return RequestTokens(
+        profile, endpoint, name, document, length, fixed, bound, stated, times, images=images, streams=streams
+    )
+
+
+def _model_of(document: dict[str, Any], fields: tuple[FieldPath, ...]) -> str | None:
+    for field in fields:
+        for value in values_at(document, field):
+            if isinstance(value, str) and value:
+                return value
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -99,21 +115,32 @@ def path_of(url: str) -> str:
     return urlsplit(url).path or "/"
 
 
+def _query(url: str) -> list[str]:
+    return urlsplit(url).query.split("&")
+
+
 def estimate(body: bytes | None, profile: Profile | None = None, url: str = "") -> dict[str, int]:
     """Estimate the cost of a request, by unit, without anything learned."""
     request = read_request(profile or shipped_profile(), url, body)
     return units_of(request, request.estimate_input(), request.bound)
 
 
-def units_of(request: RequestTokens, input_tokens: int, answer: int) -> dict[str, int]:
-    """Return the cost by unit of a request with so much input and an answer of this length, each time it is asked."""
+def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> dict[str, int]:
+    """Return the cost by unit of a request with this many tokens of input, and of each output.
+
+    Money is the most that these tokens can cost; the fee of the request is not part of it.
+    """
     profile = request.profile
-    output = min(MAX_INTEGER, answer * request.times * profile.output_rate(request.model))
-    if profile.charges != "usage":  # the bound counts from the start, whatever each token of output counts later
-        output = max(output, answer * request.times)
-    counts = profile.counts
-    whole = {"input": input_tokens, "output": output}
-    return {unit: min(MAX_INTEGER, sum(whole.get(part, 0) for part in parts)) for unit, parts in counts.items()}
+    output = output_tokens * request.times
+    rate = profile.output_rate(request.model)
+    if rate > 1 or profile.charges == "usage":  # else the bound counts from the start, whatever its tokens count later
+        output *= rate
+    found = {}
+    for unit, takes_input, takes_output in profile.estimated_units:
+        found[unit] = min(MAX_INTEGER, input_tokens * takes_input + output * takes_output)
+    if request.price is not None:
+        found[request.price.unit] = request.price.estimate(input_tokens, output_tokens * request.times)
+    return found
 
 
 def read_json(text: bytes | bytearray) -> dict[str, Any]:

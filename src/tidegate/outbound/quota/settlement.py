@@ -1,14 +1,14 @@
-"""What is left to settle when a response has begun: slots are released and tokens counted when its body has ended.
+"""Settles a charge after the response has begun: slots are released and tokens counted when the body has ended.
 
-The reservation of a strict call that is streamed is topped up while the answer arrives:
+The reservation of a strict call that is streamed is topped up while the output arrives:
 
-    an eighth is left     ask for half as much again; if that is refused, ask again a little later
-    HEADROOM left         the provider may be ahead by so much, or by two of the largest pieces that came: refused now,
-                          the stream ends with Denied
-    input reported        what the input was estimated too high is returned at once
+    an eighth is left     reserve half as much again; if that is denied, try again a little later
+    MIN_HEADROOM left     the provider may be ahead by that much, or by two of the largest chunks so far: if no more can
+                          be reserved now, the stream ends with Denied
+    input reported        if the estimate of the input was too high, the difference is refunded at once
 
-When the answer is complete, the usage that the provider reports replaces what was reserved. More than that is charged
-all the same (`overrun` in the metrics): the provider has counted it.
+When the output is complete, the usage that the provider reports replaces what was reserved. Usage above the reservation
+is charged, too (`overrun` in the metrics), because the provider has counted it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import Denied, StoreUnavailable
+from tidegate.outbound.providers.money import is_money
+from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.quota.charge import Charge
 from tidegate.outbound.quota.request_tokens import units_of
-from tidegate.outbound.quota.tokens import UsageReader
+from tidegate.outbound.quota.token_usage import UsageReader
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.cost import CallPlan
-    from tidegate.outbound.quota.learned import LearnedSizes
+    from tidegate.outbound.quota.learned_sizes import LearnedSizes
 
 FIRST_ERROR_STATUS: Final = 400
-HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
-RETRY_TOKENS: Final = 16  # after a refused top-up, ask again when so many more tokens have arrived
+MIN_HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
+RETRY_TOKENS: Final = 16  # after a denied top-up, try again when this many more tokens have arrived
 
 
 class PendingSettlement:
@@ -59,8 +61,8 @@ class PendingSettlement:
         self._counts = counts
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
-        self._reserved = plan.answer * (plan.request.times if plan.request else 1)  # tokens of output
-        self._headroom = HEADROOM
+        self._reserved = plan.output_tokens * (plan.request.times if plan.request else 1)  # tokens of output
+        self._headroom = MIN_HEADROOM
         self._arrived = 0
         self._next_top_up = self._top_up_at()
         self._input_known = False
@@ -82,10 +84,10 @@ class PendingSettlement:
         if self._counts is not None:
             self._counts[name] += amount
 
-    # ---- while the answer arrives ------------------------------------------------------------------------------------
+    # ---- while the output arrives ------------------------------------------------------------------------------------
 
     def needs_top_up(self) -> bool:
-        """Return whether the answer has come near the end of its reservation, or its input is known."""
+        """Return whether the output has come near the end of its reservation, or its input is known."""
         reader = self._reader
         if not self._plan.tops_up or reader is None:
             return False
@@ -97,7 +99,7 @@ class PendingSettlement:
         return produced >= self._next_top_up or (not self._input_known and "input" in reader.parts)
 
     def top_up_flow(self) -> CallFlow[Any]:
-        """Reserve more for an answer that is still arriving; raises Denied when it may exceed what is reserved."""
+        """Reserve more for an output that is still arriving; raises Denied when it may exceed what is reserved."""
         reader, request = self._reader, self._plan.request
         if reader is None or request is None or self.charge.settled:
             return
@@ -107,7 +109,7 @@ class PendingSettlement:
         produced, left = reader.produced, request.bound * request.times - self._reserved
         if produced < self._next_top_up:
             return
-        if left <= 0:  # the provider itself ends the answer
+        if left <= 0:  # the provider itself ends the output
             self._next_top_up = request.bound * request.times + 1
             return
         amount = min(left, max(self._reserved // 2, self._headroom * 4))
@@ -124,15 +126,15 @@ class PendingSettlement:
             self._cut_off = True
             self._count("cut_off")
             raise Denied(
-                f"provider {self.account.provider.name}: the answer is ended after {produced} tokens: "
-                "no more can be reserved for it",
+                f"provider {self.account.provider.name}: the output was cut off after {produced} tokens: "
+                "no more tokens can be reserved",
                 decision,
             )
         else:
             self._next_top_up = min(produced + RETRY_TOKENS, self._reserved - self._headroom)
 
     def _top_up_at(self) -> int:
-        """Return how many tokens of the answer may arrive before more is reserved."""
+        """Return how many tokens of the output may arrive before more is reserved."""
         return max(1, self._reserved - max(2 * self._headroom, self._reserved // 8))
 
     def _extend_flow(self, amount: int) -> CallFlow[Any]:
@@ -158,21 +160,28 @@ class PendingSettlement:
         if request is None:
             return 0
         rate, counts = request.profile.output_rate(request.model), request.profile.counts
-        pairs = zip(decision.policy_limits, decision.views, strict=False)
-        return min((view[0] // rate for limit, view in pairs if "output" in counts.get(limit.unit, ())), default=0)
+        found = []
+        for limit, view in zip(decision.policy_limits, decision.views, strict=False):
+            if "output" in counts.get(limit.unit, ()):
+                found.append(view[0] // rate)
+            elif request.price is not None and limit.unit == request.price.unit:
+                found.append(request.price.output_within(view[0], 0))
+        return min(found, default=0)
 
     def _return_input_flow(self, reader: UsageReader) -> CallFlow[Any]:
-        """Return what the input was estimated too high."""
+        """Refund the difference if the estimate of the input was too high."""
         request = self._plan.request
         if request is None:
             return
         known = reader.parts
         counted = known.get("input", 0) + known.get("cache_write", 0)
-        surplus = self._plan.input_tokens - counted
-        if surplus > 0:
+        if request.price is not None and request.profile.reports_cache_apart:
+            counted += known.get("cache_read", 0)  # is paid for, too
+        if counted < self._plan.input_tokens:
+            before = units_of(request, self._plan.input_tokens, self._plan.output_tokens)
             self._plan = self._plan._replace(input_tokens=counted)
-            whole = units_of(request, surplus, 0)
-            yield from self.account.shrink_flow(self.charge, whole)
+            after = units_of(request, counted, self._plan.output_tokens)  # money is rounded up as a whole
+            yield from self.account.shrink_flow(self.charge, {unit: before[unit] - after[unit] for unit in after})
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 
@@ -181,7 +190,7 @@ class PendingSettlement:
         if self.charge.settled:
             return
         self._learn()
-        final = self._final_units(used)
+        final = self._final_units(self._with_money(used))
         units = self.account.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
         if not known:
@@ -191,13 +200,32 @@ class PendingSettlement:
             return
         yield from self._commit_flow(known)
 
+    def _with_money(self, used: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        """Add what the reported usage costs."""
+        request, reader = self._plan.request, self._reader
+        if used is None or request is None or request.price is None or reader is None:
+            return used
+        return {**used, request.price.unit: usage_cost(request.price, reader.parts, request.profile) + request.fee}
+
+    def _estimated(self, input_tokens: int, output_tokens: int) -> dict[str, int]:
+        """Return what so many tokens count, and the fee of the request."""
+        request = self._plan.request
+        if request is None:
+            return {}
+        units = units_of(request._replace(times=1), input_tokens, output_tokens)
+        if request.price is not None:
+            units[request.price.unit] += request.fee
+        return units
+
     def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
         """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
         whole = self._reserved_by(self.charge, *self._top_ups)
-        over = max(amount - whole.get(unit, 0) for unit, amount in known.items())
-        if over > 0:
+        over = {unit: amount - whole.get(unit, 0) for unit, amount in known.items()}
+        if max(over.values()) > 0:
             self._count("overrun")
-            self._count("overrun_tokens", over)
+            micros = max((each for unit, each in over.items() if is_money(unit)), default=0)
+            self._count("overrun_micros", max(0, micros))
+            self._count("overrun_tokens", max(0, *(over.get(unit, 0) for unit in TOKEN_UNITS)))
         first = dict(known)
         request = self._plan.request
         if request is not None and request.profile.output_counted == "produced":
@@ -229,32 +257,32 @@ class PendingSettlement:
         profile = None if request is None else request.profile
         if used is None and self.status >= FIRST_ERROR_STATUS:
             if profile is not None and request is not None and profile.failed != "free":
-                return units_of(request, self._plan.input_tokens, 0) if profile.failed == "input" else None
-            return dict.fromkeys(TOKEN_UNITS, 0)
-        if profile is not None and profile.charges == "estimate":
-            return None
+                return self._estimated(self._plan.input_tokens, 0) if profile.failed == "input" else None
+            return dict.fromkeys(self.account.estimated, 0)
+        if profile is not None and profile.charges == "estimate":  # of the quota; what is paid for is the usage
+            return {unit: amount for unit, amount in (used or {}).items() if is_money(unit)}
         if self._reader is None or self._reader.complete:
             return used
         if request is not None and self._cut_off:
-            return units_of(request._replace(times=1), self._plan.input_tokens, self._reader.produced)
+            return self._estimated(self._plan.input_tokens, self._reader.produced)
         reserved = self._reserved_by(self.charge, *self._top_ups)  # the provider may have produced all of it
         return {unit: max(reserved.get(unit, 0), amount) for unit, amount in (used or {}).items()}
 
     def _learn(self) -> None:
-        """Record what the answer and the input took."""
+        """Record what the output and the input took."""
         plan, reader = self._plan, self._reader
         request = plan.request
         if self._learned is None or reader is None or request is None or plan.learned_key is None:
             return
         parts = reader.parts
         if self._cut_off:
-            self._learned.record_answer(plan.learned_key, reader.produced, cut_off=True)
+            self._learned.record_output(plan.learned_key, reader.produced, cut_off=True)
         elif self.status < FIRST_ERROR_STATUS and "output" in parts:
-            answer = -(-(parts["output"] + parts.get("reasoning", 0) * reader.reasoning_apart) // request.times)
-            cut_off = plan.body is not None and plan.answer <= answer < request.bound
-            self._learned.record_answer(plan.learned_key, answer, cut_off=cut_off)
+            output_tokens = -(-(parts["output"] + parts.get("reasoning", 0) * reader.reasoning_apart) // request.times)
+            cut_off = plan.body is not None and plan.output_tokens <= output_tokens < request.bound
+            self._learned.record_output(plan.learned_key, output_tokens, cut_off=cut_off)
         if "input" in parts and not request.fixed:
             whole = parts["input"]
-            if "cache_write" in request.profile.usage:  # cached input is reported apart
+            if "cache_write" in request.profile.usage:  # cached input is reported separately
                 whole += parts.get("cache_read", 0) + parts.get("cache_write", 0)
             self._learned.record_input(plan.learned_key, request.text_length, whole)

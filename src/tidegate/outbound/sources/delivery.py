@@ -98,7 +98,7 @@ def _name_file(place: Path, now: int, body: FetchedBody) -> None:
 def suffix_of(kind: str) -> str:
     """Return the suffix of files with this media type."""
     structured = STRUCTURED_SUFFIXES.get(kind.rpartition("+")[2]) if "+" in kind else None
-    # Only the table that Python brings along: files of the system differ from machine to machine.
+    # Only the table in Python's standard library: the files of the system differ between machines.
     known = structured or SUFFIXES.get(kind) or MimeTypes(filenames=()).guess_extension(kind)
     return known or OTHER_SUFFIX
 

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.outbound.capacity.learning import TOO_MANY_REQUESTS
-from tidegate.outbound.quota.decoding import ACCEPTED, DecodingError
+from tidegate.outbound.quota.decoding import ACCEPT_ENCODING, DecodingError
 from tidegate.outbound.quota.exchange import request_options
 from tidegate.outbound.sources.delivery import FetchedBody, deliver, download_file
 from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_response, save_body
@@ -107,7 +107,7 @@ def rate_limit_exceeded(why: str, wait: float | None = None) -> FetchResult:
 
 def _request(client: httpx.AsyncClient, source: Source, permitted: Callable[[], None]) -> httpx.Request:
     headers = httpx.Headers(source.headers)
-    headers.setdefault("accept-encoding", ACCEPTED)
+    headers.setdefault("accept-encoding", ACCEPT_ENCODING)
     return client.build_request(
         source.method,
         source.url,

@@ -177,7 +177,7 @@ class AcquireRequest(WaitingRequest):
 
 
 class PlainAcquireRequest(Struct, forbid_unknown_fields=True, gc=False):
-    """The usual request of `acquire`, for a fast path: its fields need no further check."""
+    """The most common request of `acquire`, for a fast path: its fields need no further check."""
 
     policy: PolicyName
     key: Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
@@ -193,7 +193,7 @@ class ReserveRequest(WaitingRequest):
 class LeaseRequest(CostRequest):
     """A request of `lease`."""
 
-    most: LeasePermits = 1
+    max_permits: LeasePermits = 1
     ttl: Ttl = 1.0
 
 

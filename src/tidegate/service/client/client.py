@@ -235,7 +235,7 @@ class Client:
         self.call(UNBLOCK, subject_body(policy, key))
 
     def blocks(self) -> list[BlockInfo]:
-        """List the blocks that the answering process knows of; needs the admin token."""
+        """List the blocks that the responding process knows; needs the admin token."""
         return self.call(BLOCKS).blocks
 
     def overview(self) -> dict[str, object]:
@@ -421,7 +421,7 @@ class AsyncClient:
         await self.call(UNBLOCK, subject_body(policy, key))
 
     async def blocks(self) -> list[BlockInfo]:
-        """List the blocks that the answering process knows of; needs the admin token."""
+        """List the blocks that the responding process knows; needs the admin token."""
         return (await self.call(BLOCKS)).blocks
 
     async def overview(self) -> dict[str, object]:

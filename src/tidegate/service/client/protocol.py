@@ -328,8 +328,8 @@ def decide_flow(
         try:
             yield from settle_flow(lease_cache, lease_cache.pop_finished(policy_key))
             started_at = lease_cache.now()
-            most = lease_cache.permits_to_request(policy_key, cost)
-            body = LeaseRequest(policy=policy, key=found, cost=cost, most=most, ttl=lease_cache.duration)
+            max_permits = lease_cache.permits_to_request(policy_key, cost)
+            body = LeaseRequest(policy=policy, key=found, cost=cost, max_permits=max_permits, ttl=lease_cache.duration)
             leased: LeaseResponse = yield verb_request(LEASE, body)
             response = lease_cache.add(policy_key, cost, started_at, leased)
         finally:

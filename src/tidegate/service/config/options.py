@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.headers import STYLES
 from tidegate.policy.config_value import ConfigValue
+from tidegate.policy.setting_values import (
+    PERMISSIONS,
+    read_address,
+    read_path,
+    read_paths,
+    read_permissions,
+    read_seconds,
+    read_string_file,
+    read_token,
+    read_token_file,
+    read_url,
+    read_url_file,
+)
 from tidegate.service.config.values import (
     MAX_BODY_BYTES,
     MAX_FETCHERS,
     MAX_WORKERS,
     MIN_CONNECTIONS,
-    PERMISSIONS,
     READINESS,
-    read_address,
     read_budget,
     read_bytes,
     read_connections,
@@ -26,18 +37,11 @@ from tidegate.service.config.values import (
     read_lease,
     read_metrics_token,
     read_namespace,
-    read_path,
-    read_paths,
-    read_permissions,
     read_priority,
     read_readiness,
-    read_seconds,
     read_secrets,
     read_secrets_file,
     read_style,
-    read_token,
-    read_token_file,
-    read_url,
     read_workers,
 )
 
@@ -76,6 +80,7 @@ OPTIONS: Final = (
         STRING,
         "URL",
     ),
+    ServiceOption("store_file", read_string_file, "file with the URL of the store", STRING, "FILE"),
     ServiceOption(
         "listen",
         read_address,
@@ -216,6 +221,14 @@ OPTIONS: Final = (
     ),
     ServiceOption("providers", read_paths, "YAML file of a provider (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("provider_dirs", read_paths, "folder of provider files (may be repeated)", STRINGS, "DIR", many=True),
+    ServiceOption(
+        "profiles",
+        read_paths,
+        "YAML file or folder of profiles that provider files can name (may be repeated)",
+        STRINGS,
+        "PATH",
+        many=True,
+    ),
     ServiceOption("sources", read_paths, "YAML file of a source (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("source_dirs", read_paths, "folder of source files (may be repeated)", STRINGS, "DIR", many=True),
     ServiceOption(
@@ -249,6 +262,7 @@ OPTIONS: Final = (
     ServiceOption(
         "bus", read_url, "URL of the bus on which sources share capacity reductions (default: none)", STRING, "URL"
     ),
+    ServiceOption("bus_file", read_url_file, "file with the URL of the bus", STRING, "FILE"),
     ServiceOption(
         "budget",
         read_budget,
@@ -259,6 +273,7 @@ OPTIONS: Final = (
     ServiceOption(
         "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (default: none)", STRING, "URL"
     ),
+    ServiceOption("swarm_file", read_url_file, "file with the URL of the bus of the swarm", STRING, "FILE"),
     ServiceOption(
         "swarm_namespace",
         read_namespace,

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import ConfigError
 from tidegate.policy.config_value import ConfigValue, load, parse
+from tidegate.policy.setting_values import ListenAddress, expand_variables, read_path
 from tidegate.service.config.options import ADDRESS, OPTIONS, STRING, ServiceOption
 from tidegate.service.config.policy_file import read_domains, read_policies, read_policy
-from tidegate.service.config.values import DEFAULT_LISTEN, ListenAddress, read_path
+from tidegate.service.config.values import DEFAULT_LISTEN
 from tidegate.service.decisions.policies import ConfiguredPolicy, ServicePolicies
 from tidegate.waiting import MAX_PRIORITY
 
@@ -41,7 +42,7 @@ Flag = str | Sequence[str]  # the value of a command-line option: several string
 DATA_FOLDER: Final = Path("tidegate-data")
 OPTIONS_BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
-SECRET_FILES: Final = ("_token_file", "_secret_file")
+SECRET_FILES: Final = ("_token_file", "_secret_file", "store_file", "bus_file", "swarm_file")
 
 
 class SettingOrigin(NamedTuple):
@@ -86,6 +87,7 @@ class Settings:
     reload_every: float = 1.0
     providers: tuple[Path, ...] = ()
     provider_dirs: tuple[Path, ...] = ()
+    profiles: tuple[Path, ...] = ()
     sources: tuple[Path, ...] = ()
     source_dirs: tuple[Path, ...] = ()
     data: Path | None = None
@@ -143,7 +145,8 @@ def load_settings(
     flags = flags or {}
     document = ConfigValue({}) if source is None else load(source)
     in_file = {} if document.is_null else document.fields(*OPTIONS_BY_NAME, *SECTIONS)
-    chosen = {name: in_file[name] for name in OPTIONS_BY_NAME if name in in_file and not in_file[name].is_null}
+    given = [name for name in OPTIONS_BY_NAME if name in in_file and not in_file[name].is_null]
+    chosen = {name: expand_variables(in_file[name], environment) for name in given}
     chosen |= _read_strings(environment, lambda option: f"{ENVIRONMENT_PREFIX}{option.name.upper()}", flags=False)
     chosen |= _read_strings(flags, lambda option: option.name, flags=True)
     values: dict[str, Any] = {}
@@ -160,7 +163,7 @@ def load_settings(
         flags=flags,
         policy_flags=policies,
         secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith(SECRET_FILES)),
-        store_origin=_find_origin(chosen.get("store")),
+        store_origin=_find_origin(chosen.get("store", chosen.get("store_file"))),
     )
     _check(settings, {**{option.name: document for option in OPTIONS}, **chosen})
     return settings
@@ -269,7 +272,7 @@ def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
     if tokens.intersection(settings.reservation_secret):
         given = ("reservation_secret", "reservation_secret_file")
         place = next(places[name] for name in given if places[name].field)
-        raise place.error("must differ from the tokens: clients know them, and could sign ids")
+        raise place.error("must differ from the tokens: clients know the tokens, and could sign ids with them")
 
 
 __all__ = ["DATA_FOLDER", "OPTIONS", "SECTIONS", "ListenAddress", "Settings", "load_settings"]

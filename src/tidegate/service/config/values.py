@@ -2,76 +2,34 @@
 
 from __future__ import annotations
 
-import ipaddress
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from tidegate.core.bounds import SECOND
-from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.headers import STYLES
 from tidegate.policy.config_value import ConfigValue
+from tidegate.policy.setting_values import (
+    ListenAddress,
+    location_of,
+    read_path,
+    read_seconds,
+    read_text,
+    read_token,
+)
 from tidegate.stores.lease import Lease
 
-MAX_PORT: Final = 65_535
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MAX_BODY_BYTES: Final = 2**30
 MAX_WORKERS: Final = 256
 MAX_FETCHERS: Final = 10_000
-MIN_TOKEN_LENGTH: Final = 16
 MIN_CONNECTIONS: Final = 16
-LOCAL_NAMES: Final = ("localhost",)
-PERMISSIONS: Final = ("warn", "refuse", "ignore")  # as Providers accepts them
 READINESS: Final = ("policies", "store", "process")  # see service/http/readiness.py
 NO_TOKEN: Final = "none"  # as metrics_token: /metrics needs no token  # noqa: S105 - not a password
 NO_DELAY: Final = ("0", "0s", "0ms", "0.0")
 
 
-class ListenAddress(NamedTuple):
-    """An address to listen on."""
-
-    host: str
-    port: int
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        if self.host in LOCAL_NAMES:
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def __str__(self) -> str:
-        """Write host and port, with an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 DEFAULT_LISTEN: Final = ListenAddress("127.0.0.1", 8080)
-
-
-def read_address(setting: ConfigValue) -> ListenAddress:
-    """Read an address to listen on: host and port, or a port on loopback."""
-    text = setting.string() if not isinstance(setting.raw, int) else str(setting.raw)
-    host, colon, port = text.rpartition(":")
-    if not port.isdecimal() or len(port) > len(str(MAX_PORT)) or int(port) > MAX_PORT or (colon and not host):
-        raise setting.error(f"expected an address such as 127.0.0.1:8080, not {setting}")
-    host = host or "127.0.0.1"
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise setting.error(f"expected an IPv6 address in brackets, as in [::1]:8080, not {setting}")
-    return ListenAddress(host.strip("[]"), int(port))
-
-
-def read_seconds(setting: ConfigValue) -> float:
-    """Read a duration, in seconds."""
-    try:
-        return setting.number()
-    except ConfigError:
-        text = setting.string()
-    try:
-        return parse_period(text) / SECOND
-    except ConfigError:
-        raise setting.error(f"expected a duration such as 30s or 250ms, not {setting}") from None
 
 
 def read_lease(setting: ConfigValue) -> Lease | None:
@@ -86,15 +44,6 @@ def read_lease(setting: ConfigValue) -> Lease | None:
         raise setting.error(f"expected true, false or a duration such as 1s, not {setting}") from None
     with setting.locate_errors(**{"lease.seconds": setting}):
         return Lease(seconds)
-
-
-def read_token(setting: ConfigValue) -> str:
-    """Read a token; refuse a short one."""
-    token = setting.string().strip()
-    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-        # The message does not contain the value: messages are logged.
-        raise setting.error(f"expected at least {MIN_TOKEN_LENGTH} printable ASCII characters without spaces")
-    return token
 
 
 def read_metrics_token(setting: ConfigValue) -> str:
@@ -112,20 +61,6 @@ def read_delay(setting: ConfigValue) -> float:
     return 0.0 if str(setting).strip("'") in NO_DELAY else read_seconds(setting)
 
 
-def read_token_file(setting: ConfigValue) -> str:
-    """Read the token in a file."""
-    return read_token(ConfigValue(read_text(setting), *location_of(setting)))
-
-
-def read_text(setting: ConfigValue) -> str:
-    """Read the file that a setting names."""
-    path = read_path(setting)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise setting.error(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-
-
 def read_secrets(setting: ConfigValue) -> tuple[str, ...]:
     """Read one or more secrets: a list, or a string in which white space separates them."""
     found = [ConfigValue(word, *location_of(each)) for each in setting.one_or_many() for word in each.string().split()]
@@ -137,11 +72,6 @@ def read_secrets(setting: ConfigValue) -> tuple[str, ...]:
 def read_secrets_file(setting: ConfigValue) -> tuple[str, ...]:
     """Read the secrets in a file, one on each line."""
     return read_secrets(ConfigValue(read_text(setting), *location_of(setting)))
-
-
-def location_of(setting: ConfigValue) -> tuple[str | None, int | None, str | None]:
-    """Return file, line and field of a setting, for an error about a part of it."""
-    return setting.file, setting.line, setting.field
 
 
 def read_style(setting: ConfigValue) -> str:
@@ -169,35 +99,9 @@ def read_priority(setting: ConfigValue) -> int:
     return setting.integer(0)
 
 
-def read_path(setting: ConfigValue) -> Path:
-    """Read a path; in a file, a relative path is relative to that file."""
-    path = Path(setting.string())
-    return path if setting.file is None or path.is_absolute() else Path(setting.file).parent / path
-
-
-def read_paths(setting: ConfigValue) -> tuple[Path, ...]:
-    """Read one or more paths."""
-    if setting.is_mapping:
-        raise setting.error(f"expected a path or a list of paths, not {setting}")
-    return tuple(read_path(each) for each in setting.one_or_many())
-
-
 def read_fetchers(setting: ConfigValue) -> int:
     """Read the maximum number of concurrent fetches."""
     return setting.integer(1, MAX_FETCHERS)
-
-
-def read_permissions(setting: ConfigValue) -> str:
-    """Read how to treat files that other users can read."""
-    return setting.choice(*PERMISSIONS)
-
-
-def read_url(setting: ConfigValue) -> str:
-    """Read a URL; only its form is checked."""
-    text = setting.string()
-    if "://" not in text:
-        raise setting.error(f"expected a URL such as nats://127.0.0.1:4222, not {setting}")
-    return text
 
 
 def read_namespace(setting: ConfigValue) -> str:

@@ -303,7 +303,7 @@ class BaseDecider:
         return missing
 
     def _lease_ask(self, subject: Subject, cost: Cost) -> Ask | None:
-        """Return the ask of one permit that a lease may have; None for any other."""
+        """Return the ask if it is for one permit that may be leased; None otherwise."""
         if cost != 1 or cost.__class__ is not int:
             return None
         found = self.find(subject)
@@ -358,7 +358,7 @@ class BaseDecider:
     def fast_path(self, policy: str) -> FastPath | None:
         """Return synchronous functions that take permits of a policy, if the policy and the store allow that.
 
-        That needs a store in memory, and a policy that has neither overrides nor a roll-out.
+        That needs a store in memory, and a policy that has neither overrides nor a rollout.
         """
         found = self._fast_paths.get(policy)
         return self._build_fast_path(policy) if found is None else found

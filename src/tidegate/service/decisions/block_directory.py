@@ -1,11 +1,11 @@
 """Lists the blocks of all services that share a store. For display only.
 
-A store finds the state of a key that it is asked about, but cannot list its keys. So each service writes the blocks
-that it knows to the store in every period of `PERIOD` seconds, by the clock of the store: as JSON, in write-once
-entries (see `write_once`) under its identity in the `ServiceDirectory`. The others read them there, and ask the store
-whether each of them still lasts (`Blocks.find_all`). What a service has read it also writes, so a block stays listed
-after the service that made it has ended. Most of the time all services write the same, so the first entry has a digest,
-and the rest is read once for all of them. Nothing is read or written while there are no blocks.
+A store can look up the state of a given key, but cannot list its keys. So each service writes the blocks that it knows
+to the store every `RECORD_SECONDS`, by the clock of the store: as JSON, in write-once entries (see `write_once`) under
+its identity in the `ServiceDirectory`. The others read them there, and ask the store whether each block is still in
+effect (`Blocks.find_all`). A service also writes the blocks that it has read, so a block stays listed after the service
+that made it has ended. Usually all services write the same blocks, so the first entry has a digest, and the rest is
+read once for all services. Nothing is read or written while there are no blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.service_directory import ServiceDirectory
     from tidegate.stores import Store
 
-PERIOD: Final = 10  # seconds
+RECORD_SECONDS: Final = 10
 ANNOUNCE_INTERVAL: Final = 5 * SECOND
 CACHE_TTL: Final = 2 * SECOND
 RECORD_NUMBERS: Final = 10
@@ -44,7 +44,7 @@ RECORD_BYTES: Final = RECORD_NUMBERS * NUMBER_BYTES
 MAX_RECORDS: Final = 100  # of one service in one period
 HEAD_BYTES: Final = 2 * NUMBER_BYTES  # the digest and the length of the JSON
 MAX_BYTES: Final = MAX_RECORDS * RECORD_BYTES - HEAD_BYTES  # of the JSON
-RECORD_POLICY: Final = write_once_policy("tidegate.blocks", 3.0 * PERIOD, RECORD_NUMBERS)
+RECORD_POLICY: Final = write_once_policy("tidegate.blocks", 3.0 * RECORD_SECONDS, RECORD_NUMBERS)
 
 
 class BlockDirectory:
@@ -120,7 +120,7 @@ class BlockDirectory:
     async def _period(self) -> int | None:
         """Return the number of the current period, by the clock of the store; None while it is unavailable."""
         entry = await self._apply("peek", "clock", 0, 0, (0,) * RECORD_NUMBERS)
-        return None if isinstance(entry, LocalDecision) else entry.at // (PERIOD * SECOND)
+        return None if isinstance(entry, LocalDecision) else entry.at // (RECORD_SECONDS * SECOND)
 
     async def _apply(
         self, verb: str, period: int | str | None, identity: int, place: int, numbers: tuple[int, ...]

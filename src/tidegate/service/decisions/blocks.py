@@ -125,7 +125,7 @@ class Blocks:
         self._prune()
         if len(self._known) >= MAX_REMEMBERED:
             raise ConfigError(
-                f"{MAX_REMEMBERED} keys are blocked already: lower a policy's limits instead", field="key"
+                f"{MAX_REMEMBERED} keys are already blocked: lower a policy's limits instead", field="key"
             )
         millis = max(1, round(duration * 1000))
         if not self._unshared:

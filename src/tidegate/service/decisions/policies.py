@@ -1,4 +1,4 @@
-"""The configured policies of the service, with overrides, roll-outs and descriptors. Immutable, without side effects.
+"""The configured policies of the service, with overrides, rollouts and descriptors. Immutable, without side effects.
 
 `ServicePolicies` selects the Policy for a key. Every policy that it can select is a `PolicyVariant` with a `slot`, a
 name that stays the same when the file is reloaded, so that waiting calls keep waiting.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.descriptors import DescriptorDomain
 
 FULL_ROLLOUT: Final = 100.0  # percent
-ROLLOUT_STEPS: Final = 10_000  # a roll-out is exact to 0.01 percent
+ROLLOUT_STEPS: Final = 10_000  # a rollout is exact to 0.01 percent
 MAX_NAMES_LISTED: Final = 10  # names that an error message lists, or that are compared with an unknown name
 MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared
 

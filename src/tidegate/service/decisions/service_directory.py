@@ -1,9 +1,9 @@
 """Lists the services that share a store, each with its name and its decisions. For display only.
 
-A service writes a record to the store in every period of `PERIOD` seconds, by the clock of the store. A record is a
-write-once entry (see `write_once`) in the first free place of that period. A reader reads the places of the current and
-the previous period, each until the first free one. Records expire by themselves, so a service that has ended disappears
-within two periods. A store needs nothing but `apply` for it.
+A service writes a record to the store every `RECORD_SECONDS`, by the clock of the store. A record is a write-once entry
+(see `write_once`) in the first free place of that period. A reader reads the places of the current and the previous
+period, up to the first free one of each. Records expire by themselves, so a service that has ended disappears within
+two periods. A store needs nothing but `apply` for it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from tidegate.stores import Store
 
-PERIOD: Final = 30  # seconds
+RECORD_SECONDS: Final = 30
 ANNOUNCE_INTERVAL: Final = 10 * SECOND
 CACHE_TTL: Final = 2 * SECOND
 MAX_SERVICES: Final = 32
 NAME_NUMBERS: Final = 8  # numbers that make up the name
 MAX_NAME_BYTES: Final = NAME_NUMBERS * NUMBER_BYTES
 RECORD_NUMBERS: Final = 1 + NAME_NUMBERS + 2  # identity, name, admitted and denied calls
-RECORD_POLICY: Final = write_once_policy("tidegate.services", 3.0 * PERIOD, RECORD_NUMBERS)
+RECORD_POLICY: Final = write_once_policy("tidegate.services", 3.0 * RECORD_SECONDS, RECORD_NUMBERS)
 
 
 class ServiceRecord(NamedTuple):
@@ -118,7 +118,7 @@ class ServiceDirectory:
     async def _period(self) -> int | None:
         """Return the number of the current period, by the clock of the store; None while it is unavailable."""
         entry = await self._apply("peek", "clock", "", (0,) * (RECORD_NUMBERS + 1))
-        return None if isinstance(entry, LocalDecision) else entry.at // (PERIOD * SECOND)
+        return None if isinstance(entry, LocalDecision) else entry.at // (RECORD_SECONDS * SECOND)
 
     async def _apply(self, verb: str, period: str, place: str, costs: tuple[int, ...]) -> Decision:
         return (await self._store.apply_async(verb, ((RECORD_POLICY, (period, place), costs),)))[0]

@@ -28,8 +28,8 @@ UNIT_NUMBERS: Final = {
 # What comes before the value of a field: its number and its kind. The numbers are those of `envoy.messages`.
 OVERALL_OK: Final = b"\x08\x01"
 OVERALL_OVER_LIMIT: Final = b"\x08\x02"
-STATUS: Final = b"\x12"
-HEADER: Final = b"\x1a"
+STATUS_TAG: Final = b"\x12"
+HEADER_TAG: Final = b"\x1a"
 RAW_BODY: Final = b"\x2a"
 STATUS_OK: Final = b"\x08\x01"
 STATUS_OVER_LIMIT: Final = b"\x08\x02"
@@ -90,7 +90,7 @@ def _status(decision: Decision, *, over: bool) -> bytes:
     if micros:
         until += b"\x10" + varint(micros * 1000)
     status += DURATION_UNTIL_RESET + varint(len(until)) + until
-    return STATUS + varint(len(status)) + status
+    return STATUS_TAG + varint(len(status)) + status
 
 
 @lru_cache(maxsize=1024)
@@ -103,7 +103,7 @@ def _current_limit(limit: Limit) -> bytes:
 def _header(name: str, value: str) -> bytes:
     encoded = value.encode()
     field = _header_name(name) + varint(len(encoded)) + encoded
-    return HEADER + varint(len(field)) + field
+    return HEADER_TAG + varint(len(field)) + field
 
 
 @lru_cache(maxsize=64)

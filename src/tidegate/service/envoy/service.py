@@ -4,7 +4,7 @@ All descriptors of a request are decided together: if one is over its limit, non
 unavailable and the policy has `on_store_error: deny`, the status is UNAVAILABLE, so that Envoy's failure mode applies.
 
 The server is gRPC's server with threads, which uses half the CPU time of `grpc.aio` (bench/front.py). A thread
-decides the usual request itself; everything else runs in the event loop of the service, which the thread waits for.
+decides common requests itself; everything else runs in the event loop of the service, which the thread waits for.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RateLimitService:
         return context.abort(code, detail)  # type: ignore[no-any-return]  # it raises
 
     def _respond_now(self, request: Any) -> bytes | None:  # noqa: ANN401 - made at run time
-        """Respond to the usual request, with one descriptor, if the store decides at once; None for all others."""
+        """Respond to a request with one descriptor if the store decides at once; None for all other requests."""
         descriptors = request.descriptors
         if len(descriptors) != 1:
             return None

@@ -58,7 +58,7 @@ SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-con
 
 
 class ImmediateVerb(NamedTuple):
-    """A verb whose usual requests are answered at once, without a coroutine."""
+    """A verb whose common requests are answered at once, without a coroutine."""
 
     verb: Verb
     reply: ImmediateReply  # returns the JSON of the response to a body; None: nothing was done, use the app
@@ -108,7 +108,7 @@ class App:
         self._files = read_files(token=not self.authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a coroutine for each branch would cost every request
-        """Handle one request. The server asks `find_immediate` first: the usual ones need no task."""
+        """Handle one request. The server first calls `find_immediate`: common requests need no task."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
@@ -197,7 +197,7 @@ class App:
         return found
 
     def _time_verb(self, verb: Verb, run: ImmediateReply) -> ImmediateVerb:
-        """Return a verb whose usual requests are answered by this function, timed and with its errors translated."""
+        """Return a verb whose common requests are answered by this function, timed and with its errors translated."""
         steady, add_latency = self._clock.steady, self.decider.stats.latency_of(verb.name).add
 
         def reply(body: bytes) -> bytes | None:

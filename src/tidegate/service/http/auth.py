@@ -6,7 +6,8 @@ import hmac
 import re
 from typing import TYPE_CHECKING, Final
 
-from tidegate.service.config.values import NO_TOKEN, ListenAddress
+from tidegate.headers import site
+from tidegate.service.config.values import NO_TOKEN
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 HOST: Final = re.compile(rb"(\[[\w.:%~-]*\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # the characters of RFC 3986
 BEARER_PREFIX: Final = b"bearer "
-SAME_SITE: Final = (b"same-origin", b"none")  # the dashboard, or a URL that a user has typed
 CROSS_SITE: Final = (
     "requests from pages of other sites are refused if no decision token is set; a proxy that forwards the header "
     "fields of its client must remove Origin and Sec-Fetch-Site, or a decision token must be set"
@@ -100,11 +100,8 @@ class Authenticator:
 
 def is_cross_site(headers: dict[bytes, bytes]) -> bool:
     """Return whether a browser sends the request for a page of another site."""
-    site = headers.get(b"sec-fetch-site")
-    if site is not None:
-        return site not in SAME_SITE
-    origin = headers.get(b"origin")
-    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+    fields = (headers.get(name) for name in (b"sec-fetch-site", b"origin", b"host"))
+    return site.is_cross_site(*(None if each is None else each.decode("latin-1") for each in fields))
 
 
 def check_host_fields(fields: Iterable[tuple[bytes, bytes]], version: str) -> None:
@@ -120,11 +117,7 @@ def check_host_fields(fields: Iterable[tuple[bytes, bytes]], version: str) -> No
 
 def check_host(host: bytes) -> None:
     """Refuse a Host that is not a name of this machine."""
-    name = host.lower().decode("latin-1")
-    if not name.endswith("]"):
-        before, colon, port = name.rpartition(":")
-        name = before if colon and port.isdigit() else name
-    if not ListenAddress(name.strip("[]"), 0).loopback:
+    if not site.is_local_host(host.decode("latin-1")):
         message = "the Host must be localhost or a loopback address, because no decision token is set"
         raise ProblemError("forbidden", message)
 

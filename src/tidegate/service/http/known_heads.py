@@ -1,4 +1,4 @@
-"""Remembers the heads of usual requests, so that a head that was parsed and checked once is not parsed again.
+"""Remembers the heads of common requests, so that a head that was parsed and checked once is not parsed again.
 
 A client sends the same head with almost every request, byte for byte. What the parser and the checks of a head return
 depends on nothing but these bytes: the settings of a running service do not change. A head is remembered only if it is

@@ -15,7 +15,7 @@ byte. It does not limit the size of a head, and it starts an unlimited number of
 - an invalid request gets problem details as its response, after the requests before it;
 - a client that is refused while it is still sending can read the response: the connection stays open, and further input
   is discarded, until the client closes it or `read_timeout` has passed;
-- the usual acquire or batch is answered as soon as its last byte is parsed, without a task, a coroutine or an ASGI
+- a common acquire or batch is answered as soon as its last byte is parsed, without a task, a coroutine or an ASGI
   message (`App.find_immediate`), if it arrived whole and no earlier request waits for its response. Its head is parsed
   only the first time (`known_heads`). Everything else goes to the same App.
 
@@ -140,7 +140,7 @@ class HttpConnection(HttpToolsProtocol):
             self._input = b""
 
     def _answer_known(self, data: bytes) -> bool:
-        """Answer a usual request at once, without parsing its head, if the head is known."""
+        """Answer a common request at once, without parsing its head, if the head is known."""
         known = self._heads.find(data)
         if known is None or self._app.is_busy or self.flow.write_paused:
             return False

@@ -129,7 +129,7 @@ class Verbs:
 
     async def lease(self, request: LeaseRequest, call: KeyedCall | None = None) -> LeaseResponse:
         """Take permits in advance."""
-        lease = await self.decider.lease(request.subject, request.cost, request.most, request.ttl, call)
+        lease = await self.decider.lease(request.subject, request.cost, request.max_permits, request.ttl, call)
         return LeaseResponse(*decision_fields(lease.decision), lease.id, lease.permits, lease.seconds, lease.decay)  # type: ignore[arg-type, call-arg]  # as above
 
     async def commit(self, request: CommitRequest, call: KeyedCall | None = None) -> DoneResponse:

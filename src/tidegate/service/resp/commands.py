@@ -96,7 +96,7 @@ class Commands:
     # ---- the fast path -----------------------------------------------------------------------------------------------
 
     def decide_usual(self, data: bytes) -> bytes | None:
-        """Decide a pipeline of usual commands on a store in memory; None if the input is anything else.
+        """Decide a pipeline of common commands on a store in memory; None if the input is anything else.
 
         The client must be allowed to request decisions.
         """

@@ -1,7 +1,7 @@
 """Parses commands of the Redis protocol (RESP): an array of bulk strings each. Strict, and bounded in every dimension.
 
 hiredis is not used: it allocates a list as long as the header of an array claims, before any element has arrived, so
-that 13 bytes of a client can make it allocate gigabytes. Parsing the usual pipelines with `read_usual` is as fast.
+that 13 bytes of a client can make it allocate gigabytes. Parsing common pipelines with `read_usual` is as fast.
 
 Inline commands (a line of words without lengths) are refused. A web page can make a browser send such lines to a port
 of its machine, as the body of an HTTP request; so the first line of an HTTP request ends the connection.
@@ -21,7 +21,7 @@ HTTP_WORD_LENGTH: Final = 8  # bytes that show whether input is an HTTP request
 USUAL_NAME: Final = "TG.ACQUIRE"
 USUAL_COUNT: Final = "*3"
 USUAL_SIZE: Final = f"${len(USUAL_NAME)}"
-USUAL_LINES: Final = 7  # of one usual command: the count, then length and value of three words
+USUAL_LINES: Final = 7  # of one common command: the count, then length and value of three words
 SIZES: Final = tuple(f"${length}" for length in range(1025))  # the header of a word, by its length
 SIZE_LINES: Final = tuple(size.encode() for size in SIZES)
 COUNTS: Final = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}  # by the header of a command
@@ -75,7 +75,7 @@ def read_usual(data: bytes) -> tuple[list[str], list[str]] | None:
 
 
 def _read_pipeline(lines: list[str]) -> tuple[list[str], list[str]] | None:
-    """Read the lines of several usual commands."""
+    """Read the lines of several common commands."""
     if lines.pop() or not lines or lines[0] != USUAL_COUNT:
         return None
     commands, rest = divmod(len(lines), USUAL_LINES)

@@ -1,6 +1,6 @@
 """One connection on the RESP port, with the bounds on size and time that HTTP connections have.
 
-- Usual commands on a store in memory are answered before `data_received` returns. For all others, one task at a time
+- Common commands on a store in memory are answered before `data_received` returns. For all others, one task at a time
   runs the complete commands that have arrived; what arrives meanwhile is the next batch.
 - A command has to be complete within `read_timeout`; an idle connection is closed after `idle_timeout`.
 - A client that does not read its replies is disconnected after `read_timeout`; until then, nothing more is read.
@@ -83,7 +83,7 @@ class RespConnection(asyncio.Protocol):
         self.connection_lost(None)
 
     def data_received(self, data: bytes) -> None:
-        """Answer usual commands at once; keep the rest for the next batch."""
+        """Answer common commands at once; keep the rest for the next batch."""
         if self._finished:
             return
         if not self._unparsed and self._task is None and not self._writing_paused and self._session.may_decide_now:

@@ -80,7 +80,7 @@ def read_parameters(words: Sequence[str]) -> tuple[int, int, int, int]:
     for name, text, least in zip(PARAMETERS, (*words[1:], "1"), (0, 1, 1, 0), strict=False):
         number = read_integer(text)
         if number is None or not least <= number < MAX_INTEGER:
-            raise ArgumentError(f"{name}: expected an integer from {least}, not {shorten(text)}")
+            raise ArgumentError(f"{name}: expected an integer of at least {least}, not {shorten(text)}")
         numbers.append(number)
     max_burst, count, period, quantity = numbers
     return max_burst, count, period, quantity

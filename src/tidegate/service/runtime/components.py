@@ -102,7 +102,9 @@ class Components:
 
         settings = self.settings
         permissions = cast("Permissions", settings.permissions)
-        return Providers.load(settings.providers, settings.provider_dirs, permissions=permissions)
+        return Providers.load(
+            settings.providers, settings.provider_dirs, permissions=permissions, profiles=settings.profiles
+        )
 
     def _open_providers(self) -> None:
         """Grant permits of the providers in a worker that fetches no sources; the store is shared with the first."""

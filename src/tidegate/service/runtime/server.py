@@ -1,7 +1,7 @@
 """Runs the service: HTTP, RESP and gRPC, in one or several processes.
 
 The servers were chosen by measurement (bench/front.py): uvicorn's httptools protocol on uvloop can be extended in
-Python, so that a usual request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
+Python, so that a common request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
+from tidegate.event_loop import run_loop
 from tidegate.observe.logs import DecisionLog
 from tidegate.service.config.reload import Reloader
 from tidegate.service.config.settings import ListenAddress, Settings
@@ -37,7 +38,7 @@ from tidegate.service.runtime.logs import log_denial_counts
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from tidegate.clock import Clock
     from tidegate.service.http.server import HttpServer
@@ -313,15 +314,3 @@ def run(settings: Settings, ready: Ready | None = None) -> None:
             run_workers(settings, listener, ready)
         else:
             run_loop(serve(settings, listener, ready))
-
-
-def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a new event loop: uvloop's, if it is installed."""
-    try:
-        import uvloop  # noqa: PLC0415 - not available on every system
-    except ImportError:
-        factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    else:
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)

@@ -59,7 +59,7 @@ COUNTS, VIOLATED, LAST_DENIED, LATENCY, ERRORS, STORE = (
 )
 # Metrics of stores that only grow while a process runs. All others are current values.
 STORE_COUNTERS: Final = frozenset((
-    *("transactions", "waits", "failures", "scripts", "calls", "given_back", "not_given_back", "overflowed"),
+    *("transactions", "waits", "failures", "scripts", "calls", "refunded", "refunds_failed", "overflowed"),
     *("server_changes", "state_losses", "losses", "returns", "probes", "corrections_dropped"),
     *("allowed_without_store", "denied_without_store"),
 ))  # fmt: skip

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.clock import SystemClock
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.event_loop import run_loop
 from tidegate.service.config.reload import Reloader
 from tidegate.service.runtime import logs, server
 from tidegate.service.runtime.shared_memory import WorkerMemory
@@ -224,7 +225,7 @@ def run_worker(
     logs.set_up()
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            server.run_loop(serve_worker(settings, listener, pipe, WorkerLink(memory, number)))
+            run_loop(serve_worker(settings, listener, pipe, WorkerLink(memory, number)))
     except RateLimitError as error:
         error_type = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
         send_message(pipe, (os.getpid(), error_type, str(error)[:MAX_MESSAGE_LENGTH]))

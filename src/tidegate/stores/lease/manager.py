@@ -17,7 +17,7 @@ from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.lock import Lock, locked
 from tidegate.stores.base import Alternatives
-from tidegate.stores.cancellation import DROPPABLE
+from tidegate.stores.cancellation import DROPPABLE_VERBS
 from tidegate.stores.lease.alternatives import choose_flow
 from tidegate.stores.lease.policy_leases import PolicyLeases
 from tidegate.stores.lease.share import NO_SHARE, CachedDenial, LeasedShare
@@ -82,7 +82,7 @@ class LeaseManager:
             try:
                 yield from self.release_flow(verb, asks)
             except CancelledError:
-                if verb not in DROPPABLE:
+                if verb not in DROPPABLE_VERBS:
                     self.jobs.append(DeferredCall(verb, asks, now, at))
                 raise
         elif len(asks) == 1:

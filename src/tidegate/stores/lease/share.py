@@ -24,7 +24,7 @@ RENEW_DIVISOR: Final = 8  # a share is renewed when 1/8 of its permits or its ti
 class LeasedShare:
     """Permits charged at `charged` by the store's clock, usable before `ends` by the steady clock of this process.
 
-    The permits left are `units` times the cost of a usual call (`one`), plus `spare`: a usual call decrements one
+    The permits left are `units` times the cost of a common call (`one`), plus `spare`: a common call decrements one
     integer, however many limits there are. The share is to be renewed at `renew_below` units, or at `renew_at`.
     """
 

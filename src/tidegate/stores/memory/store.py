@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_INTEGER
-from tidegate.core.decision import VERBS, Decision, States, acquire
+from tidegate.core.decision import VERBS, Decision, States
 from tidegate.errors import ConfigError
 from tidegate.lock import Lock, locked
 from tidegate.stores.base import Store, decide_in_turn
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 ZERO_COST: Final = (0,)
-NEW: Final = tuple.__new__  # faster than the constructor
+CHARGING_VERBS: Final = frozenset(("acquire", "hold", "adjust"))
+NEW_TUPLE: Final = tuple.__new__  # faster than the constructor
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
 
@@ -104,7 +105,7 @@ class MemoryStore(Store):
         return True
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
-        """Build a faster `try_acquire` for usual calls; others go to `slow_path`, and all calls once it is disabled."""
+        """Build a faster `try_acquire` for common calls; others go to `slow_path`, as do all once it is disabled."""
         return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 
     def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
@@ -132,9 +133,9 @@ class MemoryStore(Store):
             table = self._table(policy)
             entry = table.entries.get(key)
             limits = policy.limits
-            if verb == "acquire" and now < table.due:
-                # The usual call, for a new key or one of this policy: what _decide does, without the rest.
-                if entry is None and self._has_room(key, self.max_entries):
+            if now < table.due and verb in CHARGING_VERBS:
+                # The common case, a new key or one of this policy: what _decide does, without the rest.
+                if entry is None and verb != "adjust" and self._has_room(key, self.max_entries):
                     before: States = (None,) * len(limits)
                 elif entry is not None and entry[0] is policy.only:
                     before = (entry,)
@@ -142,7 +143,7 @@ class MemoryStore(Store):
                     before = entry[1]
                 else:
                     return self._decide(verb, ((policy, key, costs),), now, at)[0]
-                allowed, states, left = acquire(limits, before, costs, now)
+                allowed, states, left = VERBS[verb](limits, before, costs, now, at)
                 if allowed:
                     self._write(table, key, policy, states, now)
                 return Decision.of_states(now, limits, states, left, within_limits=allowed)
@@ -190,7 +191,7 @@ class MemoryStore(Store):
                 if state is None:
                     return None
                 charged.append((table.entries, key, state))
-                decisions.append(NEW(Decision, (True, now, policy.limits, (state,), ZERO_COST)))
+                decisions.append(NEW_TUPLE(Decision, (True, now, policy.limits, (state,), ZERO_COST)))
             for entries, key, state in charged:
                 entries[key] = state
             return decisions

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 DECIDING_VERBS: Final = ("acquire", "hold", "peek")
-MIN_SECONDS: Final = 0.001  # bounds of deadline, local_for and beat
+MIN_SECONDS: Final = 0.001  # bounds of deadline, local_for and heartbeat
 MAX_SECONDS: Final = 1_000_000
 PROBE_POLICY: Final = Policy(
     "tidegate.probe", (Limit(2**40, "1m", algorithm="fixed_window"),)
@@ -56,11 +56,11 @@ class GuardedStore(Store):
     each, and counted.
 
     `bounded` means that the store enforces the deadline itself (as our stores opened by URL do); otherwise its calls
-    run in a few threads, at some cost. The very first call, which connects, gets more time. `local_for` is how many
-    seconds a process may spend its share, at least. `beat` is the interval in seconds at which processes with a `local`
-    policy exchange heartbeats.
+    run in a few threads, at some cost. The very first call, which connects, gets more time. `local_for` is the
+    minimum time in seconds for which a process may spend its share. `heartbeat` is the interval in seconds at which
+    processes with a `local` policy exchange heartbeats.
 
-    A caller that handles outages itself replaces the log lines by a function: `report_outages`.
+    A caller that handles outages itself replaces the log lines with a function: `report_outages`.
 
     `clock` measures deadlines and pauses. `number` identifies this process. Set `background` to False in tests that
     call `maintain` themselves.
@@ -74,7 +74,7 @@ class GuardedStore(Store):
         *,
         deadline: float = 0.05,
         local_for: float = 600.0,
-        beat: float = 1.0,
+        heartbeat: float = 1.0,
         bounded: bool = False,
         clock: Clock | None = None,
         number: int | None = None,
@@ -83,7 +83,7 @@ class GuardedStore(Store):
         """Guard this store; closing the GuardedStore closes it."""
         super().__init__(store.clock)
         self.wait_queues: weakref.WeakSet[WaitQueue] = store.wait_queues
-        for name, value in (("deadline", deadline), ("local_for", local_for), ("beat", beat)):
+        for name, value in (("deadline", deadline), ("local_for", local_for), ("heartbeat", heartbeat)):
             if (
                 isinstance(value, bool)
                 or not isinstance(value, (int, float))
@@ -95,8 +95,8 @@ class GuardedStore(Store):
         self.store = store
         self.decides_alternatives: bool = store.decides_alternatives  # type: ignore[misc]  # same as the guarded store
         self.deadline = deadline
-        self._beat = round(beat * SECOND)
-        self._term = max(2 * round(local_for * SECOND), 100 * self._beat)
+        self._heartbeat = round(heartbeat * SECOND)
+        self._term = max(2 * round(local_for * SECOND), 100 * self._heartbeat)
         self._steady: Clock = clock or SystemClock()
         self._number = number
         self._background = background
@@ -183,7 +183,7 @@ class GuardedStore(Store):
                     self._record_failure(error, outages, asks)
             else:
                 self._calls.tries = 1
-                return answers if sent is asks else original_decisions(asks, sent, answers, self._beat)
+                return answers if sent is asks else original_decisions(asks, sent, answers, self._heartbeat)
         return self._fallback.decide(verb, asks, now, at, in_doubt=bool(sent))
 
     def report_outages(self, report: Callable[[str | None], object]) -> None:
@@ -269,9 +269,9 @@ class GuardedStore(Store):
             if self._at_exit is None:
                 self._at_exit = partial(_leave_peers_at_exit, weakref.ref(self))
                 atexit.register(self._at_exit)
-            peers = Peers(name, self._process_number, self._beat, self._term)
+            peers = Peers(name, self._process_number, self._heartbeat, self._term)
             share = self._shares.setdefault(
-                name, LocalShare(peers, 2 * round(self.deadline * SECOND) + self._beat // 4)
+                name, LocalShare(peers, 2 * round(self.deadline * SECOND) + self._heartbeat // 4)
             )
         self._start_thread()
         return share

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.stores.base import Store
 
-OPTIONS: Final = ("deadline", "local_for", "beat")
+OPTIONS: Final = ("deadline", "local_for", "heartbeat")
 DEFAULT_DEADLINE: Final = 0.05
 # A file does not hang like a server behind a network: a call that waits usually waits for other decisions.
 DEADLINES: Final = {"sqlite": 2.0}
@@ -34,7 +34,7 @@ TIMEOUT_OPTIONS: Final = {
 def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     """Open the store at a URL. It is guarded unless it is in memory, which is always available.
 
-    The URL contains the options of GuardedStore and of the store: `redis://host?deadline=100ms&local_for=1h&beat=1s`.
+    The URL contains the options of GuardedStore and of the store: `redis://host?deadline=100ms&local_for=1h&heartbeat=1s`.
     """
     parts = server_url(url, "store") if isinstance(url, str) and ":" in url else None
     if parts is None or parts.scheme == "memory":

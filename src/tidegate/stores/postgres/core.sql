@@ -1000,6 +1000,7 @@ create or replace function tidegate.server_time() returns bigint language sql vo
     select (extract(epoch from clock_timestamp()) * 1000000)::bigint
 $$;
 
+-- The number of the lock of a key. Versions of tidegate that share a store must compute the same number.
 create or replace function tidegate.hash(policy text, key text) returns bigint language sql immutable as $$
     select hashtextextended(key, hashtextextended(policy, 0))
 $$;

@@ -1,4 +1,10 @@
-"""Creates the schema on first use and migrates an older one: the first process does it, all others wait."""
+"""Creates the schema on first use and migrates an older one: the first process does it, all others wait.
+
+During a rolling upgrade, two versions of tidegate use one schema. The tables have a version, which changes only with
+their format; a process refuses tables with a higher version. The functions have a suffix, made from their source
+(`apply_3f2a9c01b7de`), so that each version calls its own. Version 0.1 has functions without a suffix; it also uses the
+column `core` of `schema_version`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,8 @@ if TYPE_CHECKING:
 
 MISSING_SCHEMA_CODES: Final = ("42P01", "3F000")  # no such table, no such schema
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+FUNCTION = re.compile(r'^create or replace function "[^"]+"\.(\w+)\(', re.MULTILINE)
+SUFFIX_LENGTH: Final = 12  # hexadecimal digits
 APPLY_STATEMENT: Final = (
     "select tidegate.apply($1::text[], $2::int[], $3::text[], $4::text[], $5::int[], "
     "$6::tidegate.limit_t[], $7::bigint[], $8::bigint[], $9::bigint[], $10::int)"
@@ -23,37 +31,48 @@ APPLY_STATEMENT: Final = (
 
 
 class Schema(NamedTuple):
-    """The name of the schema and its SQL: one step per version, then the functions."""
+    """The name of the schema and its SQL: one step per version of the tables, functions, views and the statement."""
 
     name: str
     steps: tuple[str, ...]
     core: str
-    statement: bytes
+    views: str
+    statement: str
 
     @property
-    def digest(self) -> str:
-        """Identify the version of the functions."""
-        return hashlib.sha256(self.core.encode()).hexdigest()
+    def suffix(self) -> str:
+        """Identify the version of the functions and views."""
+        return hashlib.sha256((self.core + self.views).encode()).hexdigest()[:SUFFIX_LENGTH]
+
+    def add_suffix(self, sql: str) -> str:
+        """Return SQL that calls, or creates, the functions of this version."""
+        names = "|".join(FUNCTION.findall(self.core))
+        # A function refers to its parameters by its own name, too: `store.key`.
+        return re.sub(rf'("{self.name}"\.(?:{names})\b|(?<![\w.])(?:{names})(?=\.))', rf"\1_{self.suffix}", sql)
 
     def check_flow(self, connection: Connection, until: int) -> IOFlow[bool]:
         """Return whether the schema is up to date. Raises StoreUnavailable if it is from a newer tidegate."""
-        sql = f'select version, core from "{self.name}".schema_version'  # noqa: S608 - SCHEMA_NAME allows only identifiers
         try:
-            result = (yield from connection.query_flow("read its schema's version", sql, until))[-1]
+            result = (yield from connection.query_flow("read its schema's version", self._version_query, until))[-1]
         except ServerError as error:
             if error.code in MISSING_SCHEMA_CODES:
                 return False
             raise connection.explain("read its schema's version", str(error), error.code) from None
         return self._is_current(result.get_value(0, 0), result.get_value(0, 1)) if result.ntuples else False
 
-    def _is_current(self, version: bytes | None, core: bytes | None) -> bool:
+    @property
+    def _version_query(self) -> str:
+        apply = self.add_suffix(f'"{self.name}".apply')
+        return f"select version, to_regproc('{apply}') is not null from \"{self.name}\".schema_version"  # noqa: S608 - SCHEMA_NAME allows only identifiers
+
+    def _is_current(self, version: bytes | None, has_functions: bytes | None) -> bool:
         if int(version or 0) > len(self.steps):
             message = (
                 f"the schema {self.name!r} in PostgreSQL has version {int(version or 0)}, from a newer tidegate; "
                 f"this tidegate supports version {len(self.steps)}: upgrade it, or set another schema in the URL"
             )
             raise StoreUnavailable(message)
-        return int(version or 0) == len(self.steps) and core == self.digest.encode()
+        return int(version or 0) == len(self.steps) and has_functions == b"t"
 
     def migrate_flow(self, connection: Connection, until: int) -> IOFlow[None]:
         """Create or migrate the schema in one transaction, one process at a time."""
@@ -69,8 +88,7 @@ class Schema(NamedTuple):
             has_schema, has_version = (found.get_value(0, i) == b"t" for i in (0, 1))
             done = 0
             if has_version:
-                sql = f'select version, core from "{self.name}".schema_version'  # noqa: S608 - as above
-                result = (yield from connection.query_flow(action, sql, until))[-1]
+                result = (yield from connection.query_flow(action, self._version_query, until))[-1]
                 done = int(result.get_value(0, 0) or 0)
                 if self._is_current(result.get_value(0, 0), result.get_value(0, 1)):
                     yield from connection.query_flow(action, "commit", until)
@@ -84,12 +102,10 @@ class Schema(NamedTuple):
         parts = [] if has_schema else [f'create schema "{self.name}";']
         if not done:
             parts.append(f'create table "{self.name}".schema_version (version int not null, core text not null);')
+            parts.append(f"insert into \"{self.name}\".schema_version values (0, '');")  # noqa: S608 - as above
         parts += self.steps[done:]
-        parts.append(self.core)
-        parts.append(
-            f'delete from "{self.name}".schema_version; '  # noqa: S608 - SCHEMA_NAME allows only identifiers
-            f"insert into \"{self.name}\".schema_version values ({len(self.steps)}, '{self.digest}');\n"
-        )
+        parts += (self.add_suffix(self.core), self.add_suffix(self.views))
+        parts.append(f'update "{self.name}".schema_version set version = {len(self.steps)};\n')  # noqa: S608 - as above
         return "\n".join(parts)
 
 
@@ -98,7 +114,8 @@ def read_schema(name: str = "tidegate", *, unlogged: bool = False) -> Schema:
     if not SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
         raise ConfigError(f"must consist of lower-case letters, digits and _, not {name!r}", field="schema")
     here = files(__package__)
-    tables, core = ((here / file).read_text(encoding="utf-8") for file in ("schema.sql", "core.sql"))
+    sources = ("schema.sql", "core.sql", "views.sql")
+    tables, core, views = ((here / file).read_text(encoding="utf-8") for file in sources)
     if unlogged:
         tables = tables.replace("create table", "create unlogged table")
     steps = re.split(r"^-- version \d+\n", tables, flags=re.MULTILINE)[1:]
@@ -106,4 +123,4 @@ def read_schema(name: str = "tidegate", *, unlogged: bool = False) -> Schema:
     def qualify(sql: str) -> str:
         return re.sub(r"\btidegate\.", f'"{name}".', sql)
 
-    return Schema(name, tuple(map(qualify, steps)), qualify(core), qualify(APPLY_STATEMENT).encode())
+    return Schema(name, tuple(map(qualify, steps)), qualify(core), qualify(views), qualify(APPLY_STATEMENT))

@@ -1,5 +1,6 @@
 -- The tables and views, version by version. A released step is never changed, only followed by another.
--- The functions are in core.sql. The schema name, `tidegate` here, is replaced if another one is configured.
+-- The functions are in core.sql, the latest views in views.sql. The schema name, `tidegate` here, is replaced if another
+-- one is configured.
 
 -- version 1
 
@@ -106,40 +107,3 @@ from (
 ) l
 join tidegate.log e on e.log = l.log[1] and e.sum > l.log[2]
 cross join lateral generate_series(1, e.cost);
-
--- version 3
-
--- Policies of tidegate itself are not shown. The window of a log reaches from its oldest counted permit until the newest
--- one no longer counts.
-create or replace view tidegate.states as
-select k.policy, k.key, s.place, s.name, s.algorithm, s.unit, s.quota, s.length,
-       split_part(split_part(s.rule, '/', 2), ' ', 1) as period,
-       case s.algorithm
-           when 'token_bucket' then (s.burst * s.numbers[3] - s.numbers[1] + s.numbers[3] - 1) / s.numbers[3]
-           when 'sliding_window' then s.numbers[1] + ceil(
-               s.numbers[2]::numeric * greatest(0, least(s.length, s.numbers[3] + s.length - k.updated)) / s.length)::bigint
-           when 'fixed_window' then s.numbers[1]
-           when 'calendar_window' then s.numbers[1]
-           else s.numbers[3] - s.numbers[2]
-       end as used,
-       tidegate.instant(case s.algorithm
-           when 'token_bucket' then s.numbers[2]
-           when 'sliding_window' then s.numbers[3]
-           when 'fixed_window' then s.numbers[2]
-           when 'calendar_window' then s.numbers[2]
-           else coalesce((select e.at from tidegate.log e where e.log = s.numbers[1] and e.sum > s.numbers[2] and e.cost > 0
-                          order by e.sum limit 1), k.updated)
-       end) as window_start,
-       tidegate.instant(case when s.algorithm in ('sliding_log', 'concurrency') then
-               coalesce((select e.at + s.length from tidegate.log e
-                         where e.log = s.numbers[1] and e.sum > s.numbers[2] and e.cost > 0
-                         order by e.sum desc limit 1), k.updated)
-           when s.algorithm = 'sliding_window' then s.numbers[3] + s.length
-           else s.ends
-       end) as window_end,
-       tidegate.instant(k.updated) as updated_at,
-       case when s.algorithm in ('sliding_log', 'concurrency') then s.numbers[1:2] end as log
-from tidegate.keys k
-cross join lateral unnest(k.states) with ordinality
-    s(name, algorithm, unit, rule, quota, burst, length, rate, numbers, ends, place)
-where s.ends > 0 and k.policy !~ '^tidegate[.]';

@@ -11,7 +11,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store, merge
-from tidegate.stores.cancellation import CHARGING, DROPPABLE, BackgroundTasks, corrections
+from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, BackgroundTasks, corrections
 from tidegate.urls import server_url, unknown_option
 
 try:
@@ -117,8 +117,8 @@ class PostgresStore(Store):
         self._pool: Pool[StoreCall] = Pool(pool_size, self._timeout, self._open_flow)
         self._background = BackgroundTasks()
         self._closed = False
-        self._given_back = 0
-        self._not_given_back = 0
+        self._refunded = 0
+        self._refunds_failed = 0
         self._encoded_limits: dict[int, EncodedLimits] = {}
         self._clock_offset = 0  # microseconds by which the server's clock is ahead of ours, as last known
         self._unswept = 0  # calls since the last sweep; approximate, since threads do not lock it
@@ -141,7 +141,7 @@ class PostgresStore(Store):
         try:
             return await run.finish()
         except asyncio.CancelledError:
-            if verb not in DROPPABLE or not run.stop():
+            if verb not in DROPPABLE_VERBS or not run.stop():
                 self._background.start(self._give_back_cancelled(run, verb, asks, now, began))
             raise
 
@@ -154,7 +154,7 @@ class PostgresStore(Store):
         except RateLimitError as error:
             log.debug("a cancelled call failed: %s", error)
             return
-        if verb in CHARGING:
+        if verb in CHARGING_VERBS:
             for back, at in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
                 await self._give_back(back, now, at)
         elif verb != "peek":
@@ -165,10 +165,10 @@ class PostgresStore(Store):
         try:
             await caller.run(self._apply_flow("adjust", asks, now, at, caller)).finish_anyway()
         except RateLimitError as error:
-            self._not_given_back += 1
+            self._refunds_failed += 1
             log.warning("could not refund the permits of a cancelled call: %s", error)
         else:
-            self._given_back += 1
+            self._refunded += 1
             self.wake(asks)
 
     def _check_open(self) -> None:
@@ -206,9 +206,7 @@ class PostgresStore(Store):
             encoded = (encode_limit(limit, found or instant) for limit, found in zip(limits, missing, strict=True))
             call = self._encode_call(verb, asks, now, at, around)
             call.limits = ",".join(encoded)
-        raise StoreUnavailable(
-            f"PostgreSQL {self.target.name} could not {verb}: the server's clock is not steady: check it"
-        )
+        raise StoreUnavailable(f"PostgreSQL {self.target.name} could not {verb}: the server's clock jumps: check it")
 
     def _call_flow(self, call: StoreCall, caller: Caller) -> IOFlow[None]:
         """Send a call together with queued ones, or let another caller send it.
@@ -254,7 +252,7 @@ class PostgresStore(Store):
             if not (yield from self.schema.check_flow(connection, until)):
                 yield from self.schema.migrate_flow(connection, SYSTEM_CLOCK.steady() + SCHEMA_TIMEOUT)
                 until = SYSTEM_CLOCK.steady() + self._connect_timeout
-            yield from connection.prepare_flow(self.schema.statement, until)
+            yield from connection.prepare_flow(self.schema.add_suffix(self.schema.statement).encode(), until)
         except ServerError as error:
             connection.close()
             raise connection.explain("set up a session", str(error), error.code) from None
@@ -314,8 +312,8 @@ class PostgresStore(Store):
         """Return the numbers of connections, waiting calls, and refunds of cancelled calls, done or failed."""
         return {
             **self._pool.metrics(),
-            "given_back": self._given_back,
-            "not_given_back": self._not_given_back,
+            "refunded": self._refunded,
+            "refunds_failed": self._refunds_failed,
         }
 
     def close(self) -> None:

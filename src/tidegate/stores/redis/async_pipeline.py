@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed
-from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
+from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, MAX_CLOSING, corrections
 from tidegate.stores.deadline import DeadlineTimer, wait_for
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.late_replies import LateReplies, ScriptsInFlight
@@ -64,7 +64,7 @@ class AsyncScriptCall(PendingCall):
     @property
     def dropped(self) -> bool:
         """Whether the call was cancelled before it was sent, and need not be sent."""
-        return self.future.cancelled() and self.verb in DROPPABLE
+        return self.future.cancelled() and self.verb in DROPPABLE_VERBS
 
     async def wait(self) -> list[Decision]:
         """Wait for the answer; the pipeline handles the answer of a cancelled task."""
@@ -104,11 +104,11 @@ class CorrectionCall(PendingCall):
     def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
         """Wake waiters of these permits; without an answer, the charge may stay."""
         if isinstance(answer, list):
-            self.pipeline.counts.given_back += 1
-            self.pipeline.counts.not_given_back -= self.failed
+            self.pipeline.counts.refunded += 1
+            self.pipeline.counts.refunds_failed -= self.failed
             self.pipeline.wake(self.asks)
         else:
-            self.pipeline.counts.not_given_back += 1
+            self.pipeline.counts.refunds_failed += 1
         if not self.failed:
             self.pipeline.call_answered()
         self.failed = not isinstance(answer, list)
@@ -162,7 +162,7 @@ class AsyncPipeline:
 
         A call that was answered with an error counts as denied, unless its policy has `on_store_error: allow`.
         """
-        if call.verb in CHARGING:
+        if call.verb in CHARGING_VERBS:
             passed = round((self.loop.time() - call.created_at) * SECOND)
             for asks, at in corrections(call.verb, call.asks, decisions, passed):
                 back = [ask for ask in asks if call.future.cancelled() or ask[0].on_store_error != "allow"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Node = tuple[str, int]
 
 SLOT_COUNT: Final = 16_384
-MARKERS: Final = 1000  # candidates, so that every server has one of them (see server_watch.py)
+MAX_MARKERS: Final = 1000  # candidates, so that every server has one of them (see server_watch.py)
 MAX_REDIRECTIONS: Final = 3  # how often a script is redirected; each time it was not run
 
 
@@ -50,7 +50,7 @@ class SlotMap:
 
     def marker(self, node: Node, protocol: ScriptProtocol) -> int | None:
         """Return the number of a marker whose slot is on a server."""
-        return next((n for n in range(MARKERS) if self._owners[protocol.slot(protocol.marker(n))] == node), None)
+        return next((n for n in range(MAX_MARKERS) if self._owners[protocol.slot(protocol.marker(n))] == node), None)
 
     def by_node(self, scripts: Iterable[Script]) -> dict[Node | None, list[Script]]:
         """Group scripts by their server; None if no server has their slot."""

@@ -25,6 +25,7 @@ local answer, answered = {}, 0
 
 local function build()
   local MAX, NEVER, PEAKS = 9007199254740991, -1, 16
+  local NEWER_FORMAT = 65536  -- a later format adds a multiple of this to the count of its records
   local EMPTY, BLANK = {}, rep('\0', 16)
   local concat, max, min = table.concat, math.max, math.min
 
@@ -906,7 +907,8 @@ local function build()
         end
       end
       while from < size do
-        local _, id, owner = unpack_ints('<ddd', value, from)
+        local count, id, owner = unpack_ints('<ddd', value, from)
+        if count >= NEWER_FORMAT then error('the state was written by a newer tidegate') end
         local i = policy.places[id]
         if not i then
           if ask.others == EMPTY then ask.others = {} end

@@ -83,6 +83,7 @@ ADVICE: Final = (  # the first entry whose text is part of the message applies
     ("MISCONF", "the server cannot write its files: check its log"),
     ("LOADING", "the server is loading its data; calls succeed when it has finished"),
     ("BUSY", "another script keeps the server busy: find it with SLOWLOG and stop it with SCRIPT KILL"),
+    ("newer tidegate", "upgrade this program, or set another prefix (?prefix=)"),
     ("WRONGTYPE", "another program uses these keys: set another prefix (?prefix=)"),
     ("unknown command", "the store needs scripts: use Redis 7 or Valkey, and allow EVALSHA"),
     ("MASTERDOWN", "the sentinels have not elected a primary yet"),

@@ -160,7 +160,7 @@ class Script:
             else:
                 call.set_answer(
                     StoreUnavailable(
-                        f"the server's clock jumps or is far off: it shows {at} us since 1970; check its clock"
+                        f"the server's clock jumps or is wrong: it shows {at} us since 1970; check its clock"
                     )
                 )
         return repeated

@@ -33,8 +33,8 @@ class CallCounts:
     scripts: int = 0
     calls: int = 0
     failures: int = 0
-    given_back: int = 0
-    not_given_back: int = 0
+    refunded: int = 0
+    refunds_failed: int = 0
     server_changes: int = 0
     state_losses: int = 0
 
@@ -125,7 +125,7 @@ class RedisStore(Store):
     def metrics(self) -> dict[str, int]:
         """Return counters.
 
-        `scripts` and the `calls` in them; `failures`; `given_back` and `not_given_back`: corrections for cancelled
+        `scripts` and the `calls` in them; `failures`; `refunded` and `refunds_failed`: corrections for cancelled
         calls; `server_changes`: the server was restarted or replaced, or a slot of a cluster has moved; `state_losses`:
         a server has lost its keys.
         """

@@ -52,7 +52,7 @@ class SyncScriptCall(PendingCall):
     def wake(self) -> None:
         """Wake the thread, which checks whether its call is answered or has become the leader."""
         if self.signal is not None:
-            with suppress(RuntimeError):  # woken already
+            with suppress(RuntimeError):  # already woken
                 self.signal.release()
 
 

@@ -20,7 +20,7 @@ from tidegate.clock import SystemClock, yield_thread
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed
 from tidegate.lock import Lock, locked
-from tidegate.stores.cancellation import CHARGING, DROPPABLE, MAX_CLOSING, corrections
+from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, MAX_CLOSING, corrections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class QueuedCall:
         """Whether the call can be skipped: its task was cancelled. Corrections and records are never skipped."""
         if self.waiter is None or not self.waiter.cancelled():
             return False
-        return self.arguments[0] in DROPPABLE and self.arguments[4] is None
+        return self.arguments[0] in DROPPABLE_VERBS and self.arguments[4] is None
 
     def make_corrections(self) -> list[QueuedCall]:
         """Build the calls that refund the permits of this call; a second time, none."""
@@ -169,7 +169,7 @@ class AsyncWorker:
     def _abandon(self, calls: list[QueuedCall]) -> None:
         """Refund charges whose tasks were cancelled; other changes stay, and may have freed permits."""
         for call in calls:
-            if call.arguments[0] in CHARGING:
+            if call.arguments[0] in CHARGING_VERBS:
                 self._undo(call)
             elif call.arguments[0] != "peek" and not isinstance(call.results, BaseException):
                 self._wake(call.arguments[1])

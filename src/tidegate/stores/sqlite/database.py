@@ -22,7 +22,7 @@ CACHED_STATEMENTS: Final = 64
 WAL_PAGES: Final = 4000  # size of the write-ahead log at which it is written back into the file
 WAL_BYTES: Final = 16 * 2**20  # the write-ahead log is truncated to this size afterwards, if a reader delayed it
 
-CREATES: Final = re.compile(r"-- Applied to files without the view (\w+)\.")
+CREATED_VIEW: Final = re.compile(r"-- Applied to files without the view (\w+)\.")
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 ADVICE: Final = {
     sqlite3.SQLITE_BUSY: "another connection kept the file locked for too long: look for a program with a long "
@@ -153,7 +153,7 @@ def read_migrations(package: str, creates: str | None = None) -> list[Migration]
     for file in files(package).iterdir():
         if file.name.endswith(".sql"):
             script = file.read_text(encoding="utf-8")
-            named = CREATES.match(script)
+            named = CREATED_VIEW.match(script)
             migrations.append(Migration(int(file.name.partition("_")[0]), script, named[1] if named else creates))
     return migrations
 

@@ -6,12 +6,14 @@ import { byId, setText } from "./dom.js";
 import { formatCount, formatDuration, formatMicroseconds, formatRate, formatTime } from "./format.js";
 import { History, currentRate, latestValue } from "./history.js";
 import * as keyDialog from "./key_dialog.js";
-import * as optionalPanels from "./optional_panels.js";
+import { FACE_PANELS } from "./face_panels.js";
+import { PanelViews } from "./panel_view.js";
 import * as panels from "./panels.js";
 
 const POLL_INTERVAL = 1000; // milliseconds
 const MIN_PAUSE = 100; // milliseconds between two requests
 const history = new History();
+const facePanels = new PanelViews(byId("face-panels"), FACE_PANELS);
 let selectedPolicy = null; // the only policy in the chart; null: all policies
 let lastOverview = null;
 let lastResponseAt = 0; // milliseconds since 1970
@@ -47,9 +49,7 @@ function render(overview) {
   panels.renderNearLimit(overview, keyDialog.open);
   panels.renderDenials(overview, keyDialog.open);
   panels.renderState(overview);
-  optionalPanels.renderBudgets(overview.panels.budgets);
-  optionalPanels.renderSources(overview.panels.sources);
-  optionalPanels.renderSwarm(overview.panels.swarm, overview.at);
+  facePanels.update(overview.panels, overview.at);
   renderFooter(overview);
 }
 

@@ -63,15 +63,19 @@ export function toggleEmptyMessage(table, visible, message) {
   paragraph.hidden = !visible;
 }
 
-/** Render a bar in a cell, with a label beside it, so that colour is not the only indication. */
-export function renderBar(cell, fraction, label) {
-  if (!cell.firstElementChild) {
-    cell.append(createElement("span", { class: "bar", "aria-hidden": "true" }, createElement("i")), createElement("span", { class: "bar-label" }));
+const TAIL_LENGTH = 9; // characters at the end of a long name that are always shown
+const MAX_SHORT_NAME = 20;
+
+/** Show a name. If there is too little room, its middle is hidden, so names that differ at their ends stay different. */
+export function setName(node, value, title = value) {
+  const string = String(value);
+  setAttribute(node, "title", title);
+  if (node.dataset.name === string) return;
+  node.dataset.name = string;
+  if (string.length <= MAX_SHORT_NAME) node.replaceChildren(string);
+  else {
+    const head = createElement("span", { class: "name-head" }, string.slice(0, -TAIL_LENGTH));
+    const tail = createElement("span", { class: "name-tail" }, string.slice(-TAIL_LENGTH));
+    node.replaceChildren(createElement("span", { class: "long-name" }, head, tail));
   }
-  const [bar, labelNode] = cell.children;
-  const filled = Math.max(0, Math.min(1, fraction || 0));
-  const width = `${(filled * 100).toFixed(1)}%`;
-  if (bar.firstElementChild.style.width !== width) bar.firstElementChild.style.width = width;
-  setAttribute(bar, "data-level", filled >= 1 ? "full" : filled >= 0.8 ? "high" : "normal");
-  setText(labelNode, label);
 }

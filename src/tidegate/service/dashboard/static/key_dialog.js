@@ -1,7 +1,8 @@
 // The dialog of one key: its limits, reset, block and unblock.
 
 import { RequestError, post } from "./api.js";
-import { byId, createRow, renderBar, renderRows, setText } from "./dom.js";
+import { renderMeter } from "./cells.js";
+import { byId, createRow, renderRows, setText } from "./dom.js";
 import { formatCount, formatDuration, formatKey, formatLimit } from "./format.js";
 
 let subject = null; // the policy and the key that the dialog shows
@@ -58,7 +59,7 @@ function renderLimits(limits) {
   renderRows(byId("key-limits"), limits, () => createRow("", "c-bar", "num", "num"), (cells, limit) => {
     setText(cells[0], formatLimit(limit));
     const total = limit.used + limit.remaining;
-    renderBar(cells[1], limit.used / total, `${formatCount(limit.used)} of ${formatCount(total)}`);
+    renderMeter(cells[1], { fraction: limit.used / total, label: `${formatCount(limit.used)} of ${formatCount(total)}` });
     setText(cells[2], formatCount(limit.remaining));
     setText(cells[3], limit.used ? formatDuration(limit.reset_after) : "now");
   });

@@ -1,7 +1,8 @@
 // The panels of every service: policies, keys near their limit, denials, store and bus.
 
 import { renderSparkline } from "./charts.js";
-import { byId, createElement, createRow, renderBar, renderRows, setAttribute, setText, toggleEmptyMessage } from "./dom.js";
+import { renderMeter } from "./cells.js";
+import { byId, createElement, createRow, renderRows, setAttribute, setText, toggleEmptyMessage } from "./dom.js";
 import { formatCount, formatDuration, formatKey, formatLimit, formatPercent, formatRate, formatTime } from "./format.js";
 import { currentRate } from "./history.js";
 
@@ -69,7 +70,7 @@ export function renderNearLimit(overview, open) {
     setText(cells[1], limit);
     setAttribute(cells[1], "title", limit);
     const total = item.used + item.remaining;
-    renderBar(cells[2], item.used / total, formatPercent(item.used, total));
+    renderMeter(cells[2], { fraction: item.used / total, label: formatPercent(item.used, total) });
     setText(cells[3], formatCount(item.remaining));
     setText(cells[4], formatDuration(item.reset_after));
   });

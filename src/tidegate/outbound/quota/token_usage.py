@@ -33,7 +33,7 @@ MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
 MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 MAX_DOCUMENTS: Final = 20_000  # entries of a JSON list that are searched
 BINARY_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')  # in the binary events of AWS
-STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer than usual, so that the count is not too low
+STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer tha usual, so that the count is not too low
 
 Parts = dict[UsagePart, int]
 
@@ -48,22 +48,32 @@ def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> d
     """Return what counts towards each unit; None if no usage was reported."""
     if not parts:
         return None
-    parts = dict(parts)
-    if "output" in parts:
-        parts["output"] *= profile.output_rate(model)
+    rate = profile.output_rate(model)
+    if rate != 1 and "output" in parts:
+        parts = {**parts, "output": parts["output"] * rate}
     if "input" not in parts and "output" not in parts:
         whole = {"tokens": min(MAX_INTEGER, parts.get("total", 0))}
         return {**dict.fromkeys(profile.counts, 0), **whole} if "total" in parts else None
-    return {unit: min(MAX_INTEGER, sum(parts.get(name, 0) for name in names)) for unit, names in profile.counts.items()}
+    found = {}
+    for unit, names in profile.counts.items():
+        amount = 0
+        for name in names:
+            if name[0] == "-":
+                amount -= parts.get(name[1:], 0)  # type: ignore[call-overload]  # the profile reader checks the name
+            else:
+                amount += parts.get(name, 0)  # type: ignore[call-overload]  # as above
+        found[unit] = max(0, min(MAX_INTEGER, amount))
+    return found
 
 
 def usage_parts(profile: Profile, found: Mapping[str, int]) -> Parts:
     """Return the parts of a reported usage, whatever the provider calls them."""
     parts: Parts = {}
     for part, names in profile.usage.items():
-        amount = next((found[name] for name in names if name in found), None)
-        if amount is not None:
-            parts[part] = amount
+        for name in names:
+            if name in found:
+                parts[part] = found[name]
+                break
     return parts
 
 
@@ -71,7 +81,7 @@ class UsageReader:
     """Reads the usage from a response that arrives in chunks, streamed as events or not.
 
     `coding` is its Content-Encoding; only identity, gzip and deflate are read. With `watch`, `produced` counts the
-    answer while it arrives.
+    output while it arrives.
     """
 
     def __init__(
@@ -81,7 +91,8 @@ class UsageReader:
         self._profile = profile or shipped_profile()
         self._model = model
         self._markers = self._profile.usage_markers
-        self._decoder = _decoder(coding)
+        self._plain = not coding
+        self._decoder = None if self._plain else _decoder(coding)
         self._line = bytearray()  # incomplete so far
         self._whole = bytearray()
         self._events = False
@@ -91,11 +102,15 @@ class UsageReader:
         self._parts: Parts | None = None  # once all is read
         self._complete = False
         self._watch = watch
-        self._texts = 0  # events with a part of the answer
+        self._texts = 0  # events with a part of the output
         self._text_bytes = 0
 
     def feed(self, piece: bytes) -> None:
         """Read the next chunk of the body."""
+        if self._plain:
+            if self._size <= MAX_DECODED:
+                self._append(piece)
+            return
         try:
             for part in () if self._decoder is None else self._decoder.feed(piece):
                 self._append(part)
@@ -141,7 +156,7 @@ class UsageReader:
                 position = lines.find(marker, end)
 
     def _count_text(self, lines: bytes) -> None:
-        """Count the parts of the answer in complete lines, and read their usage."""
+        """Count the parts of the output in complete lines, and read their usage."""
         for line in lines.split(b"\n"):
             if not line.startswith(b"data:"):
                 continue
@@ -153,24 +168,24 @@ class UsageReader:
             self._found.update(_reported(self._profile, document))
 
     def end(self) -> None:
-        """Note that the whole body has arrived."""
+        """Record that the whole body has arrived."""
         self._complete = True
 
     @property
     def complete(self) -> bool:
-        """Whether the usage is that of the whole answer; events that an abandoned stream began with are not."""
+        """Whether the usage is that of the whole output; events that an abandoned stream began with are not."""
         return self._complete or not self._events
 
     @property
     def produced(self) -> int:
-        """The tokens of the answer that have arrived, estimated: each event has at least one."""
+        """The tokens of the output that have arrived, estimated: each event has at least one."""
         counted = max(self._texts, -(-self._text_bytes // STREAM_BYTES_PER_TOKEN))
         return max(counted, self.parts.get("output", 0) + self.parts.get("reasoning", 0) * self.reasoning_apart)
 
     @property
     def reasoning_apart(self) -> int:
-        """1 if the provider reports reasoning apart from other output, else 0."""
-        return int("reasoning" in self._profile.counts.get("output-tokens", ()))
+        """1 if the provider reports reasoning separately from other output, else 0."""
+        return int(self._profile.reports_reasoning_apart)
 
     @property
     def parts(self) -> Parts:
@@ -231,7 +246,7 @@ def _flat(usage: dict[str, Any]) -> dict[str, int]:
 
 
 def _text_length(document: dict[str, Any], fields: frozenset[str]) -> int:
-    """Return the bytes of an answer that an event carries: the strings of these fields, at any depth."""
+    """Return the bytes of an output that an event carries: the strings of these fields, at any depth."""
     length, waiting = 0, [document]
     while waiting:
         value: Any = waiting.pop()

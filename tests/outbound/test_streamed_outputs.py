@@ -1,4 +1,4 @@
-"""Streamed answers of strict calls: reservations grow and shrink while they arrive, and end what may exceed them."""
+"""Streamed outputs of strict calls: reservations grow and shrink while they arrive, and end what may exceed them."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tidegate import Denied, Limiter
 from tidegate.outbound import Providers
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
-from tidegate.outbound.quota.settlement import HEADROOM
+from tidegate.outbound.quota.settlement import MIN_HEADROOM
 from tidegate.outbound.requests import RateLimitAdapter
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -28,7 +28,7 @@ def event(payload):
 
 
 def stream(tokens, *, input_tokens=10, reports=True):
-    """An answer of Anthropic, one token in an event."""
+    """A stream of Anthropic, one token in an event."""
     yield event({"type": "message_start", "message": {"usage": {"input_tokens": input_tokens, "output_tokens": 1}}})
     for _ in range(tokens):
         yield event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "abc"}})
@@ -77,7 +77,7 @@ def open_client(store, source, known, tokens=10):
     return client
 
 
-def test_a_reservation_grows_while_the_answer_arrives_and_is_settled_exactly(store):
+def test_a_reservation_grows_while_the_output_arrives_and_is_settled_exactly(store):
     known, source = providers(), Source(stream(9000))
     with open_client(store, source, known) as client:
         most = 0
@@ -103,7 +103,7 @@ def test_the_reservation_shrinks_when_the_input_is_known(store):
         assert usage(store, known) == 10 + 4096
 
 
-def test_a_refused_top_up_ends_the_answer_and_settles_what_came(store):
+def test_a_refused_top_up_ends_the_output_and_settles_what_arrived(store):
     known, source = providers(quota=5000), Source(stream(64_000))
     with open_client(store, source, known) as client:
         with client.stream("POST", URL, json=BODY) as response:
@@ -112,8 +112,8 @@ def test_a_refused_top_up_ends_the_answer_and_settles_what_came(store):
                 came += response.iter_lines()
             assert source.closed
         assert source.read <= 5000
-        assert str(denied.value).startswith("provider api.test: the answer is ended after ")
-        assert source.read >= 5000 - 10 - HEADROOM - 20
+        assert str(denied.value).startswith("provider api.test: the output was cut off after ")
+        assert source.read >= 5000 - 10 - MIN_HEADROOM - 20
         assert source.read <= usage(store, known) <= 5000
         metrics = client.metrics()
         assert (metrics["cut_off"], metrics["overrun"]) == (1, 0)
@@ -201,3 +201,52 @@ async def read_async(kind, known, store, url):
                     pass
         except Denied as denied:
             return denied
+
+
+# ---- Gemini ----------------------------------------------------------------------------------------------------------
+
+GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-flash:streamGenerateContent"
+GEMINI_BODY = {"contents": [], "generationConfig": {"maxOutputTokens": 60_000}}
+
+
+def gemini(tokens, step=100):
+    """A stream of Gemini: each event says how much the answer has taken so far."""
+    for produced in range(step, tokens + 1, step):
+        used = {"promptTokenCount": 10, "candidatesTokenCount": produced}
+        part = {"candidates": [{"content": {"parts": [{"text": "abc" * step}]}}], "usageMetadata": used}
+        yield b"data: %s\r\n\r\n" % json.dumps(part).encode()
+
+
+def gemini_provider():
+    limits = ["1000/1m", "20_000/1m unit=output-tokens name=tpm"]
+    domain = "generativelanguage.googleapis.com"
+    return Providers.of({"domain": domain, "limits": limits, "profile": "google", "strict": True})
+
+
+@pytest.mark.parametrize(("tokens", "ended"), [(15_000, False), (40_000, True)])
+def test_a_stream_of_gemini_is_topped_up_and_ended(store, tokens, ended):
+    known = gemini_provider()
+    with open_client(store, Source(list(gemini(tokens))), known) as client:
+        found = None
+        try:
+            client.post(GEMINI + "?alt=sse", json=GEMINI_BODY)
+        except Denied as denied:
+            found = denied
+        assert (found is not None) is ended
+        assert client.metrics()["topped_up"] >= 1
+        assert client.metrics()["overrun"] == 0
+        used = usage(store, known, "generativelanguage.googleapis.com")
+        assert 19_000 < used <= 20_000 if ended else used == 15_000
+
+
+def test_an_answer_of_gemini_that_does_not_come_as_events_is_clamped(store):
+    sent = []
+
+    def reply(request):
+        sent.append(json.loads(request.content))
+        return httpx.Response(200, json=[{"usageMetadata": {"promptTokenCount": 10, "candidatesTokenCount": 7}}])
+
+    transport = RateLimitTransport(gemini_provider(), store, httpx.MockTransport(reply), timeout=0)
+    with httpx.Client(transport=transport) as client:
+        client.post(GEMINI, json=GEMINI_BODY)
+    assert sent[0]["generationConfig"]["maxOutputTokens"] == 20_000

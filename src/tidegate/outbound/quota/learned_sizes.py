@@ -1,8 +1,8 @@
-"""What the calls of a model took: recent sizes, of which a quantile is the next estimate.
+"""Learns how many tokens the calls of a model use: a quantile of recent sizes is the next estimate.
 
-Two sizes are learned per model and tag: the tokens of an answer, and the tokens per thousand bytes of input. An answer
-that was cut off at its bound says only that it would have been longer, so it is recorded as twice its length: an
-estimate that has become too small grows within a few calls.
+Two sizes are learned per model and tag: the tokens of an output, and the tokens per thousand bytes of input. If an
+output was cut off at its bound, its full length is unknown, and it is recorded as twice its length. So an estimate that
+is too small grows within a few calls.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.fork import fork_safe
 
 MAX_SAMPLES: Final = 200  # recent calls per model and tag
-MIN_SAMPLES: Final = 5  # fewer say nothing
-QUANTILE_SAMPLES: Final = 20  # fewer say too little about a quantile: twice the largest is assumed
+MIN_SAMPLES: Final = 5  # with fewer, there is no estimate
+QUANTILE_SAMPLES: Final = 20  # with fewer, a quantile is unreliable: twice the largest size is assumed
 MAX_LEARNED: Final = 1024  # models and tags that are kept
 LearnedKey = tuple[str, str, str]  # domain, model, tag
 
@@ -52,26 +52,26 @@ class LearnedSizes:
 
     def __init__(self) -> None:
         """Start without samples."""
-        self._answers: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
+        self._outputs: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
         self._inputs: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
         self._lock = fork_safe(threading.Lock())
 
     def __len__(self) -> int:
-        """Return the number of models and tags with known answers."""
-        return len(self._answers)
+        """Return the number of models and tags with known outputs."""
+        return len(self._outputs)
 
-    def record_answer(self, key: LearnedKey, tokens: int, *, cut_off: bool = False) -> None:
-        """Record the tokens of an answer; `cut_off`: it would have been longer."""
-        self._record(self._answers, key, min(MAX_INTEGER, tokens * 2 if cut_off else tokens))
+    def record_output(self, key: LearnedKey, tokens: int, *, cut_off: bool = False) -> None:
+        """Record the tokens of an output; `cut_off`: it would have been longer."""
+        self._record(self._outputs, key, min(MAX_INTEGER, tokens * 2 if cut_off else tokens))
 
     def record_input(self, key: LearnedKey, length: int, tokens: int) -> None:
         """Record the tokens of an input of this number of bytes."""
         if length > 0:
             self._record(self._inputs, key, -(-tokens * 1000 // length))
 
-    def answer(self, key: LearnedKey, percent: int) -> int | None:
-        """Return the tokens that this percentage of the answers did not exceed; None: too few are known."""
-        return self._quantile(self._answers, key, percent)
+    def output(self, key: LearnedKey, percent: int) -> int | None:
+        """Return the tokens that this percentage of the outputs did not exceed; None: too few are known."""
+        return self._quantile(self._outputs, key, percent)
 
     def input(self, key: LearnedKey, length: int, percent: int) -> int | None:
         """Estimate the tokens of an input of this number of bytes; None: too few inputs are known."""

@@ -1,0 +1,87 @@
+"""Limits that count money: `25/day unit=usd` is read as 25,000,000 `usd_micros` per calendar day."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tidegate.core.algorithms import ALGORITHMS
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core.calendar import PERIODS
+from tidegate.core.limit import LIMIT, Limit
+from tidegate.errors import ConfigError
+from tidegate.outbound.providers.prices import MICROS, MILLION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tidegate.outbound.providers.prices import Prices
+
+# An amount with decimals, and the rest: `2.50/day unit=usd`.
+AMOUNT = re.compile(r"\s*(?P<whole>[0-9][0-9_]*)\.(?P<part>[0-9]{1,6})(?P<rest>[^0-9].*)", re.DOTALL)
+COMMON_CURRENCIES: Final = ("usd", "eur", "gbp", "chf", "jpy", "cny", "inr", "cad", "aud")
+
+
+def is_money(unit: str) -> bool:
+    """Return whether a unit counts millionths of a currency, such as `usd_micros`."""
+    return unit.endswith(MICROS)
+
+
+def parse_limit(text: str, prices: Prices | None) -> Limit:
+    """Parse a limit that may count the currency of the prices; its amount may then have decimals.
+
+    A period without a number (`day`, not `1d`) is a calendar window of a limit that counts money.
+    """
+    amount = AMOUNT.fullmatch(text)
+    scale = 1 if amount is None else 10 ** len(amount["part"])
+    # An amount with decimals is read without its dot, and divided afterwards.
+    whole = text if amount is None else f"{amount['whole']}{amount['part']}{amount['rest']}"
+    if prices is not None and _is_calendar(whole, prices):
+        whole += " calendar_window"
+    limit = Limit.parse(whole)
+    found = to_micros(limit, prices, scale)
+    if scale > 1 and found is limit:
+        raise ConfigError(f"expected a whole number of {limit.unit}, in {text!r}", field="limit")
+    return found
+
+
+def _is_calendar(text: str, prices: Prices) -> bool:
+    """Return whether a limit counts money in a period such as `day`, and names no algorithm."""
+    match = LIMIT.fullmatch(text)
+    if match is None or match["period"].strip().lower() not in PERIODS:
+        return False
+    words = match["rest"].split()
+    units = [match["unit"], *(word.removeprefix("unit=") for word in words if word.startswith("unit="))]
+    return (prices.currency in units or prices.unit in units) and not ALGORITHMS.keys() & set(words)
+
+
+def to_micros(limit: Limit, prices: Prices | None, scale: int = 1) -> Limit:
+    """Return a limit in the currency of the prices as one in micros; others as they are.
+
+    `scale` is what the quota was multiplied with, to read an amount with decimals as an integer.
+    """
+    if prices is None or limit.unit != prices.currency:
+        return limit
+    quota = limit.quota * MILLION // scale
+    if not 1 <= quota <= MAX_INTEGER:
+        raise ConfigError(f"must be from 0.000001 to {MAX_INTEGER // MILLION} {prices.currency}", field="quota")
+    burst = limit.burst * MILLION // scale if limit.burst != limit.quota else 0
+    return replace(limit, quota=quota, burst=burst, unit=prices.unit)
+
+
+def check_units(limits: Iterable[Limit], prices: Prices | None, estimated: Iterable[str]) -> None:
+    """Refuse limits of money whose cost nothing tells: it would stay 0."""
+    for limit in limits:
+        currency = limit.unit.removesuffix(MICROS)
+        if prices is not None:
+            if limit.unit != prices.unit and (is_money(limit.unit) or currency in COMMON_CURRENCIES):
+                raise ConfigError(f"a limit counts {limit.unit}, but the prices are in {prices.currency}")
+        elif is_money(limit.unit) and limit.unit not in estimated:
+            message = f"a limit counts {limit.unit}, but nothing says what a call costs: add price: prices.yaml"
+            raise ConfigError(f"{message}, a file with the price of each model, or estimate: {{{limit.unit}: …}}")
+        elif currency in COMMON_CURRENCIES and limit.unit not in estimated:
+            raise ConfigError(
+                f"a limit counts {limit.unit}, but nothing says what a call costs: add price: prices.yaml, a file "
+                "with the price of each model"
+            )

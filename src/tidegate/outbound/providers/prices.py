@@ -1,0 +1,174 @@
+"""Prices: what the calls of each model cost, from a file of the user. tidegate ships none, because prices change.
+
+    date: 2026-11-01                  # when the prices were read from the provider's page
+    currency: usd                     # the default
+    models:                           # per million tokens; the first pattern that matches applies
+      gpt-4o-mini: {input: 0.15, cached: 0.075, output: 0.60}
+      gpt-4o*: {input: 2.50, cached: 1.25, output: 10}
+      dall-e-3: {image: 0.04}         # per image; also `request`, per request
+    default: {input: 15, output: 60}  # for other models; without it, their calls are refused
+
+Amounts are integers: millionths of the currency (`usd_micros`). A price per million tokens is therefore an integer
+number of micros per million tokens. Each call is rounded up to a whole micro, so a sum of calls is never too low.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.bounds import MAX_INTEGER, ceil_div
+from tidegate.errors import ConfigError, ResourceUnknown
+from tidegate.outbound.providers.profile import matches_model
+from tidegate.policy.config_value import ConfigValue, load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate.outbound.providers.profile import Profile, UsagePart
+
+MICROS: Final = "_micros"  # ends a unit that counts millionths of a currency
+MILLION: Final = 10**6
+DEFAULT_CURRENCY: Final = "usd"
+CURRENCY = re.compile(r"[a-z]{3}")
+TOKEN_PRICES: Final = ("input", "cached", "cache_write", "output")
+CALL_PRICES: Final = ("request", "image")
+
+
+class ModelPrice(NamedTuple):
+    """The price of a model: micros per million tokens, and micros per request and image.
+
+    `cached` is the price of input that the provider read from its cache, `cache_write` of input that it wrote there.
+    """
+
+    unit: str
+    input: int = 0
+    cached: int = 0
+    cache_write: int = 0
+    output: int = 0
+    request: int = 0
+    image: int = 0
+
+    def estimate(self, input_tokens: int, output_tokens: int) -> int:
+        """Return the most that so many tokens can cost, whatever part of the input is cached."""
+        dearest = max(self.input, self.cached, self.cache_write)
+        return min(MAX_INTEGER, ceil_div(dearest * input_tokens + self.output * output_tokens, MILLION))
+
+    def fee(self, images: int = 0) -> int:
+        """Return what a request costs apart from its tokens."""
+        return self.request + self.image * images
+
+    def output_within(self, amount: int, input_tokens: int) -> int:
+        """Return how many tokens of output this amount pays for, after the input."""
+        if not self.output:
+            return MAX_INTEGER
+        return max(0, amount - self.estimate(input_tokens, 0)) * MILLION // self.output
+
+
+def usage_cost(price: ModelPrice, parts: Mapping[UsagePart, int], profile: Profile) -> int:
+    """Return the cost of the tokens that a response reports."""
+    if "input" not in parts and "output" not in parts:
+        return min(MAX_INTEGER, ceil_div(max(price[1:5]) * parts.get("total", 0), MILLION))
+    cached, written = parts.get("cache_read", 0), parts.get("cache_write", 0)
+    fresh = parts.get("input", 0)
+    if not profile.reports_cache_apart:
+        fresh = max(0, fresh - cached)
+    output = parts.get("output", 0)
+    if profile.reports_reasoning_apart:
+        output += parts.get("reasoning", 0)
+    total = fresh * price.input + cached * price.cached + written * price.cache_write + output * price.output
+    return min(MAX_INTEGER, ceil_div(total, MILLION))
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The prices of a provider's models, as of a date, in one currency. Immutable."""
+
+    date: date
+    currency: str = DEFAULT_CURRENCY
+    models: tuple[tuple[str, ModelPrice], ...] = ()
+    default: ModelPrice | None = None
+    file: str | None = field(default=None, compare=False)
+
+    @property
+    def unit(self) -> str:
+        """The unit that amounts are counted in, such as `usd_micros`."""
+        return self.currency + MICROS
+
+    def find(self, model: str | None) -> ModelPrice:
+        """Return the price of a model; raises ResourceUnknown if there is none and no default."""
+        if model is not None:
+            for pattern, price in self.models:
+                if matches_model(pattern, model):
+                    return price
+        if self.default is not None:
+            return self.default
+        where = self.file or "the prices"
+        if model is None:
+            message = f"{where}: a request names no model, so its price is unknown"
+            raise ResourceUnknown(f"{message}: name it with request_options(model=…), or add a default price")
+        near = get_close_matches(model, [pattern for pattern, _ in self.models], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ResourceUnknown(f"{where}: there is no price for the model {model!r}: add it, or a default price{hint}")
+
+
+def find_prices(setting: ConfigValue) -> Prices:
+    """Read the prices that a provider file names: the path of a file relative to that file, or a mapping."""
+    if setting.is_mapping:
+        return _prices(setting)
+    path = Path(setting.file or "").parent / Path(setting.string()).expanduser()
+    if not path.is_file():
+        raise setting.error(f"cannot read {path}: there is no such file")
+    return read_prices(path)
+
+
+def read_prices(source: str | Path | Mapping[str, object]) -> Prices:
+    """Read prices from a file or a mapping."""
+    return _prices(load(source))
+
+
+def _prices(section: ConfigValue) -> Prices:
+    fields = section.fields("date", "currency", "models", "default")
+    if "date" not in fields:
+        raise section.error("needs the date on which the prices were valid, such as date: 2026-11-01")
+    currency = fields["currency"].string() if "currency" in fields else DEFAULT_CURRENCY
+    if not CURRENCY.fullmatch(currency):
+        raise fields["currency"].error(f"expected three lower-case letters such as usd or eur, not {currency!r}")
+    models: list[tuple[str, ModelPrice]] = []
+    for pattern, setting in (fields["models"].entries() if "models" in fields else {}).items():
+        hidden = next((known for known, _ in models if matches_model(known, pattern)), None)
+        if hidden is not None:
+            raise setting.error(f"never applies, because {hidden!r} comes first: move it before {hidden!r}")
+        models.append((pattern, _price(setting, currency + MICROS)))
+    if not models and "default" not in fields:
+        raise section.error("needs models with prices, such as models: {gpt-4o: {input: 2.50, output: 10}}")
+    default = _price(fields["default"], currency + MICROS) if "default" in fields else None
+    return Prices(_date(fields["date"]), currency, tuple(models), default, section.file)
+
+
+def _date(setting: ConfigValue) -> date:
+    if isinstance(setting.raw, date):
+        return setting.raw
+    try:
+        return date.fromisoformat(setting.string())
+    except ConfigError:
+        raise
+    except ValueError:
+        raise setting.error(f"expected a date such as 2026-11-01, not {setting}") from None
+
+
+def _price(setting: ConfigValue, unit: str) -> ModelPrice:
+    """Read `{input: 2.50, cached: 1.25, output: 10, request: 0.01}`; a price that is free says 0."""
+    fields = setting.fields(*TOKEN_PRICES, *CALL_PRICES)
+    found = {name: entry.millionths() for name, entry in fields.items()}
+    if not found:
+        raise setting.error("needs a price, such as {input: 2.50, output: 10} per million tokens")
+    for needed in ("input", "output"):
+        if needed not in found and set(TOKEN_PRICES).intersection(found):
+            raise setting.error(f"needs the price of {needed} too; write {needed}: 0 if there is none")
+    whole = found.get("input", 0)
+    return ModelPrice(unit, **{"cached": whole, "cache_write": whole, **found})

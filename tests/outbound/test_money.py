@@ -1,0 +1,250 @@
+"""Limits of money: what a call reserves, what it costs in the end, and that strict calls never pass the ceiling."""
+
+import json
+
+import httpx
+import pytest
+
+from tidegate import ConfigError, Denied, Limiter, ResourceUnknown
+from tidegate.outbound import Gate, Providers, request_options
+from tidegate.outbound.httpx import RateLimitTransport
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+URL = "https://api.test/v1/chat/completions"
+# A token of input costs one micro, a cached one a tenth, a token of output five micros.
+PRICES = {
+    "date": "2026-11-01",
+    "models": {
+        "m": {"input": 1, "cached": 0.1, "output": 5},
+        "search": {"input": 1, "output": 5, "request": 0.0005},
+        "painter": {"image": 0.04},
+    },
+}
+START = 1_767_225_600  # 2026-01-01 00:00 UTC
+
+
+@pytest.fixture
+def store():
+    return MemoryStore(clock=ManualClock(START))
+
+
+class Client(httpx.Client):
+    """A client of a provider whose answers report the given usage; notes what is reserved in flight."""
+
+    def __init__(self, store, reply, limits=("1000/1m", "0.01/day unit=usd name=money"), **fields):
+        self.store, self.in_flight = store, []
+        settings = {"domain": "api.test", "profile": "openai", "limits": list(limits), "price": PRICES, **fields}
+        self.known = Providers.of(settings)
+
+        def handle(request):
+            self.in_flight.append(self.spent())
+            return reply(request) if callable(reply) else httpx.Response(200, json={"usage": reply})
+
+        transport = RateLimitTransport(
+            self.known, store, httpx.MockTransport(handle), timeout=0, tokenizer=lambda _text: 100
+        )
+        self.gate = transport.gate
+        super().__init__(transport=transport)
+
+    def spent(self):
+        (provider,) = self.known
+        with Limiter(provider.policy, store=self.store) as limiter:
+            return limiter.usage("api.test")["money"].used
+
+    def ask(self, model="m", url=URL, **body):
+        self.post(url, json={"model": model, "max_tokens": 200, "messages": [], **body}).raise_for_status()
+        return self.in_flight[-1], self.spent()
+
+
+def usage(prompt, completion, cached=0):
+    details = {"cached_tokens": cached}
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
+
+
+def test_the_most_that_a_call_can_cost_is_reserved_and_its_cost_settled(store):
+    with Client(store, usage(100, 30)) as client:
+        assert client.ask() == (1100, 250)  # 100 + 5 * 200; 100 + 5 * 30
+
+
+def test_cached_input_is_cheaper(store):
+    with Client(store, usage(100, 30, cached=90)) as client:
+        assert client.ask()[1] == 10 + 9 + 150
+
+
+def test_the_fee_of_a_request_and_the_price_of_an_image(store):
+    with Client(store, usage(100, 30), ["1/day unit=usd name=money"]) as client:
+        assert client.ask("search") == (1600, 750)
+    with Client(store, {}, ["1/day unit=usd name=money"]) as client:
+        url = "https://api.test/v1/images/generations"
+        assert client.ask("painter", url, n=3) == (750 + 120_000, 750 + 120_000)
+
+
+def test_several_answers_cost_as_many_times(store):
+    with Client(store, usage(100, 60)) as client:
+        assert client.ask(n=2) == (2100, 400)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_failed_call_costs_nothing(store, status):
+    with Client(store, lambda _request: httpx.Response(status)) as client:
+        client.post(URL, json={"model": "m", "max_tokens": 200})
+        assert (client.in_flight, client.spent()) == ([0 + 1100], 0)
+
+
+def test_a_response_without_usage_keeps_what_is_reserved(store):
+    with Client(store, lambda _request: httpx.Response(200, json={})) as client:
+        assert client.ask() == (1100, 1100)
+
+
+def test_a_model_without_a_price_is_refused_before_anything_is_sent(store):
+    with Client(store, usage(1, 1)) as client:
+        with pytest.raises(ResourceUnknown, match="there is no price for the model 'other'"):
+            client.ask("other")
+        with request_options(model="m"):
+            assert client.ask("other")[0] == 1100
+        assert len(client.in_flight) == 1
+    with Client(store, usage(100, 1), price={**PRICES, "default": {"input": 2, "output": 3}}) as client:
+        before = client.spent()
+        assert client.ask("other")[1] - before == 203
+
+
+def test_requests_that_no_model_answers_are_free(store):
+    with Client(store, {}) as client:
+        client.get("https://api.test/v1/models")
+        client.get("https://api.test/v1/responses/7")
+        client.post("https://api.test/v1/files", content=b"data")
+        assert client.spent() == 0
+
+
+def test_the_ceiling_counts_in_its_time_zone(store):
+    limits = ["0.0015/day unit=usd name=money timezone=America/New_York"]
+    with Client(store, usage(100, 200), limits) as client:
+        assert client.ask()[1] == 1100
+        with pytest.raises(Denied) as denied:
+            client.ask()
+        assert denied.value.decision.retry_after == 5 * 3600.0  # midnight in New York
+        store.clock.advance(5 * 3600)
+        assert client.ask()[1] == 1100
+
+
+def test_what_a_lenient_call_overran_is_debt(store):
+    limits = ["0.001/day unit=usd name=money"]
+    with Client(store, usage(100, 900), limits, output_reserve="maximum") as client:
+        client.ask(max_tokens=100)  # the provider exceeds what it was asked for
+        assert client.spent() == 4600
+        assert client.gate.metrics()["overrun_micros"] == 4000
+        with pytest.raises(Denied):
+            client.ask()
+        store.clock.advance(86_400)
+        assert client.spent() == 0
+
+
+@pytest.mark.parametrize("profile", ["azure", "openai"])
+def test_the_money_of_a_provider_that_counts_the_bound_is_that_of_its_usage(store, profile):
+    limits = ["0.01/day unit=usd name=money", "10_000/1m unit=tokens name=tpm"]
+    with Client(store, usage(100, 30), limits, profile=profile) as client:
+        assert client.ask() == (1100, 250)
+        with Limiter(next(iter(client.known)).policy, store=store) as limiter:
+            assert limiter.usage("api.test")["tpm"].used == (300 if profile == "azure" else 130)
+
+
+def test_calls_without_a_body_must_say_what_they_cost(store):
+    known = Providers.of({"domain": "api.test", "profile": "openai", "limits": ["1/day unit=usd"], "price": PRICES})
+    gate = Gate(known, store)
+    with pytest.raises(ConfigError, match=r"cost: needs the money that the request may cost, such as {'usd_micros': "):
+        gate.acquire("api.test")
+    with gate.acquire("api.test", {"usd_micros": 700}) as charge:
+        charge.commit({"usd_micros": 650})
+    assert gate.accounts[0].limiter.usage("api.test")["usd-day"].used == 650
+    gate.close()
+
+
+def test_changed_prices_are_read_again(tmp_path, store):
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("date: 2026-01-01\nmodels: {m: {input: 1, output: 1}}\n")
+    (tmp_path / "api.yaml").write_text(
+        "domain: api.test\nprofile: openai\nlimits: [1/day unit=usd]\nprice: prices.yaml\n"
+    )
+    known = Providers.load(files=[tmp_path / "api.yaml"])
+    prices.write_text("date: 2026-02-01\nmodels: {m: {input: 1, output: 22}}\n")
+    assert known.reload() == ("api.test",)
+    assert known.match("https://api.test").prices.find("m").output == 22_000_000
+    prices.write_text("models: {}\n")
+    assert known.reload() == ()
+    assert "needs the date" in known.problems[0]
+    assert known.match("https://api.test").prices.find("m").output == 22_000_000
+
+
+# ---- strict calls ----------------------------------------------------------------------------------------------------
+
+
+class StreamedModel:
+    """A model that streams its answer, as long as the connection lasts and the request allows."""
+
+    def __init__(self, length, piece=20):
+        self.length, self.piece, self.sent = length, piece, 0
+
+    def __call__(self, request):
+        body = json.loads(request.content)
+        self.sent = 0
+        if not body.get("stream"):
+            return httpx.Response(200, json={"usage": usage(100, min(self.length, body["max_tokens"]))})
+        return httpx.Response(200, stream=self.pieces(min(self.length, body["max_tokens"])))
+
+    def pieces(self, length):
+        model = self
+
+        class Body(httpx.SyncByteStream):
+            def __iter__(self):
+                while model.sent < length:
+                    count = min(model.piece, length - model.sent)
+                    model.sent += count
+                    content = {"choices": [{"delta": {"content": "abc" * count}}]}
+                    yield b"data: " + json.dumps(content).encode() + b"\n\n"
+                yield b"data: " + json.dumps({"usage": usage(100, length)}).encode() + b"\n\ndata: [DONE]\n\n"
+
+        return Body()
+
+
+def test_the_reservation_of_a_streamed_strict_call_grows_and_is_settled(store):
+    model = StreamedModel(3000)
+    with Client(store, model, ["1/day unit=usd name=money"], strict=True) as client:
+        assert client.ask(stream=True, max_tokens=64_000) == (100 + 5 * 1000, 100 + 5 * 3000)
+        assert client.gate.metrics()["topped_up"] > 0
+
+
+def test_a_strict_call_never_passes_the_ceiling(store):
+    """The answer is cut off, streamed or not, at what the ceiling pays for."""
+    model = StreamedModel(5000)
+    with Client(store, model, ["0.011/day unit=usd name=money"], strict=True) as client:
+        with pytest.raises(Denied, match="the output was cut off after"):
+            client.ask(stream=True, max_tokens=64_000)
+        paid = 100 + 5 * model.sent
+        assert 9000 < paid <= client.spent() <= 11_000
+    store.clock.advance(86_400)
+    with Client(store, model, ["0.011/day unit=usd name=money"], strict=True) as client:
+        assert client.ask(max_tokens=64_000) == (11_000, 11_000)
+        with pytest.raises(Denied):
+            client.ask()
+
+
+def test_a_strict_call_that_cannot_pay_for_its_input_is_refused(store):
+    with Client(store, usage(1, 1), ["0.00005/day unit=usd name=money"], strict=True) as client:
+        with pytest.raises(Denied) as denied:
+            client.ask()
+        assert denied.value.decision.retry_after is None
+        assert not client.in_flight
+
+
+def test_midnight_does_not_move_the_money_of_a_call_into_the_next_day(store):
+    """A call counts in the day in which it was reserved, so the next day's ceiling holds, too."""
+
+    def reply(_request):
+        store.clock.advance(60)
+        return httpx.Response(200, json={"usage": usage(100, 200)})
+
+    with Client(store, reply, ["1000/1m", "0.0011/day unit=usd name=money"], strict=True) as client:
+        store.clock.advance(86_400 - 30)
+        assert client.ask() == (1100, 0)
+        assert client.ask() == (1100, 1100)

@@ -1,0 +1,136 @@
+"""Prices: the file of the user, the message that each mistake must give, and the arithmetic of a call's cost."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from tidegate import ConfigError, Limit
+from tidegate.errors import ResourceUnknown
+from tidegate.outbound.providers.file import read_provider
+from tidegate.outbound.providers.prices import ModelPrice, read_prices, usage_cost
+from tidegate.outbound.providers.profile_file import shipped_profile
+
+BAD_PRICES = sorted((Path(__file__).parent / "bad_prices").glob("*.yaml"))
+PRICES = {
+    "date": "2026-11-01",
+    "models": {
+        "mini": {"input": 0.15, "cached": 0.075, "output": 0.6},
+        "big*": {"input": 2.5, "cached": 1.25, "cache_write": 3.125, "output": 10, "request": 0.01},
+        "painter": {"image": 0.04},
+    },
+}
+
+
+def provider(*limits, **fields):
+    return read_provider({"domain": "a.test", "profile": "openai", "limits": list(limits), "price": PRICES, **fields})
+
+
+@pytest.mark.parametrize("path", BAD_PRICES, ids=lambda path: path.stem)
+def test_each_bad_file_is_refused_with_line_and_message(path):
+    """The first line of a file says which message its mistake must give: `# LINE: the message`."""
+    line, _, message = path.read_text().splitlines()[0].removeprefix("# ").partition(": ")
+    with pytest.raises(ConfigError) as error:
+        read_prices(path)
+    assert str(error.value) == f"{path}:{line}: {message}"
+
+
+def test_the_bad_files_are_found():
+    assert len(BAD_PRICES) >= 12
+
+
+def test_prices_are_exact_integers():
+    found = read_prices(PRICES)
+    assert (found.date, found.currency, found.unit) == (date(2026, 11, 1), "usd", "usd_micros")
+    assert found.find("mini") == ModelPrice("usd_micros", 150_000, 75_000, 150_000, 600_000)
+    assert found.find("big-2026").request == 10_000
+    assert found.find("painter").fee(3) == 120_000
+
+
+def test_a_model_without_a_price_is_an_error_or_costs_the_default():
+    with pytest.raises(ResourceUnknown, match=r"there is no price for the model 'min': .* did you mean 'mini'\?"):
+        read_prices(PRICES).find("min")
+    with pytest.raises(ResourceUnknown, match="a request names no model"):
+        read_prices(PRICES).find(None)
+    chosen = read_prices({**PRICES, "default": {"input": 15, "output": 60}})
+    assert chosen.find("min").output == chosen.find(None).output == 60_000_000
+
+
+def test_the_cost_of_usage_in_each_format():
+    big = read_prices(PRICES).find("big")
+    openai, anthropic, google = map(shipped_profile, ("openai", "anthropic", "google"))
+    # OpenAI's input includes what was cached; Anthropic reports it apart; Gemini reports reasoning apart.
+    assert usage_cost(big, {"input": 1000, "cache_read": 400, "output": 10}, openai) == 600 * 2.5 + 400 * 1.25 + 100
+    parts = {"input": 600, "cache_read": 400, "cache_write": 80, "output": 10}
+    assert usage_cost(big, parts, anthropic) == 600 * 2.5 + 400 * 1.25 + 80 * 3.125 + 100
+    assert usage_cost(big, {"input": 600, "output": 10, "reasoning": 30}, google) == 600 * 2.5 + 400
+    assert usage_cost(big, {"input": 600, "output": 40, "reasoning": 30}, openai) == 600 * 2.5 + 400
+    assert usage_cost(big, {"total": 100}, openai) == 1000  # the dearest kind of token
+
+
+def test_a_fraction_of_a_micro_is_rounded_up():
+    mini = read_prices(PRICES).find("mini")
+    assert usage_cost(mini, {"input": 1, "output": 0}, shipped_profile("openai")) == 1
+    assert usage_cost(mini, {"input": 0, "output": 0}, shipped_profile("openai")) == 0
+    assert mini.estimate(7, 0) == 2
+
+
+@pytest.mark.parametrize("amount", [0, 1, 9, 100, 12_345, 999_999])
+@pytest.mark.parametrize("tokens", [0, 1, 777])
+def test_the_output_that_an_amount_pays_for_never_costs_more(amount, tokens):
+    big = read_prices(PRICES).find("big")
+    output = big.output_within(amount, tokens)
+    if output:
+        assert big.estimate(tokens, output) <= amount
+    assert big.estimate(tokens, output + 1) > amount
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("25/day unit=usd", Limit(25_000_000, "day", "calendar_window", unit="usd_micros", name="usd-day")),
+        ("2.50/day unit=usd", Limit(2_500_000, "day", "calendar_window", unit="usd_micros", name="usd-day")),
+        ("25 usd/month", Limit(25_000_000, "month", "calendar_window", unit="usd_micros", name="usd-month")),
+        ("25/1d unit=usd", Limit(25_000_000, "1d", "sliding_log", unit="usd_micros", name="usd-1d")),
+        ("7/day unit=usd_micros", Limit(7, "day", "calendar_window", unit="usd_micros")),
+        (
+            "25/week unit=usd timezone=Europe/Berlin name=team",
+            Limit(25_000_000, "week", "calendar_window", unit="usd_micros", name="team", timezone="Europe/Berlin"),
+        ),
+        (
+            {"limit": 0.5, "period": "day", "unit": "usd", "timezone": "America/New_York", "reset_hour": 9},
+            Limit(500_000, "day", "calendar_window", unit="usd_micros", name="usd-day", timezone="America/New_York",
+                  reset_hour=9),
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_limits_of_money(limit, expected):
+    assert provider(limit).limits == (expected,)
+
+
+def test_decimals_are_for_money_only():
+    with pytest.raises(ConfigError, match=r"expected a whole number of requests, in '2\.5/1m'"):
+        provider("2.5/1m")
+
+
+def test_a_limit_in_micros_needs_a_price_or_an_estimate():
+    fields = {"domain": "a.test", "limits": ["7/day calendar_window unit=usd_micros"]}
+    assert read_provider({**fields, "estimate": {"usd_micros": 2}}).cost(None) == {"usd_micros": 2}
+    assert read_provider({**fields, "endpoints": [{"path": "/x", "cost": {"usd_micros": 2}}]})
+
+
+def test_prices_in_another_currency():
+    prices = {"date": "2026-11-01", "currency": "eur", "models": {"m": {"input": 1, "output": 2}}}
+    found = provider("25/day unit=eur", price=prices)
+    assert found.limits[0].unit == "eur_micros"
+
+
+def test_a_file_that_does_not_exist(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("domain: a.test\nprofile: openai\nlimits: [5/1m]\nprice: none.yaml\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml:4: price: cannot read .*none\.yaml: there is no such file"):
+        read_provider(path)
