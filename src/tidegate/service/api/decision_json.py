@@ -1,4 +1,4 @@
-"""Writes the JSON of decisions. The most common one, which a single limit allows, is written into a template of that limit.
+"""Writes the JSON of decisions. If a single limit allows a call, the decision is written into a template of that limit.
 
 A template is the encoded response itself, divided at its numbers: `responses` stays the only definition of the fields.
 This takes two thirds of the time of building the response and encoding it.
