@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.decision import Decision
 from tidegate.errors import Closed, RateLimitError
@@ -17,6 +17,7 @@ from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 from tidegate.service.decisions.blocks import Blocks
+from tidegate.service.decisions.fast_path import FastPath, build_fast_path
 from tidegate.service.decisions.idempotency import KeyedStore, forget_call, was_repeated
 from tidegate.service.decisions.policy_limiters import (
     ASK_STORE,
@@ -36,7 +37,7 @@ from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tidegate.policy import Cost, Key
     from tidegate.service.decisions.idempotency import KeyedCall
@@ -46,16 +47,6 @@ if TYPE_CHECKING:
 
 
 MAX_LEASE_WAITS: Final = 3  # how often a batch waits for leases before it asks the store itself
-
-
-class FastPath(NamedTuple):
-    """Synchronous functions that take one permit for a key, or for each of several keys, and count the decisions.
-
-    `decide_all` returns None, and does nothing, if a key is not a string or is invalid.
-    """
-
-    decide: Callable[[Key], Decision]
-    decide_all: Callable[[Sequence[Any]], list[Decision] | None]
 
 
 class BaseDecider:
@@ -356,7 +347,7 @@ class BaseDecider:
             return error
 
     def fast_path(self, policy: str) -> FastPath | None:
-        """Return synchronous functions that take permits of a policy, if the policy and the store allow that.
+        """Return the fast path of a policy, if the policy and the store allow that.
 
         That needs a store in memory, and a policy that has neither overrides nor a rollout.
         """
@@ -371,52 +362,27 @@ class BaseDecider:
         acquire_now = policy_limiter.acquire_now
         if acquire_now is None:
             return None
-        parts = (policy, policy_limiter, acquire_now)
-        found = self._fast_paths[policy] = FastPath(self._build_decide(*parts), self._build_decide_all(*parts))
+        found = build_fast_path(policy_limiter, acquire_now, self._record, self.stats.near_limit)
+        self._fast_paths[policy] = found
         return found
 
-    def _build_decide(
-        self, policy: str, policy_limiter: PolicyLimiter, acquire_now: Callable[[Key, int], Decision]
-    ) -> Callable[[Key], Decision]:
-        count, record, near_limit = policy_limiter.count, self._record, self.stats.near_limit
+    def decide_now(self, policies: Sequence[str], keys: Sequence[str]) -> list[Decision | RateLimitError] | None:
+        """Take a permit for each key, of the policy at the same place; None, and nothing is done, without a fast path.
 
-        def decide(key: Key) -> Decision:
-            if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
-                key = check_key(key)
-            decision = acquire_now(key, 1)
-            if decision[0]:  # within the limits
-                count.allowed += 1
-                if near_limit.samples_left:
-                    near_limit.record(policy, key, decision)
-                return decision
-            return record(policy_limiter, key, 1, decision)
-
-        return decide
-
-    def _build_decide_all(
-        self, policy: str, policy_limiter: PolicyLimiter, acquire_now: Callable[[Key, int], Decision]
-    ) -> Callable[[Sequence[Any]], list[Decision] | None]:
-        count, record, near_limit = policy_limiter.count, self._record, self.stats.near_limit
-
-        def decide_all(keys: Sequence[Any]) -> list[Decision] | None:
+        An invalid key gets its error as its result.
+        """
+        found = {policy: fast_path for policy in set(policies) if (fast_path := self.fast_path(policy)) is not None}
+        if len(found) < len(set(policies)):
+            return None
+        if len(found) == 1 and (decisions := found[policies[0]].decide_all(keys)) is not None:
+            return list(decisions)
+        results: list[Decision | RateLimitError] = []
+        for policy, key in zip(policies, keys, strict=True):
             try:
-                if not "".join(keys).isascii() or max(map(len, keys)) > MAX_KEY_LENGTH:
-                    for key in keys:
-                        check_key(key)
-            except (TypeError, RateLimitError):
-                return None
-            decisions = [acquire_now(key, 1) for key in keys]
-            beyond = [pair for pair in zip(keys, decisions, strict=True) if not pair[1][0]]
-            count.allowed += len(decisions) - len(beyond)
-            for key, decision in beyond:
-                record(policy_limiter, key, 1, decision)
-            if near_limit.samples_left:
-                for key, decision in zip(keys, decisions, strict=True):
-                    if decision[0] and near_limit.samples_left:
-                        near_limit.record(policy, key, decision)
-            return decisions
-
-        return decide_all
+                results.append(found[policy].decide(key))
+            except RateLimitError as error:
+                results.append(error)
+        return results
 
     # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
 

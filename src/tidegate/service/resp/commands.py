@@ -115,26 +115,12 @@ class Commands:
                 reply = self._refuse(error)
             self._acquire_latency.add(self._steady() - start)
             return reply.encode()
-        replies = self._decide_pipeline(policies, keys)
-        if replies is None:
+        results = self._decider.decide_now(policies, keys) if len(keys) <= MAX_BATCH else None
+        if results is None:
             return None
+        replies = [self._refuse(each) if isinstance(each, RateLimitError) else write_decision(each) for each in results]
         self._batch_latency.add(self._steady() - start)
         return "".join(replies).encode()
-
-    def _decide_pipeline(self, policies: list[str], keys: list[str]) -> list[str] | None:
-        """Decide on several keys; None if a policy has no fast path."""
-        found = {policy: self._decider.fast_path(policy) for policy in set(policies)}
-        if None in found.values() or len(keys) > MAX_BATCH:
-            return None
-        if len(found) == 1 and (decisions := found[policies[0]].decide_all(keys)) is not None:  # type: ignore[union-attr]  # not None
-            return [write_decision(decision) for decision in decisions]
-        replies = []
-        for policy, key in zip(policies, keys, strict=True):
-            try:
-                replies.append(write_decision(found[policy].decide(key)))  # type: ignore[union-attr]  # not None
-            except RateLimitError as error:
-                replies.append(self._refuse(error))
-        return replies
 
     def throttle_now(self, commands: Sequence[Command]) -> str | None:
         """Decide a pipeline of CL.THROTTLE commands on a store in memory; None if there are other commands.

@@ -15,12 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import TaskSignal
-from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.service.dashboard.overview import read_panels
 from tidegate.service.runtime.worker_stats import PUBLISH_INTERVAL, SharedStats, WorkerStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tidegate.clock import Clock
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.http import App
@@ -132,25 +133,25 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Follow the parent process and publish the values of this worker, until cancelled."""
+        # Separately, because a slow panel must not delay the other values.
+        await asyncio.gather(self._repeat(self._publish_values), self._repeat(self._publish_panels))
+
+    async def _repeat(self, publish: Callable[[WorkerStatus], Awaitable[None]]) -> None:
         if self._app is None or self.status is None:
             return
         clock, signal = self._app.decider.store.clock, TaskSignal()
-        async with asyncio.TaskGroup() as group:  # a slow panel must not delay the other values
-            if self._own_panels:
-                group.create_task(self._publish_panels(self.status, clock))
-            while True:
-                try:
-                    self.check()
-                    self.status.tick()
-                except Exception:
-                    log.exception("this worker could not publish its values; retrying")
-                await clock.wait_async(signal, clock.steady() + PUBLISH_INTERVAL)
-
-    async def _publish_panels(self, status: WorkerStatus, clock: Clock) -> None:
-        """Publish the panels that only this worker has, once a second while a client of any worker reads them."""
-        signal, published = TaskSignal(), 0
         while True:
-            if status.viewed and clock.steady() - published >= SECOND:
-                published = clock.steady()
-                status.write_panels(await read_panels(self._own_panels))
+            try:
+                await publish(self.status)
+            except Exception:
+                log.exception("this worker could not publish its values; retrying")
             await clock.wait_async(signal, clock.steady() + PUBLISH_INTERVAL)
+
+    async def _publish_values(self, status: WorkerStatus) -> None:
+        self.check()
+        status.tick()
+
+    async def _publish_panels(self, status: WorkerStatus) -> None:
+        """Publish the panels that only this worker has, if a client of any worker reads them and they are due."""
+        if self._own_panels and status.panels_due:
+            status.write_panels(await read_panels(self._own_panels))

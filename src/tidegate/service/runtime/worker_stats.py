@@ -214,6 +214,7 @@ class WorkerStatus:
         self._clock = app.decider.store.clock
         self._since = self._clock.ns() // 1_000_000
         self._history_tick = 0
+        self._panels_at = -SECOND  # steady time
         self.process_id: int = os.getppid()
         self.started_at: int = memory.started_at
         self._area.process_id = os.getpid()
@@ -305,9 +306,14 @@ class WorkerStatus:
             self._history_tick = history.tick
             self._area.history.write(json.dumps(history.dump(), separators=(",", ":")).encode())
 
+    @property
+    def panels_due(self) -> bool:
+        """Whether a client reads the overview, and the panels were published a second ago or earlier."""
+        return self.viewed and self._clock.steady() - self._panels_at >= SECOND
+
     def write_panels(self, panels: dict[str, object]) -> None:
         """Publish panels of this worker."""
-        at = self._clock.steady()
+        at = self._panels_at = self._clock.steady()
         if not self._area.panels.write(json.dumps({"at": at, "panels": panels}).encode()):
             too_large: dict[str, object] = {"error": "too large to be shown by several workers"}
             self._area.panels.write(json.dumps({"at": at, "panels": dict.fromkeys(panels, too_large)}).encode())
