@@ -15,7 +15,7 @@ RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-main test-recipes test-others lint format docs bench bench-compare mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-main test-recipes test-others lint format docs manifests monitoring bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,13 @@ screenshots: venv servers ## write screenshots of the dashboard to build/screens
 docs: venv ## run every code block of the README and the docs
 	@$(PY) -m pytest tests/docs $(ARGS)
 
+manifests: venv ## write deploy/kubernetes from the Helm chart
+	@mkdir -p deploy/kubernetes
+	@$(VENV)/bin/helm template tidegate deploy/helm/tidegate --namespace tidegate > deploy/kubernetes/tidegate.yaml
+
+monitoring: venv ## write dashboards, alert rules and the runbook from deploy/monitoring.yaml
+	@$(PY) tools/make_monitoring.py
+
 bench: ## compare tidegate with the newest versions of other rate limiters in one run
 	@tools/make-venv $(BENCH) $(MAIN)
 	@$(BENCH)/bin/python -m pip install -qq --disable-pip-version-check --upgrade -r bench/requirements.txt
@@ -100,7 +107,7 @@ lock: ## resolve the dependencies and rewrite requirements.lock, requirements-ru
 	@python3 -m venv .venv-lock && .venv-lock/bin/python -m pip install -qq --disable-pip-version-check --upgrade uv
 	@$(COMPILE) --extra dev --upgrade -o requirements.lock
 	@$(COMPILE) --extra all --extra build --constraint requirements.lock --no-annotate -o requirements-run.lock
-	@$(COMPILE) tests/recipes/requirements.in --extra httpx2 --extra build --upgrade --no-annotate -o tests/recipes/requirements.lock
+	@$(COMPILE) tests/recipes/requirements.in --extra httpx2 --extra egress --extra build --upgrade --no-annotate -o tests/recipes/requirements.lock
 	@$(COMPILE) tests/recipes/requirements-openai2.in --extra httpx --extra build --upgrade --no-annotate \
 	    -o tests/recipes/requirements-openai2.lock
 	@grep -c == requirements.lock requirements-run.lock tests/recipes/*.lock

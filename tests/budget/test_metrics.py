@@ -14,8 +14,8 @@ from tidegate.budget import TaskBudget
 from tidegate.budget.alerts import metrics as module
 from tidegate.budget.prometheus import BudgetCollector
 
-DOCS = Path(__file__).parents[2] / "docs"
-RULES = DOCS / "alerts" / "budget.rules.yml"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "rules" / "budget.rules.yml"
 USAGE = "(rate_limit_current_usage / rate_limit_max_allowed) * 100"
 
 
@@ -114,7 +114,7 @@ def wait_for_values(scraped, expression, expected):
 
 
 def dashboard_queries():
-    panels = json.loads((DOCS / "grafana" / "budget.json").read_text(encoding="utf-8"))["panels"]
+    panels = json.loads((DEPLOY / "grafana" / "dashboards" / "budget.json").read_text(encoding="utf-8"))["panels"]
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
 from tests.outbound.sources.hostile import HostileServer, endlessly, slowly
-from tidegate.budget.alerts.webhook import Webhook
+from tidegate.spending.webhook import Webhook
 from tidegate.testing import ManualClock
 
 

@@ -110,10 +110,13 @@ def test_each_kind_has_a_schema_that_its_file_fits(kind, capsys):
         *(("source", path) for path in (ROOT / "examples").rglob("sources/*.yaml")),
         ("budget", ROOT / "examples/demo/budget.yaml"),
         ("service", ROOT / "examples/service/service.yaml"),
+        ("egress", ROOT / "examples/egress/egress.yaml"),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_the_examples_are_recognised_and_fit_their_schemas(kind, path, capsys):
+def test_the_examples_are_recognised_and_fit_their_schemas(kind, path, capsys, monkeypatch):
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "RESEARCH_TOKEN", "NIGHTLY_TOKEN"):
+        monkeypatch.setenv(name, f"{name}-of-an-example")
     assert main(["validate", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == kind
     jsonschema_rs.validator_for(KINDS[kind].schema()).validate(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -210,7 +210,7 @@ def check(span, folder):
         assert span in metrics()
     elif setting := re.fullmatch(r"(\w+): .+", span):
         assert setting[1] in settings()
-    elif re.fullmatch(r"(docs|examples|tests)/\S+", span):
+    elif re.fullmatch(r"(deploy|docs|examples|tests)/\S+", span):
         assert (ROOT / span).exists()
     else:
         assert span in constants()  # a header, an algorithm, a metric, a message

@@ -22,7 +22,7 @@ SSE = ("Content-Type", "text/event-stream; charset=utf-8")
 class ModelServer(QuotaServer):
     """Counts requests over all APIs together; refuses what exceeds `limit` requests per `period` seconds."""
 
-    def __init__(self, limit: int, period: float, tls: ssl.SSLContext) -> None:
+    def __init__(self, limit: int, period: float, tls: ssl.SSLContext | None = None) -> None:
         """Allow so many requests per period."""
         super().__init__(limit, period, self.answer, tls)
 

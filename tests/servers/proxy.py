@@ -1,4 +1,4 @@
-"""A temporary proxy in front of an application, started with a configuration file from examples/proxies."""
+"""A temporary proxy in front of an application, started with a configuration file from deploy/proxies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from tests.servers.process import Server, free_port, need, until
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "proxies"
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "proxies"
 ADDRESS = re.compile(r"127\.0\.0\.1(:|, port_value: )(\d+)")
 OPEN = re.compile(r"^.*# fail open\n", re.MULTILINE)
 CLOSED = re.compile(r"^( *)# (.*?) *# fail closed$", re.MULTILINE)

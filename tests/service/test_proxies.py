@@ -1,4 +1,4 @@
-"""nginx, Caddy, HAProxy and Traefik, each with its file in examples/proxies, with a real service."""
+"""nginx, Caddy, HAProxy and Traefik, each with its file in deploy/proxies, with a real service."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""An unmodified Envoy with examples/proxies/envoy.yaml, which calls the service over gRPC."""
+"""An unmodified Envoy with deploy/proxies/envoy.yaml, which calls the service over gRPC."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from tidegate.budget.alerts.monitor import BudgetMonitor, log
-from tidegate.budget.alerts.webhook import Webhook
 from tidegate.budget.open_batch import OpenBatch, OpenBatches
 from tidegate.budget.result import BudgetHealth, RateLimitResult, instant, result_of, usage_of
 from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
@@ -27,6 +26,8 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.flow import Flow
 from tidegate.policy.model import check_cost
+from tidegate.spending.ledger import Ledger
+from tidegate.spending.webhook import Webhook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +87,9 @@ class BudgetOperations:
             fixed=settings.strategy == "fixed",
             on_database_error=settings.on_database_error,
         )
+        self.ledger: Ledger | None = None
+        if settings.enabled and settings.ledger is not None:
+            self.ledger = Ledger(settings.ledger, settings.timezone, clock)
         self._open_batches = OpenBatches()
         self._last_usage: dict[str, Usage] = {}  # as the database last reported it
         self._closed = False
@@ -225,6 +229,7 @@ class BudgetOperations:
         share = batch.settle(used, count, last=last)
         completion = Completion(count, task_type, task_ids, actual or None) if count else None
         self.monitor.count_settled(count, share.returned)
+        self._enter(count, task_type, actual)
         self._short_term.correct(tier_policy, share.corrections, batch.memory_at)
         if any(share.unreserved):
             self._short_term.charge(tier_policy, share.unreserved)
@@ -249,6 +254,12 @@ class BudgetOperations:
     def _return_flow(self, batch: OpenBatch) -> BudgetFlow[None]:
         return self.settle_flow(batch, 0, None, (), None, last=True)
 
+    def _enter(self, count: int, task_type: str | None, cost: Mapping[str, int]) -> None:
+        """Enter completed tasks, and what they cost, into the ledger."""
+        if self.ledger is not None and count:
+            for unit, amount in {"tasks": count, **cost}.items():
+                self.ledger.add(self.settings.name, unit, amount, model=task_type or "", calls=count)
+
     def _record_unreserved_flow(
         self, count: int, task_type: str | None, task_ids: tuple[str, ...], cost: dict[str, int]
     ) -> BudgetFlow[None]:
@@ -257,6 +268,7 @@ class BudgetOperations:
         costs = tier_policy.costs(self.plan.charges(count, task_type, cost, 0))
         self._short_term.charge(tier_policy, costs)
         self.monitor.count_settled(count, 0)
+        self._enter(count, task_type, cost)
         completion = Completion(count, task_type, task_ids, cost or None)
         yield from self._submit_flow("record", tier_policy.unlimited, KEY, costs, completion)
 
@@ -357,8 +369,9 @@ class BudgetOperations:
         self._closed = True
         yield BudgetStep("blocking", self._retry_queue, "close")
         yield BudgetStep("limiter", self.limiter, "close")
-        if self.webhook is not None:
-            yield BudgetStep("blocking", self.webhook, "close")
+        for each in (self.webhook, self.ledger):
+            if each is not None:
+                yield BudgetStep("blocking", each, "close")
         yield BudgetStep("blocking", self.store, "close")
 
     # ---- the database ------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "completion": "print a script that completes commands and options in your shell",
     "demo": "run a short live demonstration in the terminal",
     "doctor": "check a deployment, and print how to fix problems",
+    "egress": "run the egress gateway alone: programs in any language call providers through it, within their quotas",
     "peek": "show what a running service would decide, without taking permits",
     "policies": "list the policies of a running service",
     "reset": "reset the usage of a key (needs the admin token)",

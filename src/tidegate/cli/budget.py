@@ -1,4 +1,7 @@
-"""`tidegate budget`: show how much of a task budget is used, and when it runs out."""
+"""`tidegate budget`: show how much of a task budget is used, and when it runs out.
+
+With `--by` or `--providers` it reports money instead: see `tidegate.cli.spending`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget import TaskBudget
 from tidegate.budget.alerts.forecast import Forecast, forecast
+from tidegate.cli import spending
 from tidegate.cli.arguments import seconds
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
@@ -25,7 +29,10 @@ DURATION_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the storage and the display of the budget."""
-    parser.description = "Show the tiers of the task budget configured by RATE_LIMIT_* variables or by a file."
+    parser.description = (
+        "Show the tiers of the task budget configured by RATE_LIMIT_* variables or by a file. With --by, sum what was "
+        "spent in a ledger; with --providers, show the ceilings of money."
+    )
     parser.add_argument("--config", metavar="FILE", help="a YAML file, used instead of the variables")
     parser.add_argument(
         "--storage", metavar="PATH", help="the SQLite file or store URL, used instead of the configured one"
@@ -38,10 +45,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         const=1.0,
         help="update the display until interrupted, every second by default",
     )
+    spending.add_options(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show the budget once, or repeatedly."""
+    if args.by is not None or args.providers:
+        return spending.run(args, output)
     if args.watch is not None and not args.watch > 0:
         raise ConfigError(f"expected a number of seconds above 0, not {args.watch:g}", field="--watch")
     with TaskBudget(read_settings(args)) as budget:

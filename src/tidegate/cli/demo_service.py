@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from tidegate.cli.start import read_settings, serve, write_started
 from tidegate.errors import ConfigError
-from tidegate.service.runtime.server import choose_ports
+from tidegate.service.runtime.server import choose_ports, listen
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
+    from tidegate.policy.setting_values import ListenAddress
     from tidegate.service.config.settings import Settings
     from tidegate.service.runtime.components import Components
 
@@ -45,13 +46,16 @@ def run_demo(args: argparse.Namespace, output: Output) -> None:
 
 
 def with_free_port(settings: Settings) -> Settings:
-    """Choose another port if the default one is in use, unless an option or a variable set it."""
-    try:
-        return choose_ports(settings)
-    except ConfigError:
-        if "listen" in settings.flags or "TIDEGATE_LISTEN" in os.environ:
-            raise
-        return replace(settings, listen=settings.listen._replace(port=0))
+    """Choose other ports if the default ones are in use, unless an option or a variable set them."""
+    for name in ("listen", "egress"):
+        address: ListenAddress | None = getattr(settings, name)
+        if address is None or name in settings.flags or f"TIDEGATE_{name.upper()}" in os.environ:
+            continue
+        try:
+            listen(address, name).close()
+        except ConfigError:
+            settings = replace(settings, **{name: address._replace(port=0)})  # type: ignore[arg-type]  # by name
+    return choose_ports(settings)
 
 
 def has_display() -> bool:

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.budget.settings.file import FIELDS as BUDGET_FIELDS
 from tidegate.budget.settings.file import read_config
 from tidegate.budget.settings.tiers import PERIODS
-from tidegate.cli.file_schemas import SOURCE_FIELDS, budget_schema, inbound_schema, provider_schema, source_schema
+from tidegate.cli.file_schemas import (
+    SOURCE_FIELDS,
+    budget_schema,
+    egress_schema,
+    inbound_schema,
+    provider_schema,
+    source_schema,
+)
 from tidegate.cli.output import counted
+from tidegate.egress.settings import EGRESS_FIELDS, load_egress
 from tidegate.inbound.rules.config import SECTION_FIELDS, load_rules
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS, read_provider
 from tidegate.policy.config_value import load
@@ -91,6 +99,15 @@ def check_budget(file: str) -> tuple[list[str], dict[str, object]]:
     return [f"budget: {text}"], {"tiers": tiers}
 
 
+def check_egress(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check the file of an egress gateway."""
+    settings = load_egress(file)
+    names = [caller.name for caller in settings.callers]
+    lines = [f"egress gateway on {settings.listen}: {counted(len(names), 'caller')}"]
+    lines += [f"caller {each.name}: {', '.join(map(str, each.limits)) or 'no limits'}" for each in settings.callers]
+    return lines, {"callers": names}
+
+
 KINDS: Final = {
     "service": FileKind(
         "the file of a service", frozenset({*SECTIONS, *(option.name for option in OPTIONS)}), check_service,
@@ -101,6 +118,7 @@ KINDS: Final = {
     "provider": FileKind(
         "the file of a provider", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema
     ),
+    "egress": FileKind("the file of an egress gateway", frozenset(EGRESS_FIELDS), check_egress, egress_schema),
     "inbound": FileKind(
         "the configuration of a middleware", frozenset({INBOUND_SECTION, *SECTION_FIELDS}), check_inbound,
         inbound_schema,

@@ -7,11 +7,13 @@ from typing import Any, Final, get_args
 from tidegate.budget.settings.file import FIELDS as BUDGET_FIELDS
 from tidegate.budget.settings.tiers import PERIODS
 from tidegate.core.algorithms import ALGORITHMS
+from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS
 from tidegate.inbound.rules.config import CATEGORY_FIELDS, ENDPOINT_FIELDS, SECTION_FIELDS
 from tidegate.inbound.rules.config import LIMIT_FIELDS as INBOUND_LIMIT_FIELDS
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS
 from tidegate.outbound.providers.provider import Learn, QuotaScope
 from tidegate.policy.model import Mode, OnStoreError
+from tidegate.policy.setting_values import PERMISSIONS
 
 Schema = dict[str, Any]
 
@@ -146,6 +148,36 @@ def inbound_schema() -> Schema:
     }
     section = {"anyOf": [closed(SECTION_FIELDS, own), {"type": "null"}]}
     return document("inbound", {"type": "object", "properties": {"rate_limiting": section}})
+
+
+def egress_schema() -> Schema:
+    """Describe the file of an egress gateway."""
+    caller = closed(
+        CALLER_FIELDS,
+        {
+            "token": STRINGS,
+            "token_file": STRING,
+            "providers": STRINGS,
+            "limits": limits_of((*LIMIT_FIELDS, "name")),
+            "max_priority": COUNT,
+            "connections": QUOTA,
+        },
+    )
+    periods = ("timeout", "max_timeout", "connect_timeout", "upstream_timeout", "client_timeout", "idle_timeout")
+    own: dict[str, Schema] = {
+        "listen": {"type": ["string", "integer"]},
+        **dict.fromkeys(("store", "bus", "metrics_token", "access_log"), STRING),
+        **dict.fromkeys(("providers", "provider_dirs", "allow_private"), STRINGS),
+        "permissions": {"enum": list(PERMISSIONS)},
+        "callers": {"type": "object", "additionalProperties": caller},
+        **dict.fromkeys(("open", "telemetry"), BOOLEAN),
+        "upstreams": {"type": "object", "additionalProperties": STRING},
+        "tunnels": {"enum": ["allow", "refuse"]},
+        "timeouts": {"type": "object", "additionalProperties": PERIOD},
+        **dict.fromkeys((*periods, "stop_within"), PERIOD),
+        **dict.fromkeys(("max_body", "max_metered_body", "max_header", "max_connections"), QUOTA),
+    }
+    return document("egress", closed(EGRESS_FIELDS, own))
 
 
 def budget_schema() -> Schema:

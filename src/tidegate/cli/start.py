@@ -109,11 +109,13 @@ def write_started(settings: Settings, components: Components | None, output: Out
     url = f"http://{settings.listen}"
     others = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
     others += "" if settings.resp is None else f", for Redis clients on {settings.resp}"
+    others += "" if settings.egress is None else f", egress on {settings.egress}"
     count = len(settings.policies.entries)
     output.write_line(
         f"listening on {url}{others}: {counted(count, 'policy', 'policies')}, store {redact(settings.store)}", "bold"
     )
     status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None}
+    status["egress"] = f"http://{settings.egress}" if settings.egress else None
     status["resp"] = str(settings.resp) if settings.resp else None
     if runner is not None:
         status["providers"] = [provider.name for provider in runner.gate.providers]

@@ -25,6 +25,9 @@ RATE_SECONDS: Final = 5
 CURVE_SECONDS: Final = 30
 CURVE_CHARACTERS: Final = " ▁▂▃▄▅▆▇█"
 MIN_COLUMNS_FOR_CURVES: Final = 100
+EGRESS_COLUMNS: Final = (
+    "caller", "requests", "active", "waiting", "denied", "refused", "failed", "tokens", "money", "first byte",
+)  # fmt: skip
 COLUMNS: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied")
 
 
@@ -33,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
     )
+    parser.add_argument("--egress", action="store_true", help="show the callers and providers of the egress gateway")
     parser.add_argument("--once", action="store_true", help="print the tables once and exit")
     parser.add_argument(
         "--rows", type=integer, default=10, metavar="N", help="maximum number of rows in each table (default: 10)"
@@ -50,7 +54,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with open_client(args) as client:
         while True:
             overview = client.overview()
-            show(overview, client.url, output, args.rows, redraw=not args.once)
+            if args.egress:
+                show_egress(overview, client.url, output, args.rows, redraw=not args.once)
+            else:
+                show(overview, client.url, output, args.rows, redraw=not args.once)
             if args.once:
                 return 0
             clock.wait(ThreadSignal(), clock.steady() + round(args.interval * SECOND))
@@ -59,7 +66,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def show(overview: dict[str, Any], url: str, output: Output, rows: int, *, redraw: bool) -> None:
     """Show one overview of the service."""
     output.write_json(describe(overview, rows))
-    lines = draw(overview, url, output, rows)
+    write_screen(draw(overview, url, output, rows), output, redraw=redraw)
+
+
+def show_egress(overview: dict[str, Any], url: str, output: Output, rows: int, *, redraw: bool) -> None:
+    """Show who calls which provider through the egress gateway."""
+    panel = overview["panels"].get("egress")
+    if panel is None:
+        raise ConfigError(f"{redact(url)} runs no egress gateway: start it with egress: ADDRESS", field="--egress")
+    found = panel["rows"][:rows]
+    output.write_json({"listen": panel["listen"], "rows": found})
+    write_screen(draw_egress(panel, found, output), output, redraw=redraw)
+
+
+def write_screen(lines: list[str], output: Output, *, redraw: bool) -> None:
+    """Write lines, over the earlier ones if the terminal is redrawn."""
     if output.live and redraw:
         lines = [CLEAR_SCREEN + lines[0], *lines[1:], "", output.style("Ctrl-C ends.", "dim")]
     for line in lines:
@@ -130,6 +151,24 @@ def draw_summary(overview: dict[str, Any], url: str, output: Output) -> str:
     head = output.style(f"tidegate {process['version']} on {redact(url)}", "bold")
     calls = f"{overview['in_flight']} in flight, {overview['waiting']} waiting"
     return f"{head}: process {process['id']}{worker}, up {uptime}, store {store['kind']} {state}, {calls}{latency}"
+
+
+def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Output) -> list[str]:
+    """Draw the table of callers and providers."""
+    cells = [
+        (
+            output.clean(f"{row['caller']} at {row['provider']}", 40),
+            *(f"{row[name]:,}" for name in ("requests", "active", "waiting", "denied", "refused", "failed")),
+            f"{row['input_tokens'] + row['output_tokens']:,}",
+            f"{row['cost_micros'] / 1e6:,.2f}",
+            f"{row['first_byte'] * 1000:,.0f} ms",
+        )
+        for row in rows
+    ]
+    widths = [max(len(row[i]) for row in (EGRESS_COLUMNS, *cells)) for i in range(len(EGRESS_COLUMNS))]
+    lines = [output.style(f"egress gateway on {panel['listen']}", "bold"), ""]
+    lines += [output.style(format_row(EGRESS_COLUMNS, widths), "bold"), *(format_row(each, widths) for each in cells)]
+    return lines if rows else [*lines, "no calls yet"]
 
 
 def draw_services(overview: dict[str, Any], output: Output) -> list[str]:

@@ -10,7 +10,7 @@ creates policies dynamically, those beyond `max_policies` are counted together a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.errors import ConfigError
 from tidegate.observe.names import OTHER_LABEL, LabelNames
@@ -22,15 +22,19 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("Prometheus metrics need prometheus-client: pip install 'tidegate[prometheus]'") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
 
     from tidegate.observe.record import Record
-    from tidegate.stores import Store
 
-__all__ = ["PrometheusObserver", "StoreCollector"]
+__all__ = ["HasMetrics", "PrometheusObserver", "StoreCollector"]
 
+DESCRIPTIONS: Final = {
+    "tidegate_store": "Counters of the store",
+    "tidegate_outbound": "Counters of a gate",
+    "tidegate_swarm": "Counters of an agent",
+}
 REMAINING_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -88,17 +92,32 @@ class PrometheusObserver:
         return found
 
 
-class StoreCollector:
-    """Exports the counters of a store (`Store.metrics`) on each scrape."""
+class HasMetrics(Protocol):
+    """An object with counters: a store, a gate, a swarm limiter."""
 
-    def __init__(self, store: Store, registry: CollectorRegistry = REGISTRY) -> None:
+    def metrics(self) -> Mapping[str, int]:
+        """Return the counters by name."""
+
+
+class StoreCollector:
+    """Exports the counters of a store (`Store.metrics`) on each scrape.
+
+    It can also export those of a gate (`metric="tidegate_outbound"`) or of a swarm limiter (`metric="tidegate_swarm"`).
+    """
+
+    def __init__(
+        self, store: HasMetrics, registry: CollectorRegistry = REGISTRY, *, metric: str = "tidegate_store"
+    ) -> None:
         """Register the collector."""
         self._store = store
+        self._metric = metric
         registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield one sample per counter."""
-        family = GaugeMetricFamily("tidegate_store", "Counters of the store, by name.", labels=["name"])
+        family = GaugeMetricFamily(
+            self._metric, f"{DESCRIPTIONS.get(self._metric, 'Counters')}, by name.", labels=["name"]
+        )
         for name, value in self._store.metrics().items():
             family.add_metric([name], value)
         yield family

@@ -14,6 +14,7 @@ sources/       URLs fetched on a schedule: scheduler, workers, service
 
 from tidegate.outbound.adapters.denials import find_denied
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.pool import Ceiling, CeilingScope, Member, Pick, Pool
 from tidegate.outbound.providers.prices import ModelPrice, Prices
 from tidegate.outbound.providers.provider import (
     EndpointCost,
@@ -42,18 +43,23 @@ __all__ = [
     "AsyncGate",
     "AsyncPendingCharge",
     "CallEstimate",
+    "Ceiling",
+    "CeilingScope",
     "CommonGateOptions",
     "EndpointCost",
     "Gate",
     "GateOptions",
     "KeyLocation",
     "Learn",
+    "Member",
     "ModelLimits",
     "ModelPrice",
     "OutboundRequest",
     "OutputReserve",
     "PendingCharge",
     "Permissions",
+    "Pick",
+    "Pool",
     "Prices",
     "Provider",
     "Providers",

@@ -7,6 +7,7 @@ how a request was sent. Close the middleware after the session: `await middlewar
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
@@ -17,16 +18,18 @@ from tidegate.outbound.quota.exchange import (
     ProviderResponse,
     RequestOutcome,
     SendResult,
+    target_url,
 )
 from tidegate.outbound.quota.gate import AsyncGate
 
 try:
     import aiohttp
+    from yarl import URL
 except ImportError:  # pragma: no cover - the extra is part of every test environment
     raise ConfigError("needs aiohttp: pip install 'tidegate[aiohttp]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from typing import Unpack
 
     from tidegate.outbound.providers.provider import Provider
@@ -61,7 +64,8 @@ class RateLimitMiddleware:
         async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
             if body is not None:
                 await request.update_body(body)
-            response = await send_with_key(request, handler, self.gate.key_for(provider, call))
+            with other_url(request, target_url(provider, call)):
+                response = await send_with_key(request, handler, self.gate.key_for(provider, call))
             headers = tuple(response.headers.items())
             return ProviderResponse(response.status, headers, release_of(response), response, response.read)
 
@@ -196,6 +200,22 @@ class _SettlingContent:
         return getattr(self._content, name)
 
 
+@contextmanager
+def other_url(request: aiohttp.ClientRequest, url: str | None) -> Iterator[None]:
+    """Send a request to another URL, if one is given: that of a member of a pool."""
+    if url is None:
+        yield
+        return
+    before, host = request.url, request.headers.get("Host")
+    request.url = URL(url, encoded=True)
+    request.headers["Host"] = request.url.host_port_subcomponent or ""
+    try:
+        yield
+    finally:
+        request.url = before
+        request.headers["Host"] = host or before.host_port_subcomponent or ""
+
+
 async def send_with_key(
     request: aiohttp.ClientRequest,
     handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
@@ -206,11 +226,15 @@ async def send_with_key(
         return await handler(request)
     location, key = added
     if location.kind == "header":
+        own = request.headers.get(location.name)
         request.headers[location.name] = key
         try:
             return await handler(request)
         finally:
-            request.headers.pop(location.name, None)
+            if own is None:
+                request.headers.pop(location.name, None)
+            else:
+                request.headers[location.name] = own
     url_without_key = request.url
     request.url = url_without_key.update_query({location.name: key})
     try:

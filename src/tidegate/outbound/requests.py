@@ -17,6 +17,7 @@ from tidegate.outbound.quota.exchange import (
     OutboundRequest,
     ProviderResponse,
     SendResult,
+    target_url,
 )
 from tidegate.outbound.quota.gate import Gate
 
@@ -86,7 +87,8 @@ class RateLimitAdapter(HTTPAdapter):
         keys: list[str] = []
 
         def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
-            sent = self._with_key(with_body(request, body), self.gate.key_for(provider, call), keys)
+            changed = with_url(with_body(request, body), target_url(provider, call))
+            sent = self._with_key(changed, self.gate.key_for(provider, call), keys)
             response = super(RateLimitAdapter, self).send(sent, stream, timeout, verify, cert, proxies)
             response.request, response.url = request, request.url or ""
             headers, read = response.raw.headers.items(), lambda: response.content
@@ -213,6 +215,15 @@ def to_outbound_request(request: requests.PreparedRequest) -> OutboundRequest:
     replayable = body is None or isinstance(body, (bytes, str))
     method, url = request.method or "GET", request.url or ""
     return OutboundRequest(method, url, header, content, replayable, unreached, replayable)
+
+
+def with_url(request: requests.PreparedRequest, url: str | None) -> requests.PreparedRequest:
+    """Return a copy of the request to another URL, if one is given: that of a member of a pool."""
+    if url is None:
+        return request
+    changed = request.copy()
+    changed.prepare_url(url, None)
+    return changed
 
 
 def with_body(request: requests.PreparedRequest, body: bytes | None) -> requests.PreparedRequest:

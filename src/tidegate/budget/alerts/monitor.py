@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.settings.tiers import CONCURRENCY
 from tidegate.fork import fork_safe
+from tidegate.spending.milestones import Milestones
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,8 +28,6 @@ log: logging.Logger = logging.getLogger("tidegate.budget")
 
 # In microseconds.
 DURATION_BUCKETS: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
-REARM_FRACTION: Final = 0.75  # of a milestone
-FULL_PERCENT: Final = 100
 FALLBACK_DESCRIPTIONS: Final = {
     "short-term": "until it is available again, only the limits per minute and hour, and concurrency, are enforced, in "
     "memory",
@@ -72,10 +70,7 @@ class BudgetMonitor:
         self.recorded: int = 0
         self.returned: int = 0
         self._on_database_error = on_database_error
-        self._milestones = sorted(milestones)
-        self._reached: dict[str, int] = {}
-        self._fixed = fixed
-        self._window_ends: dict[str, datetime] = {}  # of fixed windows
+        self._milestones = Milestones(milestones, fixed=fixed)
         self._denying: set[str] = set()
         self._lost = False
         self._send_warning = send_warning
@@ -102,36 +97,14 @@ class BudgetMonitor:
 
     def record_usage(self, usages: Mapping[str, Usage], at: datetime) -> None:
         """Report the milestones that the tiers have reached since the last call."""
+        counted = {tier: usage for tier, usage in usages.items() if tier != CONCURRENCY}  # full whenever there is work
         with self._lock:
-            reached = self._update_milestones(usages, at)
+            reached = self._milestones.update(counted, at)
         for tier, milestone in reached:
             self._report_milestone(tier, milestone, usages[tier])
 
-    def _update_milestones(self, usages: Mapping[str, Usage], at: datetime) -> list[tuple[str, int]]:
-        """Find the milestones that are reached now and were not before."""
-        found = []
-        for tier, usage in usages.items():
-            if tier == CONCURRENCY:  # is full whenever there is enough work
-                continue
-            if self._fixed and usage.used:
-                end = at + timedelta(seconds=usage.reset_after)
-                if self._window_ends.get(tier) != end:  # a new window
-                    self._window_ends[tier] = end
-                    self._reached[tier] = 0
-            before = self._reached.get(tier, 0)
-            percent = FULL_PERCENT * usage.used / usage.quota
-            now = max((each for each in self._milestones if each <= percent), default=0)
-            if now > before:
-                found += [(tier, each) for each in self._milestones if before < each <= now]
-                self._reached[tier] = now
-            elif before and percent < before * REARM_FRACTION:
-                self._reached[tier] = max(
-                    (each for each in self._milestones if each * REARM_FRACTION <= percent), default=0
-                )
-        return found
-
     def _report_milestone(self, tier: str, milestone: int, usage: Usage) -> None:
-        level = logging.WARNING if milestone >= self._milestones[-1] else logging.INFO
+        level = logging.WARNING if milestone >= self._milestones.percents[-1] else logging.INFO
         log.log(level, "%d %% of the tier %s is used: %d of %d", milestone, tier, usage.used, usage.quota)
         self.warn("milestone", tier=tier, milestone=milestone, **usage_fields(usage))
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FIELDS: Final = (
     "tiers", "concurrency", "types", "costs", "reserved", "schedule", "strategy", "timezone", "storage", "enabled",
     "name", "batch_ttl", "retention_days", "on_database_error", "deadline", "milestones", "webhook_url",
-    "webhook_secret",
+    "webhook_secret", "ledger",
 )  # fmt: skip
 
 
@@ -146,4 +146,5 @@ READERS: Final[dict[str, Callable[[ConfigValue], object]]] = {
     "milestones": lambda setting: tuple(item.integer(1, 100) for item in setting.items()),
     "webhook_url": ConfigValue.string,
     "webhook_secret": ConfigValue.string,
+    "ledger": ConfigValue.string,
 }

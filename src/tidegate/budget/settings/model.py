@@ -55,6 +55,7 @@ class BudgetOptions(TypedDict, total=False):
     milestones: tuple[int, ...]
     webhook_url: str | None
     webhook_secret: str | None
+    ledger: str | Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,7 @@ class BudgetSettings:
     milestones: tuple[int, ...] = MILESTONES  # percentages of a tier that are logged when usage reaches them
     webhook_url: str | None = field(default=None, repr=False)
     webhook_secret: str | None = field(default=None, repr=False)
+    ledger: str | Path | None = None  # a file of tidegate.spending, for reports
 
     def __post_init__(self) -> None:
         """Raise one ConfigError for all settings that are wrong."""
@@ -304,6 +306,10 @@ def _secret(value: object) -> str | None:
     return None if value is None or (isinstance(value, str) and value) else "expected a non-empty string"
 
 
+def _optional_path(value: object) -> str | None:
+    return None if value is None or isinstance(value, (str, Path)) else f"expected a path, not {value!r}"
+
+
 def _schedule(value: object) -> str | None:
     return None if isinstance(value, (tuple, list)) else f"expected a list of rules, not {value!r}"
 
@@ -327,4 +333,7 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "milestones": _milestones,
     "webhook_url": _url,
     "webhook_secret": _secret,
+    "ledger": lambda value: (
+        None if value is None or isinstance(value, (str, Path)) else f"expected a path, not {value!r}"
+    ),
 }

@@ -16,6 +16,7 @@ from tidegate.outbound.quota.exchange import (
     ProviderResponse,
     SendResult,
     has_rate_limit_headers,
+    target_url,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +87,16 @@ class HttpxLibrary:
             request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
         )
 
+    def with_url(self, request: Any, url: str | None) -> Any:  # noqa: ANN401 - of either library
+        """Return a copy of the request to another URL, if one is given: that of a member of a pool."""
+        if url is None:
+            return request
+        headers = request.headers.copy()
+        headers["host"] = self._module.URL(url).netloc.decode("ascii")
+        return self._module.Request(
+            request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
+        )
+
     def with_body(self, request: Any, body: bytes | None) -> Any:  # noqa: ANN401 - of either library
         """Return a copy of the request with another body, if one is given."""
         if body is None:
@@ -149,7 +160,7 @@ class SyncTransport(Generic[RequestT, ResponseT]):
         call = self._library.to_outbound_request(request)
 
         def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
-            changed = self._library.with_body(request, body)
+            changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
             response = self._inner.handle_request(self._library.with_key(changed, self.gate.key_for(provider, call)))
             read = partial(self._library.read_again, response)
             return ProviderResponse(response.status_code, rate_limit_headers(response), response.close, response, read)
@@ -178,7 +189,7 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
         call = self._library.to_outbound_request(request)
 
         async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
-            changed = self._library.with_body(request, body)
+            changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
             keyed = self._library.with_key(changed, self.gate.key_for(provider, call))
             response = await self._inner.handle_async_request(keyed)
             read = partial(self._library.read_again_async, response)

@@ -32,6 +32,7 @@ from tidegate.outbound.providers.model_fields import (
     read_output_reserve,
 )
 from tidegate.outbound.providers.money import check_units, parse_limit, to_micros
+from tidegate.outbound.providers.pool_file import read_ceilings, read_pool
 from tidegate.outbound.providers.prices import MILLION, find_prices
 from tidegate.outbound.providers.profile_file import NO_PROFILES, find_profile
 from tidegate.outbound.providers.provider import (
@@ -76,6 +77,8 @@ PROVIDER_FIELDS: Final = (
     "output_reserve",
     "strict",
     "price",
+    "pool",
+    "spend",
 )
 CALENDAR_FIELDS: Final = ("timezone", "reset_day", "reset_hour")
 DEFAULT_SLOT_LEASE: Final = "2m"  # how long a slot is held at most: most clients time out long before
@@ -93,12 +96,27 @@ def read_provider(source: str | Path | Mapping[str, object], profiles: Mapping[s
     fields = section.fields(*LIMIT_FIELDS, *PROVIDER_FIELDS)
     if "domain" not in fields:
         raise section.error("needs a domain, such as financialmodelingprep.com")
+    if "pool" not in fields:
+        return _read_fields(section, fields, profiles)
+    name = _text(fields, "name")
+
+    def read_member(own: Fields, member: str, url: str) -> Provider:
+        return replace(_read_fields(section, own, profiles, name), member=member, url=url)
+
+    pool = read_pool(fields["pool"], fields, read_member)
+    first = pool.members[0].provider  # the pool has the limits of its members, and no key of its own
+    return replace(first, pool=pool, member="", url="", api_key=None, key_from=None, key_location=None)
+
+
+def _read_fields(
+    section: ConfigValue, fields: Fields, profiles: Mapping[str, Path], name: str | None = None
+) -> Provider:
     prices = _prices(fields)
     models = read_model_limits(fields, partial(read_limit, algorithm=_text(fields, "algorithm"), prices=prices))
     limits = _limits(section, fields, dict(models).get(ANY_MODEL), prices)
     key, key_from = _api_key(fields)
     options: dict[str, Any] = {
-        "name": _text(fields, "name") or (Path(section.file).stem if section.file else ""),
+        "name": name or _text(fields, "name") or (Path(section.file).stem if section.file else ""),
         "per": _per(fields),
         "api_key": key,
         "key_from": key_from,
@@ -116,6 +134,7 @@ def read_provider(source: str | Path | Mapping[str, object], profiles: Mapping[s
         "file": section.file,
     }
     domain = _domain(fields["domain"])
+    options["ceilings"] = read_ceilings(fields, domain, prices, options["on_store_error"], read_limit)
     with section.locate_errors(**fields):
         provider = Provider(domain, limits, **options)
     provider = replace(provider, endpoints=_endpoints(fields, provider))
@@ -192,10 +211,12 @@ def _limits(
     return tuple(limits)
 
 
-def read_limit(entry: ConfigValue, algorithm: str | None = None, prices: Prices | None = None) -> Limit:
-    """Read an entry of `limits`: `300/1m`, or a mapping."""
+def read_limit(
+    entry: ConfigValue, algorithm: str | None = None, prices: Prices | None = None, *other_fields: str
+) -> Limit:
+    """Read an entry of `limits`: `300/1m`, or a mapping, which may have `other_fields` as well."""
     if entry.is_mapping:
-        return _limit(entry, entry.fields(*LIMIT_FIELDS, "name"), algorithm, prices)
+        return _limit(entry, entry.fields(*LIMIT_FIELDS, "name", *other_fields), algorithm, prices)
     text = entry.string()
     with entry.locate_errors():
         limit = parse_limit(text, prices)

@@ -58,6 +58,11 @@ class ModelPrice(NamedTuple):
         dearest = max(self.input, self.cached, self.cache_write)
         return min(MAX_INTEGER, ceil_div(dearest * input_tokens + self.output * output_tokens, MILLION))
 
+    @property
+    def saves_by_cache(self) -> bool:
+        """Whether input that is read from a cache is cheaper."""
+        return self.cached < self.input
+
     def fee(self, images: int = 0) -> int:
         """Return what a request costs apart from its tokens."""
         return self.request + self.image * images

@@ -14,6 +14,7 @@ from tidegate.policy import Policy
 
 if TYPE_CHECKING:
     from tidegate.core import Limit
+    from tidegate.outbound.providers.pool import Ceiling, Pool
     from tidegate.outbound.providers.prices import Prices
     from tidegate.outbound.providers.secret import Secret
     from tidegate.policy import Cost
@@ -86,7 +87,8 @@ class Provider:
     each `credential`, each `model`; by default there is one quota for all. `models` are limits that replace `limits`
     for the models of a pattern; `aliases` are other names of models. `profile` is how tokens are counted, `prices` what
     the calls of each model cost. `api_key` is kept in memory only; `key_from` is the variable (`${NAME}`) or the file
-    that it was read from, if that is not `file`.
+    that it was read from, if that is not `file`. `ceilings` are limits of money beyond this account. A `pool` has
+    members: each is a Provider with the name of its `member`, and perhaps a `url` that requests are sent to instead.
     """
 
     domain: str
@@ -108,6 +110,10 @@ class Provider:
     output_reserve: OutputReserve = MAXIMUM_OUTPUT
     strict: bool = False
     prices: Prices | None = None
+    ceilings: tuple[Ceiling, ...] = ()
+    pool: Pool | None = None
+    member: str = ""
+    url: str = ""
     policy: Policy = field(init=False, repr=False, compare=False)
     counting: Profile = field(init=False, repr=False, compare=False)  # the profile, or the default one
     reads_requests: bool = field(init=False, repr=False, compare=False)  # whether bodies matter
@@ -118,7 +124,8 @@ class Provider:
     def __post_init__(self) -> None:
         """Build the policy and the cost of a request."""
         set_field = object.__setattr__
-        set_field(self, "policy", Policy(f"provider:{self.domain}", self.limits, "enforce", self.on_store_error))
+        name = f"provider:{self.domain}:{self.member}" if self.member else f"provider:{self.domain}"
+        set_field(self, "policy", Policy(name, self.limits, "enforce", self.on_store_error))
         set_field(self, "name", self.name or self.domain)
         set_field(self, "_patterns", tuple((endpoint.pattern, endpoint) for endpoint in self.endpoints))
         set_field(self, "_default_cost", self._cost(1))
@@ -176,10 +183,17 @@ class Provider:
 
     @property
     def other_files(self) -> tuple[str, ...]:
-        """The files that its own file names: the key, the profile, the prices."""
+        """The files that its own file names: the key, the profile, the prices; those of its members, too."""
+        if self.pool is not None:
+            return tuple(dict.fromkeys(file for each in self.pool.members for file in each.provider.other_files))
         key = None if self.key_from is None or self.key_from.startswith("${") else self.key_from
         files = key, self.profile and self.profile.file, self.prices and self.prices.file
         return tuple(file for file in files if file)
+
+    @property
+    def title(self) -> str:
+        """Its name, with that of the member of a pool: `gpt/eu`."""
+        return f"{self.name}/{self.member}" if self.member else self.name
 
     @property
     def longest(self) -> int:

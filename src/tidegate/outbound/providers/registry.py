@@ -219,21 +219,28 @@ class Providers:
 
     def _read(self, path: Path) -> Provider:
         provider = read_provider(path, find_profile_files(self._profiles))
-        if provider.api_key is not None and provider.key_location is None and provider.domain not in self._unsent:
+        for each in (provider,) if provider.pool is None else [member.provider for member in provider.pool.members]:
+            self._check_key(path, each)
+        return replace(provider, file=str(path))
+
+    def _check_key(self, path: Path, provider: Provider) -> None:
+        """Warn about a key that is never sent, and about one that others can read."""
+        if provider.api_key is None:
+            return
+        if provider.key_location is None and provider.domain not in self._unsent:
             self._unsent.add(provider.domain)
             log.warning(
                 "provider %s has an api_key that is never sent: set key, such as key: {header: Authorization, prefix: "
                 "Bearer} or key: {query: apikey}, or remove the api_key",
-                provider.name,
+                provider.title,
             )
-        if provider.api_key is not None and provider.key_from is None and self._permissions != "ignore":
+        if provider.key_from is None and self._permissions != "ignore":
             mode = path.stat().st_mode
             if mode & GROUP_AND_OTHERS:
                 message = f"contains a key and can be read by others (mode {mode & 0o777:03o}): chmod 600 {path}"
                 if self._permissions == "refuse":
                     raise ConfigError(message, file=str(path))
                 log.warning("%s %s", path, message)
-        return replace(provider, file=str(path))
 
 
 def _by_domain(providers: Iterable[LoadedProvider]) -> dict[str, LoadedProvider]:

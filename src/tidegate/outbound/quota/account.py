@@ -87,6 +87,8 @@ class Account:
         self._apply = apply
         self._lock = fork_safe(threading.RLock())
         self.last_used: int = self.clock.steady()  # when it was last used
+        self.refused: int = 0  # responses with status 429 or 503
+        self._rejected: Provider | None = None  # whose key the provider rejected
         self._provider_charges = ProviderCharges()
         self._set_provider(provider)
         self.delays: ArrivalDelays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
@@ -126,7 +128,7 @@ class Account:
     def _compute_fixed_cost(self) -> Cost | None:
         """Return the cost of every request; None: it depends on the request."""
         policy, cost = self.provider.policy, self.fit(self.provider.cost(None))
-        if self.provider.endpoints or self.estimated:
+        if self.provider.endpoints or self.estimated or self.provider.prices is not None:
             return None
         return 1 if policy.counted and policy.costs(cost) == policy.one else cost
 
@@ -165,6 +167,15 @@ class Account:
         if self.limiter.policy.limits != tuple(limits):
             self.limiter.update(replace(self.provider.policy, limits=tuple(limits)))
 
+    @property
+    def key_rejected(self) -> bool:
+        """Whether the provider rejected the key; a changed file ends this."""
+        return self._rejected is self.provider
+
+    def reject_key(self) -> None:
+        """Record that the provider rejected the key of this version of the file."""
+        self._rejected = self.provider
+
     def recover(self) -> None:
         """Apply a recovery step that is due: waiting callers do that too, but there may be none."""
         due = self.account_capacity.due()
@@ -200,7 +211,7 @@ class Account:
     def largest_output(self, request: RequestTokens, input_tokens: int) -> int:
         """Return the tokens of the longest output that the limits can ever allow."""
         found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
-        for limit in self.provider.limits:
+        for limit in (*self.provider.limits, *(ceiling.limit for ceiling in self.provider.ceilings)):
             parts = request.profile.counts.get(limit.unit, ())
             if request.price is not None and limit.unit == request.price.unit:
                 paid = request.price.output_within(limit.burst - request.fee, input_tokens)
@@ -342,6 +353,7 @@ class Account:
 
     def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> CallFlow[Any]:
         """Reduce the capacity and pause; other processes are informed through the store and over the bus."""
+        self.refused += 1
         return self.account_capacity.refuse_flow(status, sent, retry_after, self._let_through_flow(charge))
 
     def _let_through_flow(self, charge: Charge) -> CallFlow[Any]:

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
+from tidegate.limiter import AsyncLimiter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from tidegate.core import Decision
-    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.flow import CallFlow
+    from tidegate.limiter import Limiter
     from tidegate.policy import Cost, Key
     from tidegate.reservation import AsyncReservation, Reservation
+    from tidegate.spending import Spending
 
 CHARGE_TTL: Final = 600.0  # seconds within which a response must end for its estimate to be corrected downwards
+
+
+class CallLabel(NamedTuple):
+    """What the cost of a call is recorded under; `money` is what was reserved for it, in `unit`."""
+
+    source: str
+    member: str
+    model: str
+    team: str
+    tag: str
+    unit: str
+    money: int
 
 
 class Charge:
     """A charge that can be corrected; its reservation is created only when needed, since most charges never change."""
 
     __slots__ = (
-        "_cost",
-        "_key",
-        "_limiter",
         "_reservation",
         "answered",
         "at",
+        "cost",
         "decision",
+        "key",
+        "label",
+        "limiter",
         "recharged",
         "since",
+        "spending",
         "tracked_until",
         "window_end",
     )
@@ -41,9 +61,9 @@ class Charge:
         reservation: Reservation | AsyncReservation | None = None,
     ) -> None:
         """Store what was charged; `reservation` is its reservation, if there is one already."""
-        self._limiter = limiter
-        self._key = key
-        self._cost = cost
+        self.limiter: Limiter | AsyncLimiter = limiter
+        self.key: Key = key
+        self.cost: Cost = cost
         self._reservation = reservation
         self.decision: Decision = decision
         self.at: int = decision.at  # when it was last charged, by the store's clock
@@ -52,6 +72,8 @@ class Charge:
         self.window_end: int = MAX_INTEGER
         self.recharged: Decision | None = None  # the decision of the store when it was charged again
         self.answered: bool = False
+        self.label: CallLabel | None = None  # if the provider has prices
+        self.spending: Spending | None = None  # where its cost is recorded
         self.tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
     @property
@@ -63,6 +85,28 @@ class Charge:
     def costs(self) -> tuple[int, ...]:
         """What was charged to each limit."""
         return self.reservation.costs
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """What was charged, by unit."""
+        reservation = self.reservation
+        return {limit.unit: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
+
+    @property
+    def units(self) -> frozenset[str]:
+        """The units that its limits count."""
+        return frozenset(limit.unit for limit in self.decision.policy_limits)
+
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """The function that calls the store, to be awaited or not."""
+        store = self.limiter.store
+        return store.apply_async if isinstance(self.limiter, AsyncLimiter) else store.apply
+
+    def extend_flow(self, cost: Mapping[str, int]) -> CallFlow[Any]:
+        """Try to charge more; returns the decision, and the new charge or None."""
+        decision = yield partial(self.limiter.try_acquire, self.key, cost)
+        return decision, Charge(self.limiter, self.key, cost, decision) if decision.allowed else None
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Group amounts by the instant at which their limits were last charged."""
@@ -81,6 +125,16 @@ class Charge:
         reservation.costs = tuple(old - less for old, less in zip(reservation.costs, costs, strict=True))
         return parts
 
+    def record_spending(self, final: Mapping[str, int] | None = None, topped_up: int = 0) -> None:
+        """Record what the call has cost: its usage by unit, or what was reserved for it if that is unknown."""
+        if self.spending is None or self.label is None:
+            return
+        source, member, model, team, tag, unit, money = self.label
+        reserved = money + topped_up
+        amount = reserved if final is None else final.get(unit, reserved)
+        over = max(0, amount - reserved)
+        self.spending.record(source, unit, amount, over, member=member, model=model, team=team, tag=tag)
+
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead (None: keep the estimate)."""
         return self.reservation.commit(actual)
@@ -93,5 +147,5 @@ class Charge:
     def reservation(self) -> Reservation | AsyncReservation:
         """The reservation that settles it."""
         if self._reservation is None:
-            self._reservation = self._limiter.make_reservation(self._key, self._cost, self.decision, CHARGE_TTL)
+            self._reservation = self.limiter.make_reservation(self.key, self.cost, self.decision, CHARGE_TTL)
         return self._reservation

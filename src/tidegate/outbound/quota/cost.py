@@ -35,6 +35,7 @@ class CallPlan(NamedTuple):
 
     `input_tokens` and `output_tokens` (of each output) are parts of the cost. `body` is sent instead of the request's:
     its bound is lowered to `output_tokens`. `tops_up`: the output is streamed, and more is reserved while it arrives.
+    `money` is what the call may cost, if the provider has prices.
     """
 
     cost: Cost
@@ -44,6 +45,7 @@ class CallPlan(NamedTuple):
     output_tokens: int = 0
     body: bytes | None = None
     tops_up: bool = False
+    money: int = 0
 
 
 class TokenEstimates(NamedTuple):
@@ -55,9 +57,9 @@ class TokenEstimates(NamedTuple):
 
 def key_of(provider: Provider, call: OutboundRequest, model: str | None = None, pattern: str | None = None) -> Key:
     """Return the key of the quota that a request is charged to; `pattern` is that of its model's limits."""
-    if not provider.per and pattern is None:
+    if not provider.per and pattern is None and not provider.member:
         return provider.domain
-    parts = [provider.domain]
+    parts = [provider.domain, f"member={provider.member}"] if provider.member else [provider.domain]
     if "host" in provider.per:
         parts.append(f"host={host_of(call.url)}")
     if "path" in provider.per:
@@ -111,12 +113,14 @@ def plan_call(
     if asked:
         cost |= asked
     estimated = [unit for unit in account.estimated if unit not in cost]
-    if not estimated or request is None:
-        return CallPlan(account.fit(cost))
+    money = None if provider.prices is None else cost.get(provider.prices.unit)
+    if request is None or not (estimated or (request.price is not None and money is None)):
+        return CallPlan(account.fit(cost), money=money or 0)
     plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict)
     whole = units_of(request, plan.input_tokens, plan.output_tokens)
     if request.price is not None:
         whole[request.price.unit] += request.fee
+        plan = plan._replace(money=whole[request.price.unit] if money is None else money)
     for unit in estimated:
         cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
     return plan._replace(cost=account.fit(cost)) if asked and not strict else plan

@@ -37,6 +37,7 @@ class RequestOptions(NamedTuple):
     model: str | None = None
     tag: str = ""
     strict: bool | None = None
+    team: str = ""
 
 
 class RequestKeywords(TypedDict, total=False):
@@ -48,6 +49,7 @@ class RequestKeywords(TypedDict, total=False):
     model: str | None
     tag: str
     strict: bool | None
+    team: str
 
 
 CURRENT_OPTIONS: ContextVar[Mapping[str, Any] | None] = ContextVar("tidegate_asked", default=None)
@@ -58,7 +60,8 @@ def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
     `model` is the model that is charged, `tag` a kind of call whose outputs are learned separately, `strict` whether
-    the output can never take more tokens than are reserved for it.
+    the output can never take more tokens than are reserved for it. `team`
+    and `tag` are what the call is charged to, where a ceiling of money is per team or tag.
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
@@ -107,7 +110,8 @@ class ProviderResponse(NamedTuple):
 class RequestOutcome(NamedTuple):
     """How a request was sent: its provider (None: no limits), how long it waited, the number of attempts.
 
-    `cost` is what was reserved for it, by unit or as a number of requests.
+    `cost` is what was reserved for it, by unit or as a number of requests; `member` is the member of the pool that sent
+    it.
     """
 
     provider: str | None
@@ -115,6 +119,7 @@ class RequestOutcome(NamedTuple):
     attempts: int = 1
     decision: Decision | None = None
     cost: Cost = 0
+    member: str = ""
 
     @property
     def limited(self) -> bool:
@@ -177,9 +182,21 @@ def added_key(provider: Provider | None, call: OutboundRequest) -> AddedKey | No
         return None
     location = provider.key_location
     if location.kind == "header":
-        return None if call.header(location.name) else AddedKey(location, location.prefix + provider.api_key.reveal())
+        if call.header(location.name) and not provider.member:  # the key of a member replaces any other
+            return None
+        return AddedKey(location, location.prefix + provider.api_key.reveal())
     names = dict(parse_qsl(urlsplit(call.url).query, keep_blank_values=True))
-    return None if location.name in names else AddedKey(location, provider.api_key.reveal())
+    if location.name in names and not provider.member:
+        return None
+    return AddedKey(location, provider.api_key.reveal())
+
+
+def target_url(provider: Provider | None, call: OutboundRequest) -> str | None:
+    """Return the URL of the member that a request is sent to; None: its own."""
+    if provider is None or not provider.url:
+        return None
+    parts = urlsplit(call.url)
+    return provider.url + parts.path + (f"?{parts.query}" if parts.query else "")
 
 
 def is_confidential(url: str) -> bool:

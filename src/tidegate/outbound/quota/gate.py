@@ -24,14 +24,13 @@ from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied
 from tidegate.flow import run, run_async, suppress_errors_flow
-from tidegate.headers import Advice, read
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
-from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS, effective_status, required_wait
-from tidegate.outbound.capacity.retry import retry_pause
+from tidegate.observe import Record
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
 from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
+from tidegate.outbound.quota.choice import Chooser, label_of
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
     CURRENT_OPTIONS,
@@ -39,9 +38,8 @@ from tidegate.outbound.quota.exchange import (
     RequestOptions,
     RequestOutcome,
     SendResult,
-    has_rate_limit_headers,
 )
-from tidegate.outbound.quota.gate_accounts import GateAccounts
+from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, GateResponses
 from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import (
     AsyncPendingCharge,
@@ -50,25 +48,26 @@ from tidegate.outbound.quota.pending_charge import (
     find_target,
     read_cost,
 )
-from tidegate.outbound.quota.refusal_body import read_refusal_flow
 from tidegate.outbound.quota.settlement import PendingSettlement
 from tidegate.outbound.quota.tokenizer import load_tokenizer
 from tidegate.policy import join_key
 from tidegate.reservation import Reserving
+from tidegate.spending import Spending
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from tidegate.bus import Bus
-    from tidegate.clock import Clock
+    from tidegate.clock import Clock, Signal
     from tidegate.core import Decision
     from tidegate.flow import CallFlow
     from tidegate.observe import Observer
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
-    from tidegate.policy import Cost, Key
+    from tidegate.outbound.quota.choice import Candidate
+    from tidegate.outbound.quota.exchange import OutboundRequest
+    from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
 
 R = TypeVar("R")
@@ -77,24 +76,9 @@ P = TypeVar("P", PendingCharge, AsyncPendingCharge)
 log: logging.Logger = logging.getLogger(__name__)
 
 RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
-NO_ADVICE: Final = Advice()
-REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
-COUNTER_NAMES: Final = (
-    "sent",
-    "unlimited",
-    "denied",
-    "refused",
-    "retried",
-    "corrected",
-    "topped_up",
-    "cut_off",
-    "overrun",
-    "overrun_tokens",
-    "overrun_micros",
-)
 
 
-class _Gate(GateAccounts):
+class _Gate(GateResponses):
     """Base class of Gate and AsyncGate."""
 
     _limiter: Callable[..., Any]
@@ -112,6 +96,7 @@ class _Gate(GateAccounts):
         jitter: Callable[[], float] = random.random,
         reload: float | None = RELOAD_INTERVAL,
         tokenizer: object = None,
+        spending: Spending | str | None = None,
     ) -> None:
         """Enforce the quotas of these providers.
 
@@ -119,6 +104,7 @@ class _Gate(GateAccounts):
         seconds for its permit (None: without limit, 0: not at all), larger `priority` first. Capacity reductions are
         shared over a `bus`. Provider files are checked every `reload` seconds (None: never). `tokenizer` counts the
         tokens of requests: a function of a string, an object with `encode`, or the name of one (`package:function`).
+        `spending` records what calls cost, and warns: a Spending, or the path of its ledger.
         """
         if not isinstance(providers, Providers):
             raise ConfigError(f"must be Providers, such as Providers.load(...), not {providers!r}", field="providers")
@@ -139,6 +125,16 @@ class _Gate(GateAccounts):
         self._counts: Counter[str] = Counter()
         self._estimates: TokenEstimates = TokenEstimates(LearnedSizes(), load_tokenizer(tokenizer))
         self._warned: set[str] = set()  # domains whose key was not sent, and warned about
+        self._ceilings: dict[str, Limiter | AsyncLimiter] = {}
+        self._owns_spending = isinstance(spending, str)
+        self.spending: Spending | None = Spending(spending, clock=clock) if isinstance(spending, str) else spending
+        watch = None if self.spending is None else self._watch_money
+        observers = [each for each in (observer, watch) if each is not None]
+        self._chooser = Chooser(self.store, self._store_apply(), self._wait, self._signal, observers)
+
+    def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
+        limiter: Limiter | AsyncLimiter = self._limiter(policy, store=self.store, observer=self._observer)
+        return limiter
 
     def _make_account(self, provider: Provider, key: Key, shared_capacity: SharedCapacity) -> Account:
         limiter = partial(self._limiter, observer=self._observer)
@@ -157,16 +153,19 @@ class _Gate(GateAccounts):
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
-        account, plan = self._plan(provider, call, options)
-        send_once = partial(send, provider) if plan.body is None else partial(send, provider, plan.body)
+        candidates = self._candidates(provider, call, options)
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
-            charge = yield from self._reserve_flow(account, plan.cost, options, began)
+            candidate, charge = yield from self._reserve_flow(candidates, options, began)
+            own, account, plan, _ = candidate
             sent = self.clock.steady()
+            send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
             response = yield from self._send_once_flow(account, call, send_once, charge)
             try:
                 pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
+                if pause is None and own.member:
+                    pause = yield from self._move_on_flow(candidates, candidate, call, charge, response.status)
                 if pause is not None and not charge.settled:
                     yield from suppress_errors_flow(charge.commit)
             except GeneratorExit:
@@ -181,7 +180,9 @@ class _Gate(GateAccounts):
                 if account.settles and not charge.settled:
                     learned = self._estimates.learned
                     settlement = PendingSettlement(account, charge, response.status, plan, learned, self._counts)
-                outcome = RequestOutcome(provider.name, (sent - began) / SECOND, attempt, charge.decision, plan.cost)
+                outcome = RequestOutcome(
+                    provider.name, (sent - began) / SECOND, attempt, charge.decision, plan.cost, own.member
+                )
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             yield response.close
@@ -205,26 +206,29 @@ class _Gate(GateAccounts):
             return make(None, None)
         given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
-        account, plan = self._plan(*found, options)
-        check_money_given(account, options.cost)
+        candidates = self._candidates(*found, options)
+        check_money_given(candidates[0].account, options.cost)
         try:
-            charge = yield from self._reserve_flow(account, plan.cost, options, self.clock.steady())
+            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady())
         except Denied as denied:
             if raises:
                 raise
-            return make(account, None, denied.decision)
-        return make(account, charge)
+            return make(candidates[0].account, None, denied.decision)
+        return make(candidate.account, charge)
 
     def _current_options(self) -> RequestOptions:
         """Return the options of the gate, or those of `request_options`."""
         given = CURRENT_OPTIONS.get()
         return self._defaults if given is None else self._defaults._replace(**given)
 
-    def _reserve_flow(self, account: Account, cost: Cost, options: RequestOptions, began: int) -> CallFlow[Any]:
-        """Wait for permits; if the capacity turns out to be lower than known, return them and wait again."""
-        account.recover()
+    def _reserve_flow(self, candidates: list[Candidate], options: RequestOptions, began: int) -> CallFlow[Any]:
+        """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
+
+        Returns the candidate that is charged, and its charge.
+        """
         while True:
-            charge = yield from self._charge_flow(account, cost, options, began)
+            candidate, charge = yield from self._charge_flow(candidates, options, began)
+            account = candidate.account
             try:
                 outdated = yield from self._check_outdated_flow(account, charge)
             except GeneratorExit:
@@ -234,91 +238,42 @@ class _Gate(GateAccounts):
                 raise
             if not outdated:
                 self._counts["sent"] += 1
+                charge.label, charge.spending = label_of(candidate, options), self.spending
                 account.delays.track(charge)
-                return charge
+                return candidate, charge
             yield charge.cancel
 
-    def _charge_flow(self, account: Account, cost: Cost, options: RequestOptions, began: int) -> CallFlow[Any]:
-        limiter, key, timeout = account.limiter, account.key, options.timeout
+    def _charge_flow(self, candidates: list[Candidate], options: RequestOptions, began: int) -> CallFlow[Any]:
+        candidate, *others = candidates
+        account, timeout = candidate.account, options.timeout
+        if timeout is not None:
+            timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
+        if others or candidate.ceilings or candidate.provider.member:
+            try:
+                return (yield from self._chooser.choose_flow(candidates, options, timeout))
+            except Denied:
+                self._counts["denied"] += 1
+                raise
+        account.recover()
+        limiter, key, cost = account.limiter, account.key, candidate.plan.cost
         if account.plain and self._observer is None and not limiter.waiting:
             decision = yield partial(limiter.try_acquire, key, cost)
             if decision.allowed:
-                return Charge(limiter, key, cost, decision)
-        if timeout is not None:
-            timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
+                self._watch_account(account, decision)
+                return candidate, Charge(limiter, key, cost, decision)
         try:
             reservation = yield partial(limiter.reserve, key, cost, CHARGE_TTL, timeout, options.priority)
         except Denied as denied:
             self._counts["denied"] += 1
+            self._watch_account(account, denied.decision)
             raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
-        return Charge(limiter, key, cost, reservation.decision, reservation)
+        self._watch_account(account, reservation.decision)
+        return candidate, Charge(limiter, key, cost, reservation.decision, reservation)
 
-    def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
-        """Return whether the capacity is lower than known when a permit was granted."""
-        if (late := account.delays.find_expired(charge.at)) is not None:
-            return (yield from account.renew_flow(late, charge.at))
-        return (yield from account.account_capacity.check_flow()) if account.account_capacity.is_check_due() else False
-
-    def _send_once_flow(
-        self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
-    ) -> CallFlow[Any]:
-        """Send; a request that was never sent returns its permits, any other may have arrived and is charged."""
-        try:
-            response = yield send
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            if call.unreached(error):
-                yield from suppress_errors_flow(charge.cancel)
-            else:
-                yield from account.recharge_if_late_flow(charge)
-                yield from suppress_errors_flow(charge.commit)
-            raise
-        finally:
-            charge.answered = True
-        return response
-
-    def _handle_response_flow(
-        self,
-        account: Account,
-        call: OutboundRequest,
-        charge: Charge,
-        response: ProviderResponse,
-        when: tuple[int, int, int],
-    ) -> CallFlow[Any]:
-        """Learn from a response; returns the pause before a retry (None: do not retry).
-
-        `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
-        """
-        sent, began, attempt = when
-        advice = (
-            read(response.headers, self.clock.ns() / 1e9) if has_rate_limit_headers(response.headers) else NO_ADVICE
-        )
-        status = effective_status(response.status, advice)
-        if status != TOO_MANY_REQUESTS:
-            yield from account.recharge_if_late_flow(charge)
-        if status in REFUSAL_STATUSES:
-            told = yield from read_refusal_flow(account.provider.counting, response, advice)
-            wait = required_wait(advice) if told.retry_after is None else told.retry_after
-            yield from self._handle_refusal_flow(account, charge, sent, status, wait)
-            if told.limits and account.provider.learn != "off":
-                self._counts["corrected"] += yield from account.learn_flow(told)
-            spent = self.clock.steady() - began
-            rules = account.provider.retries, attempt, status, call.method, spent, wait
-            return retry_pause(*rules, self._jitter()) if call.replays else None
-        account.account_capacity.record_success()
-        if advice.limits and account.provider.learn != "off":
-            self._counts["corrected"] += yield from account.learn_flow(advice)
-        return None
-
-    def _handle_refusal_flow(
-        self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
-    ) -> CallFlow[Any]:
-        """Learn from a refusal; after a 429, return the permit once other processes can know the lower capacity."""
-        self._counts["refused"] += 1
-        yield from account.handle_refusal_flow(status, charge, sent, retry_after)
-        if status == TOO_MANY_REQUESTS:
-            yield from suppress_errors_flow(charge.cancel)
+    def _watch_account(self, account: Account, decision: Decision) -> None:
+        """Warn if an account's own limits of money come near their ceiling."""
+        if self.spending is not None and account.provider.prices is not None:
+            self._watch_money(Record("acquire", account.limiter.policy, account.key, (), decision))
 
     # ---- inspection --------------------------------------------------------------------------------------------------
 
@@ -326,7 +281,7 @@ class _Gate(GateAccounts):
         provider = self.find_provider(call.url)
         if provider is None:
             return None
-        account, plan = self._plan(provider, call, self._defaults)
+        _, account, plan, _ = self._candidates(provider, call, self._defaults)[0]
         cost = plan.cost
         if isinstance(cost, Mapping):
             return account, {unit: amount * times for unit, amount in cost.items()}
@@ -334,9 +289,10 @@ class _Gate(GateAccounts):
 
     def metrics(self) -> dict[str, int]:
         """Return counters: sent, unlimited, denied here, refused by the provider, retried; and corrections learned."""
-        waiting = sum(account.limiter.waiting for account in tuple(self._accounts.values()))
+        waiting = sum(account.limiter.waiting for account in tuple(self._accounts.values())) + self._chooser.waiting
         return {
             **{name: self._counts[name] for name in COUNTER_NAMES},
+            **({} if self.spending is None else self.spending.counts),
             "waiting": waiting,
             "accounts": len(self._accounts),
         }
@@ -346,15 +302,24 @@ class _Gate(GateAccounts):
         return {account.resource: account.capacity for account in tuple(self._accounts.values())}
 
     def _close(self) -> list[Account]:
+        self._chooser.close()
         accounts = self._accounts.close()
         if self.bus is not None and self._owns_bus:
             self.bus.close()
+        if self.spending is not None and self._owns_spending:
+            self.spending.close()
         return accounts
 
     def _store_apply(self) -> Callable[..., Any]:
         raise NotImplementedError
 
     def _sleep(self, until: int) -> Any:  # noqa: ANN401 - nothing, or a coroutine
+        return self._wait(self._signal(), until)
+
+    def _wait(self, signal: Signal, until: int | None) -> Any:  # noqa: ANN401 - nothing, or a coroutine
+        raise NotImplementedError
+
+    def _signal(self) -> Signal:
         raise NotImplementedError
 
 
@@ -362,6 +327,7 @@ class Gate(_Gate):
     """Enforces the quotas of providers, for threads."""
 
     _limiter = Limiter
+    _signal = staticmethod(ThreadSignal)
 
     def run(self, flow: Generator[Callable[[], Any], Any, R]) -> R:
         """Run a flow."""
@@ -395,14 +361,15 @@ class Gate(_Gate):
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply
 
-    def _sleep(self, until: int) -> None:
-        self.clock.wait(ThreadSignal(), until)
+    def _wait(self, signal: Signal, until: int | None) -> None:
+        self.clock.wait(signal, until)
 
 
 class AsyncGate(_Gate):
     """Enforces the quotas of providers, for tasks."""
 
     _limiter = AsyncLimiter
+    _signal = staticmethod(TaskSignal)
 
     def run(self, flow: Generator[Callable[[], Any], Any, R]) -> Coroutine[Any, Any, R]:
         """Run a flow; to be awaited."""
@@ -443,5 +410,5 @@ class AsyncGate(_Gate):
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply_async
 
-    async def _sleep(self, until: int) -> None:
-        await self.clock.wait_async(TaskSignal(), until)
+    async def _wait(self, signal: Signal, until: int | None) -> None:
+        await self.clock.wait_async(signal, until)

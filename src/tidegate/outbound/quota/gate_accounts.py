@@ -5,11 +5,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tidegate.core.algorithms import NEVER
+from tidegate.core.decision import Decision
+from tidegate.errors import Denied
+from tidegate.outbound.quota.choice import CallCeiling, Candidate
 from tidegate.outbound.quota.cost import CallPlan, TokenEstimates, key_of, plan_call, request_of
-from tidegate.outbound.quota.exchange import added_key, is_confidential
+from tidegate.outbound.quota.exchange import added_key, is_confidential, target_url
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidegate.clock import Clock
+    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.outbound.providers.pool import Ceiling, Pool
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.account import Account
@@ -31,6 +39,9 @@ class GateAccounts:
     _reload: int | None
     _next_reload: int
     _warned: set[str]
+    _jitter: Callable[[], float]
+    _ceilings: dict[str, Limiter | AsyncLimiter]
+    _make_limiter: Callable[..., Limiter | AsyncLimiter]
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
@@ -43,7 +54,8 @@ class GateAccounts:
             self.providers.reload()
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
-        """Return the account that a request is charged to."""
+        """Return the account that a request is charged to; of a pool, that of its first member."""
+        provider = provider if provider.pool is None else provider.pool.members[0].provider
         return self._open_model_account(provider, call, request_of(provider, call))
 
     def _open_model_account(self, provider: Provider, call: OutboundRequest, request: RequestTokens | None) -> Account:
@@ -56,8 +68,63 @@ class GateAccounts:
         """Return the account of a request, and what is reserved for it."""
         request = request_of(provider, call, options.model)
         account = self._open_model_account(provider, call, request)
+        return account, self._plan_call(account, call, request, options)
+
+    def _plan_call(
+        self, account: Account, call: OutboundRequest, request: RequestTokens | None, options: RequestOptions
+    ) -> CallPlan:
+        strict = account.provider.strict if options.strict is None else options.strict
+        return plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
+
+    def _candidates(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> list[Candidate]:
+        """Return the accounts that a request may be charged to, the preferred one first; raises Denied if none can be.
+
+        A provider without a pool has one.
+        """
+        pool = provider.pool
+        if pool is None:
+            account, plan = self._plan(provider, call, options)
+            return [Candidate(provider, account, plan, self._call_ceilings(account, plan, options))]
+        members = [member for member in pool.members if not member.drained]
+        found = []
+        plans: dict[tuple[object, ...], CallPlan] = {}
+        requests: dict[tuple[object, ...], RequestTokens | None] = {}
+        for member in members:
+            own = member.provider
+            kind = id(own.profile), id(own.prices)  # members with the same ones share what is read and planned
+            if kind not in requests:
+                requests[kind] = request_of(own, call, options.model)
+            account = self._open_model_account(own, call, requests[kind])
+            alike = kind, account.provider.limits
+            if alike not in plans:
+                plans[alike] = self._plan_call(account, call, requests[kind], options)
+            found.append(Candidate(own, account, plans[alike], self._call_ceilings(account, plans[alike], options)))
+        request = next(iter(requests.values()), None)
+        order = pool.arrange(members, conversation_of(pool, call, request), self._jitter, [c.plan.money for c in found])
+        usable = [found[index] for index in order if not found[index].account.key_rejected]
+        if not usable:
+            raise no_member(provider, drained=not members)
+        return usable
+
+    def _call_ceilings(self, account: Account, plan: CallPlan, options: RequestOptions) -> tuple[CallCeiling, ...]:
+        """Return the ceilings of a call; a lenient call reserves at most what each can ever allow."""
+        provider = account.provider
         strict = provider.strict if options.strict is None else options.strict
-        return account, plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
+        found = []
+        for ceiling in provider.ceilings:
+            money = plan.money if strict else min(plan.money, ceiling.limit.burst)
+            limiter = self._open_ceiling(ceiling)
+            found.append(CallCeiling(limiter, ceiling.key(options.team, options.tag), money))
+        return tuple(found)
+
+    def _open_ceiling(self, ceiling: Ceiling) -> Limiter | AsyncLimiter:
+        """Return the limiter of a ceiling, with its current limit."""
+        limiter = self._ceilings.get(ceiling.policy.name)
+        if limiter is None:
+            limiter = self._ceilings.setdefault(ceiling.policy.name, self._make_limiter(ceiling.policy))
+        if limiter.policy != ceiling.policy:
+            limiter.update(ceiling.policy)
+        return limiter
 
     def account_of(self, call: OutboundRequest) -> Account | None:
         """Return the account that a request would be charged to; None: no provider limits it."""
@@ -69,6 +136,11 @@ class GateAccounts:
         """The accounts that are open."""
         return tuple(self._accounts.values())
 
+    @property
+    def ceilings(self) -> tuple[Limiter | AsyncLimiter, ...]:
+        """The limiters of ceilings that calls were charged to."""
+        return tuple(self._ceilings.values())
+
     def open_account(self, provider: Provider, key: Key) -> Account:
         """Return the account of a key, opened if needed, with the current limits of the provider."""
         return self._accounts.open(provider, key)
@@ -76,10 +148,31 @@ class GateAccounts:
     def key_for(self, provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
         """Return the provider's key if a request should carry it; over plain http it is not sent, with one warning."""
         added = added_key(provider, call)
-        if provider is None or added is None or added.location.plain_http or is_confidential(call.url):
+        if provider is None or added is None or added.location.plain_http:
+            return added
+        if is_confidential(target_url(provider, call) or call.url):
             return added
         if provider.domain not in self._warned:
             self._warned.add(provider.domain)
             message = "the key of provider %s is not sent over plain http: use https, or allow it with %s"
             log.warning(message, provider.name, "key: {…, plain_http: true}")
         return None
+
+
+def conversation_of(pool: Pool, call: OutboundRequest, request: RequestTokens | None) -> str | None:
+    """Return the conversation that a request belongs to, where a cache makes it cheaper to stay with one member."""
+    if not pool.sticky or (request is not None and request.price is not None and not request.price.saves_by_cache):
+        return None
+    return call.header(pool.sticky) or None
+
+
+def no_member(provider: Provider, *, drained: bool) -> Denied:
+    """Return the error of a call that no member of a pool can ever serve."""
+    decision = Decision.of_views(0, provider.limits, [(0, NEVER, 0)] * len(provider.limits), within_limits=False)
+    place = provider.file or "the file"
+    why = (
+        f"all members are drained: add one to {place}"
+        if drained
+        else f"the keys of all members were rejected (401, 403): correct them in {place}"
+    )
+    return Denied(f"provider {provider.name}: {why}", decision)

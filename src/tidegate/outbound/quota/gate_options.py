@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tidegate.bus import Bus
     from tidegate.clock import Clock
     from tidegate.observe import Observer
+    from tidegate.spending import Spending
 
 
 class CommonGateOptions(TypedDict, total=False):
@@ -22,6 +23,7 @@ class CommonGateOptions(TypedDict, total=False):
     jitter: Callable[[], float]
     reload: float | None
     tokenizer: object
+    spending: Spending | str | None
 
 
 class GateOptions(CommonGateOptions, total=False):

@@ -46,6 +46,7 @@ class _PendingCharge:
         self.account = account
         self.charge = charge
         self.provider: str | None = None if account is None else account.provider.name
+        self.member: str = "" if account is None or charge is None else account.provider.member
         self.decision: Decision | None = decision if charge is None else charge.decision
         self._open = [True] if charge is not None else []  # emptied by the one call that settles
 
@@ -93,9 +94,10 @@ class _PendingCharge:
             yield from self._arrived_flow()
             known = usage
             if isinstance(usage, Mapping):
-                known = {unit: amount for unit, amount in usage.items() if unit in account.units} or None
+                known = {unit: amount for unit, amount in usage.items() if unit in charge.units} or None
             if known is not None or account.settles:
                 yield lambda: charge.commit(known)
+            charge.record_spending(usage if isinstance(usage, Mapping) else None)
         except (ConfigError, StoreUnavailable):
             self._open.append(True)  # may be tried again
             raise

@@ -20,7 +20,6 @@ from tidegate.errors import Denied, StoreUnavailable
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
-from tidegate.outbound.quota.charge import Charge
 from tidegate.outbound.quota.request_tokens import units_of
 from tidegate.outbound.quota.token_usage import UsageReader
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.core import Decision
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.learned_sizes import LearnedSizes
 
@@ -55,7 +55,8 @@ class PendingSettlement:
         self.account = account
         self.charge = charge
         self.status = status
-        self.counts_tokens: bool = bool(account.estimated)
+        priced = plan.request is not None and plan.request.price is not None
+        self.counts_tokens: bool = bool(account.estimated) or priced
         self._plan = plan
         self._learned = learned
         self._counts = counts
@@ -139,19 +140,19 @@ class PendingSettlement:
 
     def _extend_flow(self, amount: int) -> CallFlow[Any]:
         """Try to reserve more tokens of output; returns the decision, None if the store is unavailable."""
-        account, request = self.account, self._plan.request
+        request = self._plan.request
         if request is None:
             return None
         whole = units_of(request._replace(times=1), 0, amount)
-        cost = {unit: whole[unit] for unit in account.estimated if whole.get(unit)}
+        cost = {unit: amount for unit, amount in whole.items() if amount and unit in self.charge.units}
         if not cost:
             return self.charge.decision  # no limit counts output
         try:
-            decision = yield partial(account.limiter.try_acquire, account.key, cost)
+            decision, top_up = yield from self.charge.extend_flow(cost)
         except StoreUnavailable:
             return None
-        if decision.allowed:
-            self._top_ups.append(Charge(account.limiter, account.key, cost, decision))
+        if top_up is not None:
+            self._top_ups.append(top_up)
         return decision
 
     def _available(self, decision: Decision) -> int:
@@ -191,7 +192,9 @@ class PendingSettlement:
             return
         self._learn()
         final = self._final_units(self._with_money(used))
-        units = self.account.units
+        extended = self._reserved - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
+        self.charge.record_spending(final, self._extra_money(extended))
+        units = self.charge.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
         if not known:
             yield partial(self.charge.commit, None)
@@ -206,6 +209,11 @@ class PendingSettlement:
         if used is None or request is None or request.price is None or reader is None:
             return used
         return {**used, request.price.unit: usage_cost(request.price, reader.parts, request.profile) + request.fee}
+
+    def _extra_money(self, output_tokens: int) -> int:
+        """Return what top-ups of so many tokens have reserved, in micros."""
+        request = self._plan.request
+        return 0 if request is None or request.price is None else request.price.estimate(0, output_tokens)
 
     def _estimated(self, input_tokens: int, output_tokens: int) -> dict[str, int]:
         """Return what so many tokens count, and the fee of the request."""
@@ -246,9 +254,9 @@ class PendingSettlement:
         """Return the tokens that charges reserve, by unit."""
         found: dict[str, int] = {}
         for charge in charges:
-            units = {limit.unit: cost for limit, cost in zip(self.account.provider.limits, charge.costs, strict=True)}
-            for unit in self.account.estimated:
-                found[unit] = found.get(unit, 0) + units[unit]
+            for unit, amount in charge.amounts.items():
+                if unit in TOKEN_UNITS or is_money(unit):
+                    found[unit] = found.get(unit, 0) + amount
         return found
 
     def _final_units(self, used: Mapping[str, int] | None) -> Mapping[str, int] | None:
@@ -258,7 +266,8 @@ class PendingSettlement:
         if used is None and self.status >= FIRST_ERROR_STATUS:
             if profile is not None and request is not None and profile.failed != "free":
                 return self._estimated(self._plan.input_tokens, 0) if profile.failed == "input" else None
-            return dict.fromkeys(self.account.estimated, 0)
+            units = {*self.charge.units, *(() if self.charge.label is None else (self.charge.label.unit,))}
+            return {unit: 0 for unit in units if unit in TOKEN_UNITS or is_money(unit)}
         if profile is not None and profile.charges == "estimate":  # of the quota; what is paid for is the usage
             return {unit: amount for unit, amount in (used or {}).items() if is_money(unit)}
         if self._reader is None or self._reader.complete:

@@ -109,6 +109,16 @@ OPTIONS: Final = (
         ADDRESS,
         "ADDRESS",
     ),
+    ServiceOption(
+        "egress",
+        read_address,
+        "address of the egress gateway, through which programs call the providers (default: none)",
+        ADDRESS,
+        "ADDRESS",
+    ),
+    ServiceOption(
+        "egress_config", read_path, "YAML file of the egress gateway: callers, upstreams, bounds", STRING, "FILE"
+    ),
     ServiceOption("resp_tls_cert", read_path, "file with the TLS certificate of the resp address", STRING, "FILE"),
     ServiceOption("resp_tls_key", read_path, "file with the private key of the certificate", STRING, "FILE"),
     ServiceOption("decision_token", read_token, "token for decisions", STRING, secret=True),

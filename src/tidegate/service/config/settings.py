@@ -64,6 +64,8 @@ class Settings:
     listen: ListenAddress = DEFAULT_LISTEN
     grpc: ListenAddress | None = None
     resp: ListenAddress | None = None
+    egress: ListenAddress | None = None
+    egress_config: Path | None = None
     resp_tls_cert: Path | None = None
     resp_tls_key: Path | None = None
     open: bool = False

@@ -28,6 +28,7 @@ from tidegate.service.http.verbs import Verbs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
 
+    from tidegate.observe.text_format import Family
     from tidegate.service.api.requests import VerbRequest
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.config.settings import Settings
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     Panel = Callable[[], Awaitable[object] | object]
     ReadinessCheck = Callable[[], ProblemError | None]  # returns why the service is not ready
     Report = Callable[[], Awaitable[dict[str, Any]]]
-    ReadFamilies = Callable[[], Awaitable[Sequence[metrics.Family]]]
+    ReadFamilies = Callable[[], Awaitable[Sequence[Family]]]
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 

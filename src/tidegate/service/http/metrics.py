@@ -5,11 +5,12 @@ With several workers, all values are those of the whole service: see `runtime.wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
+from tidegate.observe import text_format
+from tidegate.observe.text_format import Family, Sample, write_families
 from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.service.dashboard.status import ServiceStatus, StatusSource
     from tidegate.service.decisions.stats import Stats
 
-CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE: Final = text_format.CONTENT_TYPE.encode()
 MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
 # name: kind, help
 METRICS: Final[dict[str, tuple[str, str]]] = {
@@ -32,21 +33,13 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "tidegate_store": ("gauge", "Metrics of the store, by name."),
     "tidegate_reloads_total": ("counter", "Reloads of the file, by outcome."),
 }
-Sample = tuple[str, dict[str, str], float]
-
-
-Family = tuple[str, str, str, Sequence[Sample]]  # name, kind, help, samples
 
 
 def render(source: StatusSource, reloads: dict[str, int], more: Iterable[Family] = ()) -> bytes:
     """Write all metrics, and those of components."""
-    lines: list[str] = []
     samples = dict(_families(source.totals(), source.status(), reloads))
-    own = ((name, kind, help_text, samples[name]) for name, (kind, help_text) in METRICS.items())
-    for name, kind, help_text, values in (*own, *more):
-        lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
-        lines += (_line(*sample) for sample in values)
-    return ("\n".join(lines) + "\n").encode()
+    own = ((name, kind, help_text, list(samples[name])) for name, (kind, help_text) in METRICS.items())
+    return write_families((*own, *more))
 
 
 def _families(stats: Stats, status: ServiceStatus, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
@@ -85,12 +78,3 @@ def _latencies(stats: Stats) -> Iterator[Sample]:
             yield f"{name}_bucket", {"verb": verb, "le": edge}, count
         yield f"{name}_sum", {"verb": verb}, latency.total / SECOND
         yield f"{name}_count", {"verb": verb}, sums[-1]
-
-
-def _line(name: str, labels: dict[str, str], value: float) -> str:
-    inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    return f"{name}{{{inner}}} {value}" if inner else f"{name} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

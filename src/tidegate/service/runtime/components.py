@@ -13,14 +13,18 @@ import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from tidegate.errors import ConfigError
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from tidegate.budget import BudgetSettings, TaskBudget
     from tidegate.bus import Bus
+    from tidegate.egress.gateway import EgressGateway
+    from tidegate.observe.text_format import Family
     from tidegate.outbound.providers.registry import Permissions, Providers
     from tidegate.outbound.sources import SourceRunner
     from tidegate.service.config.settings import Settings
@@ -44,6 +48,7 @@ class Components:
         self._first = link is None or link.first
         self.sources: SourceRunner | None = None
         self.budget: TaskBudget | None = None
+        self.egress: EgressGateway | None = None
         self.fetch_task: asyncio.Task[None] | None = None
         self.demo_task: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
@@ -55,6 +60,8 @@ class Components:
                 await self._open_sources()
             elif self.settings.has_providers:
                 self._open_providers()
+            if self.settings.egress is not None and self.settings.fetches:
+                await self._open_egress()
             if self.settings.budget:
                 self._open_budget()
             if self.settings.swarm and self._first:
@@ -135,6 +142,29 @@ class Components:
         if self.sources.gate.bus is not None:
             self._add_bus(self.sources.gate.bus, str(settings.bus))
         self.app.panels["sources"] = sources_panel(self.sources)
+
+    async def _open_egress(self) -> None:
+        """Run the egress gateway in this process; its calls use the gate of the sources."""
+        from tidegate.egress.gateway import EgressGateway  # noqa: PLC0415 - needs aiohttp
+        from tidegate.egress.run import check_names, listen  # noqa: PLC0415 - as above
+        from tidegate.egress.server import EgressServer  # noqa: PLC0415 - as above
+        from tidegate.egress.settings import load_egress  # noqa: PLC0415 - as above
+
+        settings = self.settings
+        if not settings.has_providers:
+            raise ConfigError("needs at least one provider: set providers or provider_dirs", field="egress")
+        permits = self.app.decider.provider_permits
+        egress = load_egress(settings.egress_config, settings.egress)
+        egress = replace(egress, telemetry=egress.telemetry or settings.telemetry)
+        check_names(egress, permits.gate.providers)
+        self.egress = await self._stack.enter_async_context(EgressGateway(permits.gate, egress))
+        listener = self._stack.enter_context(listen(egress))
+        await self._stack.enter_async_context(EgressServer(self.egress, listener))
+        self.app.panels["egress"] = self.egress.describe
+        self.app.families.append(self._egress_metrics)
+
+    async def _egress_metrics(self) -> list[Family]:
+        return [] if self.egress is None else self.egress.stats.families()
 
     def _open_budget(self) -> None:
         from tidegate.budget import TaskBudget  # noqa: PLC0415 - most services show no budget

@@ -21,6 +21,7 @@ from tidegate.policy.model import PER_CALL_UNITS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tidegate.egress.gateway import EgressGateway
     from tidegate.policy import Policy
     from tidegate.service.client.client import AsyncClient
     from tidegate.service.runtime.components import Components
@@ -60,6 +61,8 @@ class DemoTraffic:
                     group.create_task(self._run_caller(client, name, entry.policy, caller, rate))
             if components.sources is not None:
                 await self._add_sources(stack)
+            if components.egress is not None:
+                await self._start_egress(group, stack, components.egress)
             if components.budget is not None:
                 group.create_task(self._run_job())
             if settings.swarm:
@@ -119,6 +122,17 @@ class DemoTraffic:
             url = f"http://127.0.0.1:{port}/{name}"
             if self._components.sources is not None:
                 self._components.sources.add(read_source({"name": name, "url": url, "interval": interval}))
+
+    async def _start_egress(self, group: asyncio.TaskGroup, stack: AsyncExitStack, gateway: EgressGateway) -> None:
+        """Start the provider and the callers of the egress gateway, if the file has the provider of the demo."""
+        from tidegate.service.runtime import demo_egress  # noqa: PLC0415 - needs aiohttp
+
+        if not any(provider.name == demo_egress.PROVIDER for provider in gateway.gate.providers):
+            return
+        await demo_egress.start_provider(gateway, stack)
+        url = f"http://{self._components.settings.egress}"
+        for caller, rate in demo_egress.CALLS.items():
+            group.create_task(demo_egress.run_caller(url, caller, rate, self._pause, self._rng))
 
     async def _run_job(self) -> NoReturn:
         """Run a job that does tasks in batches, as far as its budget allows."""

@@ -35,6 +35,7 @@ from tidegate.service.resp.server import RespServer
 from tidegate.service.runtime.components import Components
 from tidegate.service.runtime.file_limits import raise_descriptor_limit
 from tidegate.service.runtime.logs import log_denial_counts
+from tidegate.service.runtime.systemd import SystemdNotifier
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class ServiceProcess:
         self.app.overview.directory = self.directory
         self.block_directory: BlockDirectory = BlockDirectory(self.store, self.directory, self.decider.blocks)
         self._announces = link is None or link.first
+        self._systemd = SystemdNotifier(os.environ if self._announces else {})
         self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
@@ -130,7 +132,10 @@ class ServiceProcess:
     async def _serve(self, ready: Ready | None) -> None:
         http = http_server(self.app, self._connections, self.store.clock)
         denial_counts = log_denial_counts(self.denials, self.store.clock)
-        background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), denial_counts, self._announce())
+        watchdog = self._systemd.run(self.store.clock)
+        background = asyncio.gather(
+            self.reloader.run(), self.decider.blocks.watch(), denial_counts, watchdog, self._announce()
+        )
         envoy = resp = None
         try:
             if self.settings.grpc is not None:
@@ -145,6 +150,7 @@ class ServiceProcess:
             self.components.start()
             if ready is not None:
                 ready(self.settings, self.components)
+            self._systemd.notify("READY=1")
             stopping = asyncio.create_task(self._stop.wait())
             running = [stopping, *([self.components.fetch_task] if self.components.fetch_task else [])]
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -164,6 +170,7 @@ class ServiceProcess:
     async def _drain(self, http: HttpServer) -> None:
         """Report that the service is not ready, and give load balancers time to notice."""
         http.begin_drain()
+        self._systemd.notify("STOPPING=1")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), self.settings.drain_for)
 
@@ -270,7 +277,7 @@ def with_address(settings: Settings, name: str, listener: socket.socket) -> Sett
 
 def choose_ports(settings: Settings) -> Settings:
     """Return settings with free ports chosen. Raises if an address is in use."""
-    for name in ("listen", "grpc", "resp"):
+    for name in ("listen", "grpc", "resp", "egress"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
             with listen(address, name) as probe:
@@ -301,7 +308,7 @@ async def serve(
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
     """Run the service until SIGTERM or SIGINT, in as many processes as `workers` says."""
-    for name in ("grpc", "resp"):
+    for name in ("grpc", "resp", "egress"):
         address: ListenAddress | None = getattr(settings, name)
         if address is not None:
             with listen(address, name) as probe:  # the workers bind it with SO_REUSEPORT, which hides a conflict

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 ZERO_COST: Final = (0,)
-CHARGING_VERBS: Final = frozenset(("acquire", "hold", "adjust"))
+CHANGING_VERBS: Final = frozenset(("acquire", "hold", "adjust"))
 NEW_TUPLE: Final = tuple.__new__  # faster than the constructor
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
@@ -133,7 +133,7 @@ class MemoryStore(Store):
             table = self._table(policy)
             entry = table.entries.get(key)
             limits = policy.limits
-            if now < table.due and verb in CHARGING_VERBS:
+            if now < table.due and verb in CHANGING_VERBS:
                 # The common case, a new key or one of this policy: what _decide does, without the rest.
                 if entry is None and verb != "adjust" and self._has_room(key, self.max_entries):
                     before: States = (None,) * len(limits)

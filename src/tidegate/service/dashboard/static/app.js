@@ -6,14 +6,14 @@ import { byId, setText } from "./dom.js";
 import { formatCount, formatDuration, formatMicroseconds, formatRate, formatTime } from "./format.js";
 import { History, currentRate, latestValue } from "./history.js";
 import * as keyDialog from "./key_dialog.js";
-import { FACE_PANELS } from "./face_panels.js";
+import { COMPONENT_PANELS } from "./component_panels.js";
 import { PanelViews } from "./panel_view.js";
 import * as panels from "./panels.js";
 
 const POLL_INTERVAL = 1000; // milliseconds
 const MIN_PAUSE = 100; // milliseconds between two requests
 const history = new History();
-const facePanels = new PanelViews(byId("face-panels"), FACE_PANELS);
+const facePanels = new PanelViews(byId("face-panels"), COMPONENT_PANELS);
 let selectedPolicy = null; // the only policy in the chart; null: all policies
 let lastOverview = null;
 let lastResponseAt = 0; // milliseconds since 1970

@@ -1,4 +1,4 @@
-// Creates and updates the panels that face_panels.js describes.
+// Creates and updates the panels that component_panels.js describes.
 
 import { renderCell } from "./cells.js";
 import { createElement, createRow, renderRows, setText } from "./dom.js";

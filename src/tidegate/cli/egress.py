@@ -1,0 +1,37 @@
+"""`tidegate egress`: run the egress gateway alone, without the decision service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate.cli.output import counted
+from tidegate.egress.settings import load_egress
+from tidegate.policy.config_value import ConfigValue
+from tidegate.policy.setting_values import read_address
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tidegate.cli.output import Output
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the file, and the address."""
+    parser.add_argument("config", metavar="FILE", help="the YAML file of the gateway (see docs/egress.md)")
+    parser.add_argument("--listen", metavar="ADDRESS", help="the address to listen on, instead of that of the file")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Run the gateway until SIGTERM or Ctrl-C."""
+    from tidegate.egress import run as gateway  # noqa: PLC0415 - needs aiohttp
+
+    address = None if args.listen is None else read_address(ConfigValue(args.listen, field="--listen"))
+    settings = load_egress(args.config, address)
+
+    def ready(url: str, providers: list[str]) -> None:
+        callers = counted(len(settings.callers), "caller")
+        output.write_line(f"egress gateway on {url}: {callers}, providers {', '.join(providers)}", "bold")
+        output.write_json({"ready": True, "egress": url, "providers": providers})
+
+    gateway.run(settings, ready)
+    return 0

@@ -1,0 +1,201 @@
+"""The part of `tidegate budget` that reports money: sums of ledgers, and the ceilings of providers with a forecast."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError
+from tidegate.limiter import Limiter
+from tidegate.outbound import Providers
+from tidegate.policy import join_key
+from tidegate.spending import Ledger
+from tidegate.spending.report import forecast_ceiling, format_amount, parse_dimensions, sum_entries, to_csv
+from tidegate.stores import open_store
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from tidegate.cli.output import Output
+    from tidegate.core.limit import Limit
+    from tidegate.outbound import Provider
+    from tidegate.policy import Key, Policy
+    from tidegate.spending import SpendingEntry
+    from tidegate.stores import Store
+
+DEFAULT_LEDGER: Final = "spending.db"
+CEILING_COLUMNS: Final = (
+    "ceiling",
+    "key",
+    "limit",
+    "unit",
+    "used",
+    "quota",
+    "debt",
+    "pace",
+    "reached_in",
+    "reset_after",
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that report money."""
+    group = parser.add_argument_group("money")
+    group.add_argument("--by", metavar="COLUMNS", help="sum a ledger by these: day, source, member, model, team, tag")
+    group.add_argument(
+        "--ledger", metavar="FILE", action="append", help=f"a ledger; may be repeated (default: {DEFAULT_LEDGER})"
+    )
+    group.add_argument("--since", metavar="DAY", help="the first day of the report, such as 2026-11-01")
+    group.add_argument("--until", metavar="DAY", help="the last day of the report")
+    group.add_argument("--csv", action="store_true", help="write the report as CSV")
+    group.add_argument(
+        "--providers", metavar="PATH", action="append", help="show the ceilings of a provider file or a folder of them"
+    )
+    group.add_argument("--store", metavar="URL", help="the store that counts the ceilings")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Write the report, or the ceilings."""
+    ledgers = [Ledger(path) for path in read_paths(args)]
+    if args.by is None:
+        rows = list(describe_ceilings(args, ledgers))
+        write_ceilings(rows, output, as_csv=args.csv)
+        return 0
+    by = parse_dimensions(args.by)
+    entries = [entry for ledger in ledgers for entry in ledger.read(read_day(args, "since"), read_day(args, "until"))]
+    rows = sum_entries(entries, by)
+    if args.csv:
+        sys.stdout.write(to_csv(rows, by))
+    else:
+        output.write_json(rows)
+        for line in draw(rows, by, output):
+            output.write_line(line)
+    return 0
+
+
+def read_paths(args: argparse.Namespace) -> list[Path]:
+    """Return the ledgers; one that is given must exist."""
+    paths = [Path(path) for path in args.ledger or ()]
+    for path in paths or ([Path(DEFAULT_LEDGER)] if args.by is not None else []):
+        if not path.exists():
+            raise ConfigError(f"{path} does not exist: a gate with spending={str(path)!r} creates it", field="--ledger")
+    return paths or [path for path in [Path(DEFAULT_LEDGER)] if path.exists()]
+
+
+def read_day(args: argparse.Namespace, name: str) -> str:
+    """Return a day as the ledger writes it."""
+    text = getattr(args, name)
+    if text is None:
+        return "" if name == "since" else "9999"
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ConfigError(f"expected a day such as 2026-11-01, not {text!r}", field=f"--{name}") from None
+
+
+def draw(rows: list[dict[str, Any]], by: tuple[str, ...], output: Output) -> list[str]:
+    """Draw the report as a table."""
+    if not rows:
+        return ["nothing was spent in this time"]
+    head = (*by, "calls", "amount", "overrun")
+    cells = [
+        (
+            *(output.clean(str(row[name])) or "-" for name in by),
+            f"{row['calls']:,}",
+            format_amount(row["amount"], row["unit"]),
+            format_amount(row["overrun"], row["unit"]) if row["overrun"] else "-",
+        )
+        for row in rows
+    ]
+    return draw_table(head, cells, len(by), output)
+
+
+def draw_table(head: tuple[str, ...], cells: list[tuple[str, ...]], left: int, output: Output) -> list[str]:
+    """Draw a table: the first columns to the left, numbers to the right."""
+    widths = [max(len(row[index]) for row in (head, *cells)) for index in range(len(head))]
+
+    def line(row: tuple[str, ...]) -> str:
+        pairs = enumerate(zip(row, widths, strict=True))
+        return "  ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in pairs).rstrip()
+
+    return [output.style(line(head), "bold"), *map(line, cells)]
+
+
+# ---- ceilings --------------------------------------------------------------------------------------------------------
+
+
+def describe_ceilings(args: argparse.Namespace, ledgers: list[Ledger]) -> Iterator[dict[str, Any]]:
+    """Yield the limits of money of all providers: what is used, the debt, and when the ceiling is reached."""
+    if not args.store:
+        raise ConfigError("needs the store that counts the ceilings, such as redis://host", field="--store")
+    files = [path for path in args.providers if not Path(path).is_dir()]
+    folders = [path for path in args.providers if Path(path).is_dir()]
+    providers = Providers.load(files, folders, permissions="ignore")
+    entries = [entry for ledger in ledgers for entry in ledger.read()]
+    store = open_store(args.store)
+    try:
+        for provider in providers:
+            yield from _ceilings_of(provider, entries, store)
+    finally:
+        store.close()
+
+
+def _ceilings_of(provider: Provider, entries: list[SpendingEntry], store: Store) -> Iterator[dict[str, Any]]:
+    members = [provider] if provider.pool is None else [member.provider for member in provider.pool.members]
+    for own in members:
+        key: Key = (own.domain, f"member={own.member}") if own.member else own.domain
+        if not own.per:
+            yield from _describe(own.policy, key, own.title, store)
+    for ceiling in provider.ceilings:
+        known = {ceiling.key(entry.team, entry.tag) for entry in entries} or {ceiling.key("", "")}
+        for key in sorted(known, key=str):
+            yield from _describe(ceiling.policy, key, ceiling.policy.name.removeprefix("spend:"), store)
+
+
+def _describe(policy: Policy, key: Key, name: str, store: Store) -> Iterator[dict[str, Any]]:
+    limits: list[Limit] = [limit for limit in policy.limits if limit.unit.endswith("_micros")]
+    if not limits:
+        return
+    with Limiter(policy, store=store) as limiter:
+        usage = limiter.usage(key)
+    for limit in limits:
+        used = usage[limit.name]
+        elapsed = limit.length / SECOND - used.reset_after
+        pace, reached = forecast_ceiling(used.used, used.quota, elapsed, used.reset_after)
+        figures = used.used, used.quota, max(0, used.used - used.quota), round(pace), reached, used.reset_after
+        values = name, join_key(key), limit.name, limit.unit, *figures
+        yield dict(zip(CEILING_COLUMNS, values, strict=True))
+
+
+def write_ceilings(rows: list[dict[str, Any]], output: Output, *, as_csv: bool) -> None:
+    """Write ceilings as CSV, JSON or a table."""
+    if as_csv:
+        writer = csv.DictWriter(sys.stdout, CEILING_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return
+    output.write_json(rows)
+    if not rows:
+        output.write_line("no provider has a limit of money")
+        return
+    from tidegate.cli.budget import format_duration  # noqa: PLC0415 - it imports this module
+
+    cells = []
+    for row in rows:
+        if row["used"] >= row["quota"]:
+            future = f"reached; reset in {format_duration(row['reset_after'])}"
+        elif row["reached_in"] is None:
+            future = "lasts at this pace" if row["used"] else "not in use"
+        else:
+            future = f"reached in {format_duration(row['reached_in'])} at this pace"
+        amounts = [format_amount(row[name], row["unit"]) for name in ("used", "quota", "debt")]
+        percent = f"{100 * row['used'] / row['quota']:.0f} %"
+        cells.append((output.clean(row["ceiling"]), output.clean(row["key"]), *amounts, percent, future))
+    head = ("ceiling", "key", "used", "limit", "debt", "", "forecast")
+    for line in draw_table(head, cells, 2, output):
+        output.write_line(line)

@@ -1,0 +1,113 @@
+"""The body of a request: read into memory if its tokens must be counted, otherwise forwarded as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from tidegate.egress.messages import EgressError
+from tidegate.outbound.quota.decoding import IDENTITY_CODINGS, BodyDecoder, DecodingError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tidegate.egress.settings import EgressSettings
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class RequestBody:
+    """The body of one request. `read_whole` reads it into memory; otherwise `stream` passes it on."""
+
+    def __init__(self, request: web.BaseRequest, settings: EgressSettings) -> None:
+        """Refuse a body that is declared too large."""
+        self._request = request
+        self._settings = settings
+        self.length: int | None = request.content_length
+        self.exists: bool = request.can_read_body
+        self.whole: bytes | None = None if self.exists else b""
+        self.problem: EgressError | None = None  # why passing it on has failed
+        self.sent: int = 0
+        if self.length is not None and self.length > settings.max_body:
+            raise too_large(settings.max_body)
+
+    @property
+    def replays(self) -> bool:
+        """Whether it can be sent again: it is in memory, or nothing of it was sent."""
+        return self.whole is not None or self.sent == 0
+
+    @property
+    def expected(self) -> bool:
+        """Whether the client waits until it is told to send the body (`Expect: 100-continue`)."""
+        return self.exists and self._request.headers.get("Expect", "").lower() == "100-continue"
+
+    async def accept(self) -> None:
+        """Tell the client to send the body."""
+        writer = self._request.writer
+        await writer.write(CONTINUE)
+        writer.output_size = 0  # nothing of the response was sent
+
+    async def read_whole(self) -> None:
+        """Read the body into memory, as far as the meter may."""
+        if self.whole is not None:
+            return
+        most = self._settings.max_metered_body
+        if self.length is not None and self.length > most:
+            raise too_large(most)
+        pieces = bytearray()
+        async for piece in self.stream():
+            pieces += piece
+            if len(pieces) > most:
+                raise too_large(most)
+        self.whole = bytes(pieces)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives; a client that stops sending, or sends too much, is an error."""
+        content = self._request.content
+        try:
+            while not content.at_eof():
+                async with asyncio.timeout(self._settings.client_timeout):
+                    piece = await content.readany()
+                if not piece:
+                    return
+                self.sent += len(piece)
+                if self.sent > self._settings.max_body:
+                    raise too_large(self._settings.max_body)
+                yield piece
+        except TimeoutError:
+            self.problem = EgressError(408, "request-timeout", "the body of the request was not received in time")
+            raise self.problem from None
+        except web.RequestPayloadError:
+            self.problem = EgressError(400, "bad-body", "the body of the request is malformed")
+            raise self.problem from None
+        except EgressError as error:
+            self.problem = error
+            raise
+
+    def decoded(self) -> bytes | None:
+        """Return the body without its Content-Encoding; None: it is not in memory, or cannot be decoded."""
+        coding = self._request.headers.get("Content-Encoding", "")
+        if self.whole is None or coding.strip().lower() in IDENTITY_CODINGS:
+            return self.whole
+        found = bytearray()
+        try:
+            for piece in BodyDecoder(coding).feed(self.whole):
+                found += piece
+                if len(found) > self._settings.max_metered_body:
+                    return None
+        except DecodingError:
+            return None
+        return bytes(found)
+
+    @property
+    def encoded(self) -> bool:
+        """Whether it has a Content-Encoding."""
+        headers = self._request.headers
+        return "Content-Encoding" in headers and headers["Content-Encoding"].strip().lower() not in IDENTITY_CODINGS
+
+
+def too_large(most: int) -> EgressError:
+    """Return the answer to a body of more than so many bytes."""
+    return EgressError(413, "too-large", f"the body of a request may have at most {most} bytes here")

@@ -1,0 +1,66 @@
+"""The callers' own limits, counted by limiters on the store of the gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidegate.limiter import AsyncLimiter
+from tidegate.outbound.providers.profile import TOKEN_UNITS
+from tidegate.outbound.quota.charge import CHARGE_TTL
+from tidegate.outbound.quota.request_tokens import estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tidegate.egress.callers import EgressCaller
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.reservation import AsyncReservation
+    from tidegate.stores import Store
+
+PER_REQUEST: Final = ("requests", "concurrent-requests")
+
+
+class CallerLimits:
+    """Reserves what a call costs its caller, until the call is settled."""
+
+    def __init__(self, callers: Iterable[EgressCaller], store: Store) -> None:
+        """Open a limiter for each caller that has limits."""
+        self._limiters = {caller.name: AsyncLimiter(caller.policy, store=store) for caller in callers if caller.limits}
+
+    def units_of(self, caller: EgressCaller) -> frozenset[str]:
+        """Return the units that a caller's limits count."""
+        return frozenset(limit.unit for limit in caller.limits)
+
+    def counts_tokens(self, caller: EgressCaller) -> bool:
+        """Return whether a caller's limits count tokens."""
+        return not self.units_of(caller).isdisjoint(TOKEN_UNITS)
+
+    async def reserve(
+        self,
+        caller: EgressCaller,
+        cost: Mapping[str, int],
+        timeout: float,  # noqa: ASYNC109 - the deadline of the call
+        priority: float,
+    ) -> AsyncReservation | None:
+        """Reserve a cost, waiting up to `timeout` seconds; raises Denied. None: the caller has no limits."""
+        limiter = self._limiters.get(caller.name)
+        if limiter is None:
+            return None
+        return await limiter.reserve(caller.name, cost, CHARGE_TTL, timeout, priority)
+
+    def cost_of(self, caller: EgressCaller, provider: Provider, url: str, body: bytes | None) -> dict[str, int]:
+        """Estimate what a call costs its caller, by unit; tokens are at most what the limits can ever allow."""
+        units = self.units_of(caller)
+        cost: dict[str, int] = {unit: 1 for unit in PER_REQUEST if unit in units}
+        if self.counts_tokens(caller):
+            found = estimate(body, provider.counting, url)
+            for unit in TOKEN_UNITS:
+                if unit in units:
+                    most = min(limit.burst for limit in caller.limits if limit.unit == unit)
+                    cost[unit] = min(found.get(unit, 0), most)
+        return cost
+
+    async def close(self) -> None:
+        """Wake the calls that wait."""
+        for limiter in self._limiters.values():
+            await limiter.close()

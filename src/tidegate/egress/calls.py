@@ -1,0 +1,206 @@
+"""One call to a provider: waits for its permit at the gate, is sent with the provider's key, and is retried if safe.
+
+The gate retries what the provider has refused, as its file says. Two more failures are retried here, as often as the
+file allows: a connection that could not be opened (nothing was sent, so the permit is kept), and a connection that was
+lost before the response began, if the method is idempotent (the request may have arrived, so it needs a new permit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote_plus
+
+import aiohttp
+from yarl import URL
+
+from tidegate.clock import TaskSignal
+from tidegate.egress.addresses import ForbiddenAddressError
+from tidegate.egress.messages import EgressError
+from tidegate.outbound.aiohttp import unreached
+from tidegate.outbound.capacity.retry import FIRST_PAUSE, IDEMPOTENT_METHODS
+from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
+from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multidict import CIMultiDict
+
+    from tidegate.egress.bodies import RequestBody
+    from tidegate.egress.routes import Target
+    from tidegate.egress.settings import EgressSettings
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.exchange import SendResult
+    from tidegate.outbound.quota.gate import AsyncGate
+
+MAX_REFUSAL_BYTES: Final = 65_536  # of a refusal that are read before it is passed on
+LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+
+
+class UpstreamResponse:
+    """A response of a provider whose body has not been read, except for the part that the gate has read."""
+
+    __slots__ = ("key", "looked_at", "native")
+
+    def __init__(self, native: aiohttp.ClientResponse, key: str | None) -> None:
+        """Wrap a response; `key` is the provider's key that its request carried."""
+        self.native: aiohttp.ClientResponse = native
+        self.key: str | None = key
+        self.looked_at: bytes = b""
+
+    async def look_at_body(self) -> bytes:
+        """Read and decode the beginning of the body, which is still forwarded later."""
+        pieces = bytearray()
+        while len(pieces) < MAX_REFUSAL_BYTES and (piece := await self.native.content.readany()):
+            pieces += piece
+        self.looked_at = bytes(pieces)
+        try:
+            decoder = BodyDecoder(self.native.headers.get("Content-Encoding", ""))
+            return b"".join(part for part, _ in zip(decoder.feed(self.looked_at), range(16), strict=False))
+        except DecodingError:
+            return b""
+
+    async def release(self) -> None:
+        """Release the response: its request is sent again."""
+        self.native.close()
+
+
+class ProviderCall:
+    """One call: what is sent, and how."""
+
+    def __init__(
+        self,
+        gate: AsyncGate,
+        session: aiohttp.ClientSession,
+        settings: EgressSettings,
+        target: Target,
+        method: str,
+        headers: CIMultiDict[str],
+        body: RequestBody,
+        on_sending: Callable[[], object],
+    ) -> None:
+        """Prepare a call; `on_sending` is called when it has its permit."""
+        self._gate = gate
+        self._session = session
+        self._settings = settings
+        self.target = target
+        self._method = method
+        self._headers = headers
+        self._body = body
+        self._on_sending = on_sending
+        self.attempts: int = 0
+
+    @property
+    def _stream_timeout(self) -> aiohttp.ClientTimeout:
+        """The time without a byte from the provider, after a body of unknown duration was sent."""
+        connect, read = self._settings.connect_timeout, self._settings.upstream_timeout
+        return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read)
+
+    @property
+    def outbound(self) -> OutboundRequest:
+        """The call as the gate sees it."""
+        in_memory = self._body.whole is not None
+        return OutboundRequest(
+            self._method,
+            self.target.quota_url,
+            self._headers.get,
+            self._body.decoded,
+            in_memory,
+            unreached,
+            in_memory and not self._body.encoded,
+        )
+
+    async def run(self) -> SendResult[UpstreamResponse]:
+        """Wait for a permit and send; raises Denied, or EgressError if the provider cannot be reached."""
+        while True:
+            try:
+                return await self._gate.run(self._gate.send_flow(self.outbound, self._send))
+            except (*LOST, aiohttp.ClientError, TimeoutError, OSError) as error:
+                if self._body.problem is not None:
+                    raise self._body.problem from None
+                if isinstance(error, LOST) and not unreached(error) and self._may_repeat():
+                    continue
+                raise describe_failure(error, self.target.provider.name) from None
+
+    def _may_repeat(self) -> bool:
+        """Return whether a call that may have arrived can be sent again."""
+        allowed = self._method.upper() in IDEMPOTENT_METHODS and self._body.replays
+        return allowed and self.attempts <= self.target.provider.retries.max_retries
+
+    async def _send(self, provider: Provider | None, changed: bytes | None = None) -> ProviderResponse:
+        self._on_sending()
+        pause = FIRST_PAUSE
+        while True:
+            self.attempts += 1
+            try:
+                return await self._send_once(provider, changed)
+            except aiohttp.ClientError as error:
+                most = 0 if provider is None else provider.retries.max_retries
+                if not unreached(error) or is_forbidden(error) or not self._body.replays or self.attempts > most:
+                    raise
+                clock = self._gate.clock
+                await clock.wait_async(TaskSignal(), clock.steady() + pause)
+                pause *= 2
+
+    async def _send_once(self, provider: Provider | None, changed: bytes | None) -> ProviderResponse:
+        url, headers, key = self._with_key(provider)
+        body = self._body
+        whole = body.whole if changed is None else changed
+        options: dict[str, Any] = {"headers": headers, "allow_redirects": False}
+        if whole is None:
+            if body.length is not None:
+                headers["Content-Length"] = str(body.length)
+            native = await self._session.request(
+                self._method, url, data=body.stream(), timeout=self._stream_timeout, **options
+            )
+        else:
+            async with asyncio.timeout(self._settings.upstream_timeout):
+                native = await self._session.request(self._method, url, data=whole or None, **options)
+        upstream = UpstreamResponse(native, key)
+        fields = tuple(native.headers.items())
+        return ProviderResponse(native.status, fields, upstream.release, upstream, upstream.look_at_body)
+
+    def _with_key(self, provider: Provider | None) -> tuple[URL, CIMultiDict[str], str | None]:
+        """Return the URL and the header fields with the provider's key, which is only sent confidentially."""
+        url, headers = self.target.url, self._headers
+        if provider is None or provider.api_key is None:
+            return url, headers, None
+        added = self._gate.key_for(provider, self.outbound._replace(url=str(url)))
+        if added is None:
+            return url, headers, None
+        headers = headers.copy()
+        if added.location.kind == "header":
+            headers[added.location.name] = added.text
+        else:
+            mark = "&" if url.raw_query_string else "?"
+            query = f"{quote_plus(added.location.name)}={quote_plus(added.text)}"
+            url = URL(f"{url}{mark}{query}", encoded=True)
+        return url, headers, provider.api_key.reveal()
+
+
+def is_forbidden(error: BaseException | None) -> bool:
+    """Return whether an error means that an address may not be connected to."""
+    while error is not None:
+        if isinstance(error, ForbiddenAddressError):
+            return True
+        if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddressError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def describe_failure(error: BaseException, provider: str) -> EgressError:
+    """Return the answer to a call that got no response; it quotes nothing of the error, which may contain a key."""
+    if is_forbidden(error):
+        message = f"the address of provider {provider} is not public: name its host in allow_private to allow it"
+        return EgressError(403, "address-not-allowed", message)
+    if isinstance(error, TimeoutError):
+        return EgressError(504, "upstream-timeout", f"provider {provider} did not respond in time")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+        return EgressError(502, "upstream-tls", f"the TLS connection to provider {provider} failed")
+    if unreached(error):
+        return EgressError(502, "upstream-unreachable", f"provider {provider} cannot be connected to")
+    return EgressError(
+        502, "upstream-failed", f"provider {provider} closed the connection or sent a malformed response"
+    )

@@ -1,0 +1,118 @@
+"""The gateway's own endpoints: health, metrics, the overview, and what a call would cost."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from tidegate.core.bounds import SECOND
+from tidegate.egress.messages import EgressError, describe_cost, json_response
+from tidegate.errors import RateLimitError
+from tidegate.observe.text_format import CONTENT_TYPE, write_families
+from tidegate.outbound.quota.exchange import OutboundRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tidegate.egress.gateway import EgressGateway
+
+ESTIMATE_PATH: Final = "/v1/egress/estimate"
+MAX_ESTIMATE_BODY: Final = 2**24
+
+
+class Endpoints:
+    """Answers the requests that are for the gateway itself."""
+
+    def __init__(self, gateway: EgressGateway) -> None:
+        """Answer for a gateway."""
+        self._gateway = gateway
+        self._endpoints: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+            ("GET", "/healthz"): self._health,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/overview"): self._overview,
+            ("POST", ESTIMATE_PATH): self._estimate,
+        }
+
+    def find(self, method: str, path: str) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] | None:
+        """Return what answers a path; None: the request is for a provider."""
+        return self._endpoints.get((method, path))
+
+    @staticmethod
+    async def _health(_request: web.BaseRequest) -> web.StreamResponse:
+        return json_response(200, {"status": "ok"})
+
+    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._check_reader(request)
+        body = write_families(self._gateway.stats.families())
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _overview(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._check_reader(request)
+        return json_response(200, {"panels": {"egress": self._gateway.describe()}})
+
+    def _check_reader(self, request: web.BaseRequest) -> None:
+        """Refuse a client that may not read the counts: with callers, it needs the metrics token."""
+        settings = self._gateway.settings
+        if not settings.callers:
+            return
+        if settings.metrics_token is None:
+            raise EgressError(403, "forbidden", "set metrics_token to read the counts of a gateway with callers")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        token = token if scheme.lower() == "bearer" else request.headers.get("X-Tidegate-Token", "")
+        if not hmac.compare_digest(token.strip().encode(), settings.metrics_token.encode()):
+            raise EgressError(401, "unauthorized", "this needs the metrics token, as 'Authorization: Bearer …'")
+
+    async def _estimate(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Estimate the cost and the wait of a call, from its URL or path, method and body."""
+        gateway = self._gateway
+        identity = gateway.identify(request)
+        if (request.content_length or 0) > MAX_ESTIMATE_BODY:
+            raise EgressError(413, "too-large", "the request is too large")
+        question = read_question(await request.read())
+        url, method = question["url"], str(question.get("method", "POST"))
+        target = gateway.routes.find_reverse(url) if url.startswith("/") else gateway.routes.find_forward(url)
+        if not identity.caller.may_use(target.provider.name):
+            message = f"caller {identity.caller.name} may not use provider {target.provider.name}"
+            raise EgressError(403, "provider-not-allowed", message)
+        body = question.get("body")
+        content = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        call = OutboundRequest(
+            method, target.quota_url, lambda _name: None, lambda: content, replays=True, unreached=lambda _error: False
+        )
+        try:
+            estimate = await gateway.gate.estimate(call)
+        except RateLimitError:
+            raise EgressError(503, "unavailable", "the store of the gateway is unavailable") from None
+        if estimate is None:
+            raise EgressError(404, "unknown-provider", "no provider limits this URL")
+        decision = estimate.decision
+        retry = 0.0 if decision.allowed else None if decision.retry < 0 else decision.retry / SECOND
+        limits = zip(decision.policy_limits, decision.views, strict=False)
+        return json_response(
+            200,
+            {
+                "provider": estimate.provider,
+                "quota": estimate.quota,
+                "cost": estimate.cost if not isinstance(estimate.cost, int) else {"requests": estimate.cost},
+                "cost_text": describe_cost(estimate.cost),
+                "allowed": decision.allowed and not estimate.waiting,
+                "wait": retry,
+                "waiting": estimate.waiting,
+                "remaining": {limit.name: view[0] for limit, view in limits},
+            },
+        )
+
+
+def read_question(body: bytes) -> dict[str, Any]:
+    """Read the body of an estimate."""
+    try:
+        question = json.loads(body)
+    except (ValueError, RecursionError):
+        question = None
+    if not isinstance(question, dict) or not isinstance(question.get("url"), str) or not question["url"]:
+        message = 'expected JSON such as {"url": "/openai/v1/chat/completions", "method": "POST", "body": {…}}'
+        raise EgressError(400, "bad-request", message)
+    return question

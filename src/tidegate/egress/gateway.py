@@ -1,0 +1,359 @@
+"""The gateway: identifies the caller, finds the provider, waits for a permit, sends the call and passes it on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from tidegate.core.bounds import SECOND
+from tidegate.egress import messages
+from tidegate.egress.access_log import AccessLog
+from tidegate.egress.addresses import AddressCheck
+from tidegate.egress.bodies import RequestBody
+from tidegate.egress.caller_limits import CallerLimits
+from tidegate.egress.callers import KEY_PARAMETER, Callers, without_parameters
+from tidegate.egress.calls import ProviderCall, UpstreamResponse
+from tidegate.egress.endpoints import Endpoints
+from tidegate.egress.exchange import EgressExchange
+from tidegate.egress.messages import EgressError, denial
+from tidegate.egress.options import CallOptions, read_options
+from tidegate.egress.relay import Meter, relay
+from tidegate.egress.routes import Routes, Target
+from tidegate.egress.stats import EgressStats
+from tidegate.egress.tunnel_handler import TunnelHandler
+from tidegate.errors import Closed, ConfigError, Denied, StoreUnavailable
+from tidegate.headers.site import is_cross_site, is_local_host
+from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
+from tidegate.stores.cancellation import BackgroundTasks
+
+try:
+    import aiohttp
+    from aiohttp import web
+except ImportError:  # pragma: no cover - the extra is part of every test environment
+    raise ConfigError("needs aiohttp: pip install 'tidegate[egress]'") from None
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDict
+
+    from tidegate.egress.callers import EgressCaller, Identity
+    from tidegate.egress.settings import EgressSettings
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.exchange import SendResult
+    from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.reservation import AsyncReservation
+
+log: logging.Logger = logging.getLogger("tidegate.egress")
+
+REFUSALS: Final = (429, 503)
+SWITCHING_PROTOCOLS: Final = 101
+FIRST_REDIRECT: Final = 300
+JSON_TYPES: Final = ("application/json", "text/json")
+
+
+class EgressGateway:
+    """Handles the requests of one process. An async context manager."""
+
+    def __init__(self, gate: AsyncGate, settings: EgressSettings, *, addresses: AddressCheck | None = None) -> None:
+        """Send calls through a gate, which its owner closes."""
+        self.gate = gate
+        self.settings = settings
+        self.callers: Callers = Callers(settings.callers)
+        self.limits: CallerLimits = CallerLimits(settings.callers, gate.store)
+        self.routes: Routes = Routes(gate.providers, settings.upstreams)
+        self.stats: EgressStats = EgressStats()
+        self.addresses: AddressCheck = addresses or AddressCheck(settings.allow_private)
+        self.endpoints: Endpoints = Endpoints(self)
+        self._tunnels = TunnelHandler(self)
+        self.background: BackgroundTasks = BackgroundTasks()
+        self._connections: dict[str, int] = {}
+        self._local = not settings.callers and settings.listen.loopback
+        self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
+        self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
+        self._tracing: Any = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the connections to providers."""
+        settings = self.settings
+        if settings.telemetry:
+            from tidegate.egress.tracing import Tracing  # noqa: PLC0415 - needs opentelemetry
+
+            self._tracing = Tracing()
+        connector = aiohttp.TCPConnector(
+            limit=0, resolver=self.addresses, socket_factory=self.addresses.make_socket, ttl_dns_cache=10
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            # Responses have a deadline of their own (`calls`), and so have their chunks (`relay`).
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
+            max_field_size=settings.max_header,
+            max_line_size=settings.max_header,
+        )
+        self._session._retry_connection = False  # noqa: SLF001 - a repeated request needs a permit of its own
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Settle what is left, and close the connections to providers."""
+        await self.background.finish()
+        await self.limits.close()
+        if self._session is not None:
+            await self._session.close()
+        if self._log is not None:
+            self._log.close()
+
+    # ---- one request -------------------------------------------------------------------------------------------------
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
+        exchange = EgressExchange(self.gate.clock.steady(), request.method)
+        try:
+            response = await self._respond(request, exchange)
+            exchange.status = response.status
+        except EgressError as error:
+            exchange.status, exchange.problem = error.status, error.kind
+            response = error.response()
+        except asyncio.CancelledError:
+            exchange.problem = "client-gone"
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, its text may contain a key, so it is not logged
+            exchange.status, exchange.problem = 500, "internal"
+            where = "".join(traceback.format_tb(error.__traceback__))
+            log.error("the gateway failed with %s\n%s", type(error).__name__, where)  # noqa: TRY400 - as above
+            response = EgressError(500, "internal", "the gateway failed: see its log").response()
+        finally:
+            self._end(exchange)
+        return response
+
+    async def _respond(self, request: web.BaseRequest, exchange: EgressExchange) -> web.StreamResponse:
+        raw = request.raw_path
+        forward = not raw.startswith("/")
+        if not forward:
+            self._check_site(request)
+            endpoint = self.endpoints.find(request.method, raw.partition("?")[0])
+            if endpoint is not None:
+                return await endpoint(request)
+        identity = self.identify(request, forward=forward)
+        exchange.caller = identity.caller.name
+        if request.method == "CONNECT":
+            self._connections[exchange.caller] = self._one_more(identity.caller)
+            try:
+                return await self._tunnels.open(request, exchange, identity.caller, raw)
+            finally:
+                self._connections[exchange.caller] -= 1
+        target = self.routes.find_forward(raw) if forward else self.routes.find_reverse(raw)
+        target = without_credentials(target, identity.token_in)
+        self.note_target(exchange, identity.caller, target.provider, target)
+        connections, name = self._connections, identity.caller.name
+        connections[name] = self._one_more(identity.caller)
+        try:
+            return await self._call(request, exchange, identity, target)
+        finally:
+            connections[name] -= 1
+
+    def _check_site(self, request: web.BaseRequest) -> None:
+        """Refuse what a page in a browser of this machine could send, if no token is needed."""
+        if self.callers.all:
+            return
+        headers = request.headers
+        if self._local and (host := headers.get("Host", "")) != self._last_host:
+            if not is_local_host(host):
+                message = "the Host must be localhost or a loopback address, because no callers are configured"
+                raise EgressError(403, "host-not-allowed", message)
+            self._last_host = host
+        if is_cross_site(headers.get("Sec-Fetch-Site"), headers.get("Origin"), headers.get("Host")):
+            message = "requests from pages of other sites are refused, because no callers are configured"
+            raise EgressError(403, "origin-not-allowed", message)
+
+    def identify(self, request: web.BaseRequest, *, forward: bool = False) -> Identity:
+        """Return who sends a request; raises EgressError if it has no valid token."""
+        identity = self.callers.identify(request.headers, request.raw_path.partition("?")[2])
+        if identity is not None:
+            return identity
+        message = "send the token of a caller where the key of the provider would be, or as X-Tidegate-Token"
+        if forward:
+            raise EgressError(407, "unauthorized", message, {"Proxy-Authenticate": 'Basic realm="tidegate"'})
+        raise EgressError(401, "unauthorized", message, {"WWW-Authenticate": 'Bearer realm="tidegate"'})
+
+    def _one_more(self, caller: EgressCaller) -> int:
+        """Return the number of requests of a caller with another one; refuse one too many."""
+        found = self._connections.get(caller.name, 0)
+        if found >= caller.connections:
+            message = f"caller {caller.name} has {caller.connections} requests at the same time, its maximum"
+            raise EgressError(429, "too-many-connections", message, {"Retry-After": "1"})
+        return found + 1
+
+    def note_target(
+        self, exchange: EgressExchange, caller: EgressCaller, provider: Provider, target: Target | None = None
+    ) -> None:
+        """Record the provider of a request; raises EgressError if the caller may not use it."""
+        exchange.provider = provider.name
+        if target is not None:
+            exchange.host, exchange.path = target.url.raw_host or "", target.url.raw_path
+        if not caller.may_use(provider.name):
+            raise EgressError(403, "provider-not-allowed", f"caller {caller.name} may not use provider {provider.name}")
+        exchange.counts = self.stats.counts(caller.name, provider.name)
+        exchange.counts.active += 1
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    async def _call(
+        self, request: web.BaseRequest, exchange: EgressExchange, identity: Identity, target: Target
+    ) -> web.StreamResponse:
+        if self._session is None:
+            raise Closed("the gateway is not open")
+        provider, caller = target.provider, identity.caller
+        options = read_options(request.headers, self.settings, caller, provider)
+        body = RequestBody(request, self.settings)
+        counts_tokens = provider.profile is not None or self.limits.counts_tokens(caller)
+        if body.expected:
+            await body.accept()
+        if (provider.reads_requests or counts_tokens) and is_json(request):
+            await body.read_whole()
+        metered = counts_tokens or provider.reads_requests
+        headers = messages.request_headers(request.headers, provider, identity.token_in, metered=metered)
+        upgrade = request.headers.get("Upgrade") if "upgrade" in request.headers.get("Connection", "").lower() else None
+        if upgrade is not None:
+            headers["Connection"], headers["Upgrade"] = "Upgrade", upgrade
+        if self._tracing is not None:
+            self._tracing.start(exchange, request.headers, headers)
+        call = ProviderCall(
+            self.gate, self._session, self.settings, target, request.method, headers, body, exchange.end_wait
+        )
+        own, result = await self._send(exchange, caller, call, body, options)
+        if result.response.native.status == SWITCHING_PROTOCOLS:
+            return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
+        meter = None
+        if counts_tokens or own is not None or result.settlement is not None:
+            meter = Meter(self.gate, provider, result, own, self.background, counts_tokens=counts_tokens)
+        try:
+            return await relay(request, result.response, self._answer_headers(exchange, result), meter, self.settings)
+        finally:
+            if meter is not None:
+                self._note_usage(exchange, meter)
+
+    async def _send(
+        self,
+        exchange: EgressExchange,
+        caller: EgressCaller,
+        call: ProviderCall,
+        body: RequestBody,
+        options: CallOptions,
+    ) -> tuple[AsyncReservation | None, SendResult[UpstreamResponse]]:
+        """Wait for the permits of the caller and of the provider, and send; returns the caller's and the response."""
+        clock, provider = self.gate.clock, call.target.provider
+        own: AsyncReservation | None = None
+        exchange.begin_wait()
+        try:
+            if caller.limits:
+                began = clock.steady()
+                cost = self.limits.cost_of(caller, provider, call.target.quota_url, body.decoded())
+                own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
+                options = options._replace(timeout=max(0.0, options.timeout - (clock.steady() - began) / SECOND))
+            # Each request has a task, and so a context, of its own: the options need not be reset.
+            CURRENT_OPTIONS.set(options._asdict())
+            result = await call.run()
+        except Denied as denied:
+            await self._cancel(own)
+            exchange.count("denied")
+            of_caller = f"caller {caller.name}: " if own is None and caller.limits else ""
+            raise denial(denied, provider, of_caller) from None
+        except (StoreUnavailable, Closed) as error:
+            await self._cancel(own)
+            message = "the store of the gateway is unavailable" if isinstance(error, StoreUnavailable) else "stopping"
+            raise EgressError(503, "unavailable", message, {"Retry-After": "1"}) from None
+        except EgressError:
+            exchange.count("failed")
+            if own is not None:
+                await own.commit({"tokens": 0} if "tokens" in own.policy.counted else None)
+            raise
+        except asyncio.CancelledError:
+            if own is not None:
+                self.background.start(own.commit())
+            raise
+        finally:
+            exchange.end_wait()
+            exchange.attempts = call.attempts
+        self._note_response(exchange, result)
+        return own, result
+
+    @staticmethod
+    async def _cancel(own: AsyncReservation | None) -> None:
+        if own is not None:
+            with suppress(StoreUnavailable):
+                await own.cancel()
+
+    def _note_response(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> None:
+        exchange.first_byte = self.gate.clock.steady()
+        exchange.status = result.response.native.status
+        exchange.waited = result.outcome.waited
+        exchange.cost = result.outcome.cost
+        counts = exchange.counts
+        if counts is not None:
+            counts.requests += 1
+            counts.refused += exchange.status in REFUSALS
+            counts.waited += round(exchange.waited * SECOND)
+            counts.record_first_byte(exchange.first_byte - exchange.started)
+
+    def _note_usage(self, exchange: EgressExchange, meter: Meter) -> None:
+        exchange.parts = meter.parts
+        if exchange.counts is not None and meter.parts:
+            exchange.counts.input_tokens += meter.parts.get("input", 0)
+            exchange.counts.output_tokens += meter.parts.get("output", 0)
+
+    def _answer_headers(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> CIMultiDict[str]:
+        upstream, outcome = result.response, result.outcome
+        headers = messages.response_headers(upstream.native.headers)
+        if upstream.key is not None and upstream.native.status >= FIRST_REDIRECT:
+            for name in [name for name, value in headers.items() if upstream.key in value]:
+                headers.popall(name, None)  # a redirect that repeats the key
+        headers[messages.PROVIDER] = exchange.provider
+        headers[messages.WAITED] = f"{outcome.waited:.3f}"
+        headers[messages.COST] = messages.describe_cost(outcome.cost)
+        if outcome.decision is not None:
+            headers[messages.REMAINING] = messages.describe_remaining(outcome.decision)
+        return headers
+
+    def describe(self) -> dict[str, Any]:
+        """Return the counts by caller and provider, for the dashboard."""
+        return {"listen": str(self.settings.listen), "rows": self.stats.rows(), "counts": self.gate.metrics()}
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _end(self, exchange: EgressExchange) -> None:
+        exchange.end_wait()
+        if exchange.counts is not None:
+            exchange.counts.active -= 1
+            exchange.counts.gone += exchange.problem == "client-gone"
+        if self._tracing is not None:
+            self._tracing.end(exchange)
+        if self._log is not None and exchange.caller:
+            self._log.write(exchange)
+
+
+def is_json(request: web.BaseRequest) -> bool:
+    """Return whether the body of a request is JSON, which the meter reads."""
+    kind = request.content_type
+    return request.can_read_body and (kind in JSON_TYPES or kind.endswith("+json"))
+
+
+def without_credentials(target: Target, token_in: str | None) -> Target:
+    """Remove the caller's token, and what would take the place of the provider's key, from the query string."""
+    query = target.url.raw_query_string
+    location = target.provider.key_location
+    dropped = [KEY_PARAMETER] if token_in == KEY_PARAMETER else []
+    if location is not None and location.kind == "query" and target.provider.api_key is not None:
+        dropped.append(location.name)
+    if not query or not dropped:
+        return target
+    left = without_parameters(query, dropped)
+    url = target.url.with_query(None)
+    quota_url = target.quota_url.partition("?")[0]
+    if not left:
+        return target._replace(url=url, quota_url=quota_url)
+    return target._replace(url=type(url)(f"{url}?{left}", encoded=True), quota_url=f"{quota_url}?{left}")

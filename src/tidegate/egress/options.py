@@ -1,0 +1,63 @@
+"""The options of a call: how long it waits for its permit, and with which priority, within the rights of its caller."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.core.bounds import SECOND
+from tidegate.core.limit import parse_period
+from tidegate.egress.messages import PRIORITY, REQUEST_TIMEOUT, TAG, EgressError
+from tidegate.errors import ConfigError
+from tidegate.waiting import MAX_PRIORITY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate.egress.callers import EgressCaller
+    from tidegate.egress.settings import EgressSettings
+    from tidegate.outbound.providers.provider import Provider
+
+MAX_TAG: Final = 64  # characters
+
+
+class CallOptions(NamedTuple):
+    """How long a call waits, in seconds, its priority, and the kind of call whose outputs are learned separately."""
+
+    timeout: float
+    priority: float = 0.0
+    tag: str = ""
+
+
+def read_options(
+    headers: Mapping[str, str], settings: EgressSettings, caller: EgressCaller, provider: Provider
+) -> CallOptions:
+    """Read the options of a call; the caller's rights bound its priority, the settings its wait."""
+    timeout = settings.timeouts.get(provider.name, settings.timeout)
+    if REQUEST_TIMEOUT not in headers and PRIORITY not in headers and TAG not in headers:
+        return CallOptions(min(timeout, settings.max_timeout))
+    priority = 0.0
+    if (text := headers.get(REQUEST_TIMEOUT)) is not None:
+        timeout = _read_timeout(text)
+    if (text := headers.get(PRIORITY)) is not None:
+        priority = _read_number(PRIORITY, text)
+    highest = min(caller.max_priority, MAX_PRIORITY)
+    bounded = max(-float(MAX_PRIORITY), min(priority, highest))
+    return CallOptions(min(timeout, settings.max_timeout), bounded, headers.get(TAG, "")[:MAX_TAG])
+
+
+def _read_timeout(text: str) -> float:
+    try:
+        return parse_period(text) / SECOND if text and not text[-1].isdigit() else _read_number(REQUEST_TIMEOUT, text)
+    except ConfigError:
+        raise EgressError(400, "bad-header", f"{REQUEST_TIMEOUT}: expected seconds or a duration such as 5s") from None
+
+
+def _read_number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or (name == REQUEST_TIMEOUT and value < 0):
+        raise EgressError(400, "bad-header", f"{name}: expected a number")
+    return value

@@ -1,0 +1,211 @@
+"""Passes the body of a response on, chunk by chunk as it arrives, and settles what it used.
+
+A slow reader slows the provider down: nothing is read ahead but the buffers of the sockets. If the client goes away,
+the call to the provider is ended; if the provider does, the connection to the client is closed, so that it notices.
+Either way the call is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from tidegate.errors import Denied, RateLimitError
+from tidegate.outbound.quota.token_usage import UsageReader
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDict
+
+    from tidegate.egress.calls import UpstreamResponse
+    from tidegate.egress.settings import EgressSettings
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.exchange import SendResult
+    from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.reservation import AsyncReservation
+    from tidegate.stores.cancellation import BackgroundTasks
+
+FIRST_ERROR_STATUS: Final = 400
+BAD_GATEWAY: Final = 502
+
+
+class Meter:
+    """Reads what a response used, and settles its call: with the gate, and with the limits of its caller."""
+
+    def __init__(
+        self,
+        gate: AsyncGate,
+        provider: Provider,
+        result: SendResult[UpstreamResponse],
+        own: AsyncReservation | None,
+        background: BackgroundTasks,
+        *,
+        counts_tokens: bool,
+    ) -> None:
+        """Meter a response that has begun; `own` is the reservation of the caller's own limits."""
+        self._gate = gate
+        self._background = background
+        self._settlement = result.settlement
+        self._own = own
+        native = result.response.native
+        self._failed = native.status >= FIRST_ERROR_STATUS
+        coding = native.headers.get("Content-Encoding", "")
+        self.reader: UsageReader | None = None if result.settlement is None else result.settlement.reader(coding)
+        if self.reader is None and counts_tokens:
+            self.reader = UsageReader(coding, provider.counting)
+        self.used: dict[str, int] | None = None
+        self.parts: dict[Any, int] = {}
+        self._open = True
+
+    async def feed(self, piece: bytes) -> None:
+        """Read the next chunk; raises Denied if a strict call may use no more tokens."""
+        if self.reader is not None:
+            self.reader.feed(piece)
+            if self._settlement is not None and self._settlement.needs_top_up():
+                await self._gate.run(self._settlement.top_up_flow())
+
+    async def settle(self, *, complete: bool) -> None:
+        """Settle, once; `complete` is whether the whole body has arrived."""
+        if not self._open:
+            return
+        self._open = False
+        if self.reader is not None:
+            if complete:
+                self.reader.end()
+            self.used = self.reader.result()
+            self.parts = dict(self.reader.parts)
+        if self._settlement is not None:
+            await self._gate.run(self._settlement.settle_flow(self.used))
+        if self._own is not None:
+            await self._own.commit(self._own_cost())
+
+    def _own_cost(self) -> dict[str, int] | None:
+        """Return what the caller's limits are charged; None: what was reserved."""
+        if self._own is None:
+            return None
+        units = {limit.unit for limit in self._own.policy.limits}
+        used = self.used if self.used is not None or not self._failed else dict.fromkeys(units - {"requests"}, 0)
+        return {unit: amount for unit, amount in (used or {}).items() if unit in units} or None
+
+    def settle_later(self) -> None:
+        """Settle in a task of its own: the task of the request was cancelled."""
+        if self._open and (self._settlement is not None or self._own is not None or self.reader is not None):
+            self._background.start(self._settle_quietly())
+
+    async def _settle_quietly(self) -> None:
+        with suppress(RateLimitError):  # the estimate stays charged
+            await self.settle(complete=False)
+
+
+class StreamWatch:
+    """Ends a stream that makes no progress: a client that reads nothing, or a provider that sends nothing."""
+
+    def __init__(self, request: web.BaseRequest, native: aiohttp.ClientResponse, settings: EgressSettings) -> None:
+        """Watch until `close`."""
+        self._request = request
+        self._native = native
+        self._limits = settings.upstream_timeout, settings.client_timeout
+        self._tick = min(self._limits)
+        self._loop = asyncio.get_running_loop()
+        self.writing = False
+        self.chunks = 0
+        self.stalled = False  # the provider has sent nothing for too long
+        self._seen = (-1, False)
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(self._tick, self._check)
+
+    def _check(self) -> None:
+        now, state = self._loop.time(), (self.chunks, self.writing)
+        if state != self._seen:
+            self._seen, self._since = state, now
+        elif now - self._since >= self._limits[self.writing] * 0.99:
+            if self.writing and self._request.transport is not None:
+                self._request.transport.abort()  # the task of the request is cancelled
+            else:
+                self.stalled = True
+                self._native.close()
+            return
+        self._timer = self._loop.call_later(self._tick, self._check)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+
+
+async def relay(
+    request: web.BaseRequest,
+    upstream: UpstreamResponse,
+    headers: CIMultiDict[str],
+    meter: Meter | None,
+    settings: EgressSettings,
+) -> web.StreamResponse:
+    """Send a provider's response to the client."""
+    native = upstream.native
+    response: web.StreamResponse | None = None
+    try:
+        if native.content.is_eof() and native.method != "HEAD" and not upstream.looked_at:
+            response = await send_whole(request, upstream, headers, meter)
+        else:
+            response = web.StreamResponse(status=native.status, reason=native.reason, headers=headers)
+            await response.prepare(request)
+            await stream_body(request, upstream, response, meter, settings)
+    except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied):
+        # The client must not mistake what it received for the whole response.
+        native.close()
+        if meter is not None:
+            await meter.settle(complete=False)
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response(status=BAD_GATEWAY) if response is None else response  # neither can be sent any more
+    except BaseException:
+        native.close()
+        if meter is not None:
+            meter.settle_later()
+        raise
+    if meter is not None:
+        await meter.settle(complete=True)
+    return response
+
+
+async def send_whole(
+    request: web.BaseRequest, upstream: UpstreamResponse, headers: CIMultiDict[str], meter: Meter | None
+) -> web.StreamResponse:
+    """Send a response whose body has already arrived, in one piece."""
+    native = upstream.native
+    body = native.content.read_nowait()
+    if body and meter is not None:
+        await meter.feed(body)
+    response = web.Response(status=native.status, reason=native.reason, headers=headers, body=body)
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+async def stream_body(
+    request: web.BaseRequest,
+    upstream: UpstreamResponse,
+    response: web.StreamResponse,
+    meter: Meter | None,
+    settings: EgressSettings,
+) -> None:
+    """Send the chunks of a body as they arrive."""
+    readany, write = upstream.native.content.readany, response.write
+    watch = StreamWatch(request, upstream.native, settings)
+    try:
+        piece = upstream.looked_at or await readany()
+        while piece:
+            if meter is not None:
+                await meter.feed(piece)
+            watch.chunks += 1
+            watch.writing = True
+            await write(piece)
+            watch.writing = False
+            piece = await readany()
+        if watch.stalled:
+            raise TimeoutError
+        await response.write_eof()
+    finally:
+        watch.close()

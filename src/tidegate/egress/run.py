@@ -1,0 +1,77 @@
+"""Runs a gateway in a process of its own, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from typing import TYPE_CHECKING, cast
+
+from tidegate.egress.gateway import EgressGateway
+from tidegate.egress.server import EgressServer
+from tidegate.errors import ConfigError
+from tidegate.event_loop import run_loop
+from tidegate.outbound.providers.registry import Providers
+from tidegate.outbound.quota.gate import AsyncGate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.egress.settings import EgressSettings
+    from tidegate.outbound.providers.registry import Permissions
+
+    Ready = Callable[[str, list[str]], object]
+
+log: logging.Logger = logging.getLogger("tidegate.egress")
+
+
+def run(settings: EgressSettings, ready: Ready | None = None) -> None:
+    """Serve until stopped; `ready` is called with the URL and the names of the providers."""
+    providers = Providers.load(
+        settings.providers, settings.provider_dirs, permissions=cast("Permissions", settings.permissions)
+    )
+    if not len(providers):
+        raise ConfigError("needs at least one provider: set providers or provider_dirs", file=settings.file)
+    check_names(settings, providers)
+    with listen(settings) as listener:
+        run_loop(serve(settings, providers, listener, ready))
+
+
+def check_names(settings: EgressSettings, providers: Providers) -> None:
+    """Refuse settings that name an unknown provider."""
+    known = {provider.name for provider in providers}
+    named = [("upstreams", name) for name in settings.upstreams] + [("timeouts", name) for name in settings.timeouts]
+    named += [(f"callers.{caller.name}", name) for caller in settings.callers for name in caller.providers or ()]
+    for field, name in named:
+        if name not in known:
+            raise ConfigError(f"there is no provider {name!r}: known are {', '.join(sorted(known))}", field=field)
+
+
+def listen(settings: EgressSettings) -> socket.socket:
+    """Listen on the address of the settings."""
+    address = settings.listen
+    try:
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address.host, address.port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}", field="listen") from None
+
+
+async def serve(
+    settings: EgressSettings, providers: Providers, listener: socket.socket, ready: Ready | None = None
+) -> None:
+    """Serve on a socket until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    gate = AsyncGate(providers, settings.store, bus=settings.bus)
+    try:
+        async with EgressGateway(gate, settings) as gateway, EgressServer(gateway, listener):
+            port = listener.getsockname()[1]
+            if ready is not None:
+                ready(f"http://{settings.listen._replace(port=port)}", [provider.name for provider in providers])
+            await stop.wait()
+    finally:
+        await gate.close()

@@ -1,0 +1,129 @@
+"""Counts by caller and provider, for `/metrics`, the dashboard and `tidegate top --egress`; no decision uses them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.core.bounds import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidegate.observe.text_format import Family, Sample
+
+MAX_PAIRS: Final = 10_000  # of callers and providers that are counted separately
+OTHERS: Final = ("other", "other")
+# Microseconds from a request to the first byte of its response.
+FIRST_BYTE_BUCKETS: Final = (
+    1000,
+    5000,
+    10_000,
+    50_000,
+    100_000,
+    500_000,
+    SECOND,
+    5 * SECOND,
+    30 * SECOND,
+    120 * SECOND,
+)
+LABELS: Final = ("caller", "provider")
+# name: kind, help, attribute
+COUNTERS: Final = (
+    ("tidegate_egress_requests_total", "counter", "Requests that were sent to a provider.", "requests"),
+    ("tidegate_egress_denied_total", "counter", "Requests that got no permit in time.", "denied"),
+    ("tidegate_egress_refused_total", "counter", "Responses of a provider with status 429 or 503.", "refused"),
+    ("tidegate_egress_failed_total", "counter", "Requests that a provider did not answer completely.", "failed"),
+    ("tidegate_egress_gone_total", "counter", "Requests whose client went away.", "gone"),
+    ("tidegate_egress_tunnels_total", "counter", "Tunnels (CONNECT) and upgraded connections.", "tunnels"),
+    ("tidegate_egress_input_tokens_total", "counter", "Tokens of input, as providers report them.", "input_tokens"),
+    ("tidegate_egress_output_tokens_total", "counter", "Tokens of output, as providers report them.", "output_tokens"),
+    ("tidegate_egress_cost_micros_total", "counter", "Money, in millionths of its currency.", "cost_micros"),
+    ("tidegate_egress_active", "gauge", "Requests in progress.", "active"),
+    ("tidegate_egress_waiting", "gauge", "Requests that wait for a permit.", "waiting"),
+)
+WAITED: Final = ("tidegate_egress_waited_seconds_total", "counter", "Time that requests waited for their permits.")
+FIRST_BYTE: Final = ("tidegate_egress_first_byte_seconds", "histogram", "Time to the first byte of a response.")
+
+
+@dataclass(slots=True)
+class TrafficCounts:
+    """The counts of one caller at one provider."""
+
+    requests: int = 0
+    denied: int = 0
+    refused: int = 0
+    failed: int = 0
+    gone: int = 0
+    tunnels: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_micros: int = 0
+    active: int = 0
+    waiting: int = 0
+    waited: int = 0  # microseconds
+    first_byte: list[int] = field(default_factory=lambda: [0] * (len(FIRST_BYTE_BUCKETS) + 1))
+    first_byte_sum: int = 0
+
+    def record_first_byte(self, elapsed: int) -> None:
+        """Count the time to the first byte of a response, in microseconds."""
+        self.first_byte[bisect_left(FIRST_BYTE_BUCKETS, elapsed)] += 1
+        self.first_byte_sum += elapsed
+
+
+class EgressStats:
+    """The counts of a gateway."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.pairs: dict[tuple[str, str], TrafficCounts] = {}
+
+    def counts(self, caller: str, provider: str) -> TrafficCounts:
+        """Return the counts of a caller at a provider."""
+        found = self.pairs.get((caller, provider))
+        if found is None:
+            pair = (caller, provider) if len(self.pairs) < MAX_PAIRS else OTHERS
+            found = self.pairs.setdefault(pair, TrafficCounts())
+        return found
+
+    def families(self) -> list[Family]:
+        """Return all counts as metrics."""
+        pairs = list(self.pairs.items())
+        labelled = [(dict(zip(LABELS, pair, strict=True)), counts) for pair, counts in pairs]
+        found: list[Family] = [
+            (name, kind, text, [(name, labels, getattr(counts, attribute)) for labels, counts in labelled])
+            for name, kind, text, attribute in COUNTERS
+        ]
+        found.append((*WAITED, [(WAITED[0], labels, counts.waited / SECOND) for labels, counts in labelled]))
+        found.append((*FIRST_BYTE, [each for labels, counts in labelled for each in _histogram(labels, counts)]))
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the counts for the dashboard, those with most requests first."""
+        rows = []
+        for (caller, provider), counts in self.pairs.items():
+            row: dict[str, Any] = {"caller": caller, "provider": provider}
+            row |= {attribute: getattr(counts, attribute) for *_, attribute in COUNTERS}
+            row["waited"] = counts.waited / SECOND
+            row["first_byte"] = median(counts) / SECOND
+            rows.append(row)
+        return sorted(rows, key=lambda row: -int(row["requests"]))
+
+
+def median(counts: TrafficCounts) -> int:
+    """Return the upper bound of the bucket that contains the median time to the first byte; 0 if there is none."""
+    total = sum(counts.first_byte)
+    for edge, reached in zip((*FIRST_BYTE_BUCKETS, FIRST_BYTE_BUCKETS[-1]), accumulate(counts.first_byte), strict=True):
+        if total and 2 * reached >= total:
+            return edge
+    return 0
+
+
+def _histogram(labels: dict[str, str], counts: TrafficCounts) -> Iterator[Sample]:
+    name, sums = FIRST_BYTE[0], list(accumulate(counts.first_byte))
+    for edge, count in zip((*(str(edge / SECOND) for edge in FIRST_BYTE_BUCKETS), "+Inf"), sums, strict=True):
+        yield f"{name}_bucket", {**labels, "le": edge}, count
+    yield f"{name}_sum", labels, counts.first_byte_sum / SECOND
+    yield f"{name}_count", labels, sums[-1]

@@ -1,0 +1,28 @@
+"""Metrics in Prometheus's text format, without a client library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+Sample = tuple[str, Mapping[str, str], float]  # name, labels, value
+Family = tuple[str, str, str, Sequence[Sample]]  # name, kind, help, samples
+
+
+def write_families(families: Iterable[Family]) -> bytes:
+    """Write families of metrics."""
+    lines: list[str] = []
+    for name, kind, help_text, samples in families:
+        lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
+        lines += (_line(*sample) for sample in samples)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{inner}}} {value}" if inner else f"{name} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

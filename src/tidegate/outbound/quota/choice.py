@@ -1,0 +1,312 @@
+"""How a call is charged if it has several candidates (the members of a pool), or ceilings beyond its account.
+
+Chooser.choose_flow     one step of the store charges the first candidate with room, all or nothing, in order of
+                        preference; if none has room, the call waits for the first that will
+candidates left out     members whose key is invalid, and members that were refused, until they may be asked
+wait queues             FIFO, one for each set of accounts and ceilings: calls of a team whose ceiling is reached do
+                        not hold up others
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidegate.core.algorithms import NEVER
+from tidegate.core.bounds import MAX_DURATION, SECOND
+from tidegate.errors import Denied
+from tidegate.limiter import seconds
+from tidegate.observe import Record
+from tidegate.outbound.quota.charge import CallLabel, Charge
+from tidegate.outbound.quota.joint_charge import JointCharge, join_decisions
+from tidegate.policy.key import normal_key
+from tidegate.stores.base import Alternatives
+from tidegate.waiting import Sleep, WaitQueues, wait_flow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from tidegate.clock import Clock, Signal
+    from tidegate.core import Decision
+    from tidegate.flow import CallFlow
+    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.observe import Observer
+    from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.cost import CallPlan
+    from tidegate.outbound.quota.exchange import RequestOptions
+    from tidegate.policy import Key
+    from tidegate.stores import Store
+    from tidegate.stores.base import Ask
+
+AGEING = 5 * SECOND  # of waiting that counts as much as one step of priority, as in Limiter
+
+
+class CallCeiling(NamedTuple):
+    """A ceiling that a call is charged to: its limiter, the key, and the money that is reserved."""
+
+    limiter: Limiter | AsyncLimiter
+    key: Key
+    money: int
+
+    @property
+    def cost(self) -> dict[str, int]:
+        """The cost by unit."""
+        return {self.limiter.policy.limits[0].unit: self.money}
+
+
+class Candidate(NamedTuple):
+    """An account that a call may be charged to, with what is reserved there, and the ceilings."""
+
+    provider: Provider
+    account: Account
+    plan: CallPlan
+    ceilings: tuple[CallCeiling, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether its charge can be corrected without having been held."""
+        return self.account.plain and all(c.limiter.policy.limits[0].rules.movable for c in self.ceilings)
+
+    def asks(self) -> list[Ask]:
+        """Return what is asked of the store."""
+        account, policy = self.account, self.account.limiter.policy
+        found = [(policy, normal_key(account.key), policy.costs(self.plan.cost))]
+        for ceiling in self.ceilings:
+            policy = ceiling.limiter.policy
+            found.append((policy, normal_key(ceiling.key), policy.costs(ceiling.cost)))
+        return found
+
+    def charge(self, decisions: Sequence[Decision]) -> Charge:
+        """Return the charge that decisions have made."""
+        charge = Charge(self.account.limiter, self.account.key, self.plan.cost, decisions[0])
+        if not self.ceilings:
+            return charge
+        others = zip(self.ceilings, decisions[1:], strict=True)
+        return JointCharge(charge, [Charge(c.limiter, c.key, c.cost, decision) for c, decision in others])
+
+    def wait(self) -> int:
+        """Return for how many microseconds its account gets no calls, because the provider refused one."""
+        return self.account.store.frozen_for(self.account.provider.policy.name)
+
+
+class ChoiceQueues(WaitQueues):
+    """The wait queues of choices. A queue is woken by permits of any of its accounts and ceilings."""
+
+    def __init__(self) -> None:
+        """Create empty queues."""
+        super().__init__()
+        self.keys: dict[Key, frozenset[Key]] = {}  # of each queue: what its calls wait for
+
+    def wake(self, key: Key) -> None:
+        """Wake the first waiter of each queue that waits for the key."""
+        for queue, waited_for in tuple(self.keys.items()):
+            if key in waited_for:
+                super().wake(queue)
+
+
+class FlowCall:
+    """A call that waits inside a flow: it runs until its generator ends."""
+
+    def __init__(self) -> None:
+        """Create a call whose flow is set later."""
+        self.flow: Generator[Any, Any, Any] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the flow has not ended."""
+        return self.flow is not None and self.flow.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
+
+
+class Choice:
+    """One call that chooses between candidates."""
+
+    def __init__(
+        self, candidates: Sequence[Candidate], apply: Callable[..., Any], observers: Sequence[Observer]
+    ) -> None:
+        """Choose between candidates, in order of preference; `apply` calls the store, awaited or not."""
+        self._candidates = candidates
+        self._apply = apply
+        self._observers = observers
+        self.verb: str = "acquire" if all(candidate.plain for candidate in candidates) else "hold"
+        self.chosen: tuple[Candidate, Charge] | None = None
+
+    def ask(self, verb: str) -> Any:  # noqa: ANN401 - a Decision, or an awaitable of one
+        """Ask the store for the first candidate with room."""
+        ready: list[Candidate] = []
+        waits: list[Decision] = []
+        for candidate in self._candidates:
+            candidate.account.recover()
+            if candidate.wait():  # its own store denies this without asking
+                policy, key, costs = candidate.asks()[0]
+                waits.append(candidate.account.store.apply_one("peek", policy, key, costs))
+            else:
+                ready.append(candidate)
+        if not ready:
+            return soonest(waits)
+        asks = Alternatives.of(candidate.asks() for candidate in ready)
+        result = self._apply(verb, asks)
+        finish = partial(self._finish, verb, ready, waits, asks)
+        return _await_then(result, finish) if hasattr(result, "__await__") else finish(result)
+
+    def _finish(
+        self,
+        verb: str,
+        ready: list[Candidate],
+        waits: list[Decision],
+        asks: Alternatives,
+        decisions: Sequence[Decision],
+    ) -> Decision:
+        for observer in self._observers:
+            for (policy, key, costs), decision in zip(asks, decisions, strict=False):
+                observer(Record(verb, policy, key, costs, decision))
+        groups = asks.split(decisions)
+        last = groups[-1]
+        if all(decision.within_limits for decision in last):
+            if verb != "peek":
+                candidate = ready[len(groups) - 1]
+                self.chosen = candidate, candidate.charge(last)
+            return join_decisions(last)
+        return soonest([*waits, *map(join_decisions, groups)])
+
+
+async def _await_then(result: Any, finish: Callable[[Any], Decision]) -> Decision:  # noqa: ANN401 - an awaitable
+    return finish(await result)
+
+
+def soonest(denials: Sequence[Decision]) -> Decision:
+    """Return the denial that ends first; of several, the one with the fewest reasons."""
+    return min(denials, key=lambda each: (MAX_DURATION if each.retry == NEVER else each.retry, len(each.violated)))
+
+
+class Chooser:
+    """Charges calls to the first of their candidates with room, and lets them wait. One for each gate."""
+
+    def __init__(
+        self,
+        store: Store,
+        apply: Callable[..., Any],
+        wait: Callable[[Signal, int | None], Any],
+        make_signal: Callable[[], Signal],
+        observers: Sequence[Observer],
+    ) -> None:
+        """Use a store; `apply` calls it, and `wait` waits for a signal, awaited or not."""
+        self._store = store
+        self._clock: Clock = store.clock
+        self._apply = apply
+        self._wait = wait
+        self._make_signal = make_signal
+        self._observers = observers
+        self._queues = ChoiceQueues()
+        store.wait_queues.add(self._queues)
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait."""
+        return len(self._queues)
+
+    def close(self) -> None:
+        """Wake waiting calls with Closed."""
+        self._queues.close()
+
+    def choose_flow(
+        self, candidates: Sequence[Candidate], options: RequestOptions, timeout: float | None
+    ) -> CallFlow[Any]:
+        """Charge the first candidate with room, and return it with its charge; raises Denied after the timeout."""
+        choice = Choice(candidates, self._apply, self._observers)
+        waited_for = frozenset(key for candidate in candidates for _, key, _ in candidate.asks())
+        queue = tuple(sorted(map(str, waited_for)))
+        timeout = None if timeout is None else seconds("timeout", timeout)
+        if queue not in self._queues:
+            decision = yield partial(choice.ask, choice.verb)
+            if choice.chosen is None and (decision.retry == NEVER or (timeout is not None and timeout <= 0)):
+                raise denial(candidates, decision, timeout)
+        if choice.chosen is None:
+            decision = yield from self._wait_flow(choice, candidates, queue, waited_for, options.priority, timeout)
+        if choice.chosen is None:
+            raise denial(candidates, decision, timeout)
+        return choice.chosen
+
+    def _wait_flow(
+        self,
+        choice: Choice,
+        candidates: Sequence[Candidate],
+        queue: tuple[str, ...],
+        waited_for: frozenset[Key],
+        priority: float,
+        timeout: float | None,
+    ) -> CallFlow[Any]:
+        """Wait in the queue until a candidate has room, or until the deadline; returns the last decision."""
+        steady = self._clock.steady
+        now, call = steady(), FlowCall()
+        deadline = None if timeout is None else now + round(timeout * SECOND)
+        self._queues.keys[queue] = waited_for
+        call.flow = flow = self._joined_flow(choice, call, queue, now - round(priority * AGEING), deadline, candidates)
+        next(flow)  # up to the point at which it has joined the queue
+        try:
+            step = flow.send(None)
+            while True:
+                try:
+                    value = yield self._to_call(step, candidates)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - the flow leaves its queue, and raises it again
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(value)
+        except StopIteration as done:
+            return done.value
+        finally:
+            flow.close()
+            if queue not in self._queues:
+                self._queues.keys.pop(queue, None)
+
+    def _joined_flow(
+        self,
+        choice: Choice,
+        call: FlowCall,
+        queue: tuple[str, ...],
+        rank: int,
+        deadline: int | None,
+        candidates: Sequence[Candidate],
+    ) -> Generator[Any, Any, Any]:
+        slots = any(limit.rules.holds_slots for each in candidates for limit in each.account.provider.limits)
+        max_sleep = SECOND if slots and not self._store.instant else MAX_DURATION
+        waiter = self._queues.join(queue, rank, self._make_signal(), call)
+        yield None
+        make_ask: Any = lambda verb: partial(choice.ask, verb)  # noqa: E731 - a step that `_to_call` passes on
+        return (
+            yield from wait_flow(self._queues, waiter, choice.verb, make_ask, deadline, max_sleep, self._clock.steady)
+        )
+
+    def _to_call(self, step: Any, candidates: Sequence[Candidate]) -> Callable[[], Any]:  # noqa: ANN401 - an Ask or a Sleep
+        """Return the function that executes a step of the wait: a sleep also ends when a member recovers."""
+        if not isinstance(step, Sleep):
+            found: Callable[[], Any] = step
+            return found
+        dues = [due for each in candidates if (due := each.account.account_capacity.due()) is not None]
+        until = min(dues, default=None) if step.until is None else min((step.until, *dues))
+        return partial(self._wait, step.signal, until)
+
+
+def denial(candidates: Sequence[Candidate], decision: Decision, timeout: float | None) -> Denied:
+    """Return the error of a call that no candidate had room for."""
+    name, names = candidates[0].provider.name, ", ".join(decision.violated)
+    if decision.retry == NEVER:
+        message = f"the cost exceeds what {names} can ever allow"
+    elif decision.retry:
+        message = f"no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
+    else:
+        message = f"no permit within {timeout} s: other calls are ahead in the queue"
+    members = f" (all {len(candidates)} members)" if len(candidates) > 1 else ""
+    return Denied(f"provider {name}{members}: {message}", decision)
+
+
+def label_of(candidate: Candidate, options: RequestOptions) -> CallLabel | None:
+    """Return what the cost of a call is recorded under; None: the provider has no prices."""
+    provider, request = candidate.provider, candidate.plan.request
+    if provider.prices is None:
+        return None
+    model = (request.model if request is not None else options.model) or ""
+    money = candidate.plan.money
+    return CallLabel(provider.name, provider.member, model, options.team, options.tag, provider.prices.unit, money)

@@ -1,0 +1,158 @@
+"""How a gate sends a request that is charged, and what it learns from the response: the part that waits for nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.flow import suppress_errors_flow
+from tidegate.headers import Advice, read
+from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS, effective_status, required_wait
+from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
+from tidegate.outbound.quota.exchange import has_rate_limit_headers
+from tidegate.outbound.quota.gate_accounts import GateAccounts
+from tidegate.outbound.quota.refusal_body import read_refusal_flow
+from tidegate.policy import join_key
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from tidegate.flow import CallFlow
+    from tidegate.observe import Record
+    from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.charge import Charge
+    from tidegate.outbound.quota.choice import Candidate
+    from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
+    from tidegate.spending import Spending
+
+log: logging.Logger = logging.getLogger(__name__)
+
+NO_ADVICE: Final = Advice()
+REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
+REJECTED_STATUSES: Final = (401, 403)  # of a request whose key is invalid
+COUNTER_NAMES: Final = (
+    "sent",
+    "unlimited",
+    "denied",
+    "refused",
+    "rejected",
+    "retried",
+    "corrected",
+    "topped_up",
+    "cut_off",
+    "overrun",
+    "overrun_tokens",
+    "overrun_micros",
+)
+
+
+class GateResponses(GateAccounts):
+    """Sends requests of a gate, which sets the attributes, and learns from their responses."""
+
+    _counts: Counter[str]
+    spending: Spending | None
+
+    def _watch_money(self, record: Record) -> None:
+        """Warn if a decision shows that limits of money come near their ceiling."""
+        if self.spending is not None:
+            name = record.policy.name.removeprefix("spend:").removeprefix("provider:")
+            key = join_key(record.key)
+            self.spending.observe(name if name == key else f"{name} {key}", record.decision)
+
+    def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
+        """Return whether the capacity is lower than known when a permit was granted."""
+        if (late := account.delays.find_expired(charge.at)) is not None:
+            return (yield from account.renew_flow(late, charge.at))
+        return (yield from account.account_capacity.check_flow()) if account.account_capacity.is_check_due() else False
+
+    def _send_once_flow(
+        self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
+    ) -> CallFlow[Any]:
+        """Send; a request that was never sent returns its permits, any other may have arrived and is charged."""
+        try:
+            response = yield send
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if call.unreached(error):
+                yield from suppress_errors_flow(charge.cancel)
+            else:
+                yield from account.recharge_if_late_flow(charge)
+                yield from suppress_errors_flow(charge.commit)
+                charge.record_spending()
+            raise
+        finally:
+            charge.answered = True
+        return response
+
+    def _handle_response_flow(
+        self,
+        account: Account,
+        call: OutboundRequest,
+        charge: Charge,
+        response: ProviderResponse,
+        when: tuple[int, int, int],
+    ) -> CallFlow[Any]:
+        """Learn from a response; returns the pause before a retry (None: do not retry).
+
+        `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
+        """
+        sent, began, attempt = when
+        advice = (
+            read(response.headers, self.clock.ns() / 1e9) if has_rate_limit_headers(response.headers) else NO_ADVICE
+        )
+        status = effective_status(response.status, advice)
+        if status != TOO_MANY_REQUESTS:
+            yield from account.recharge_if_late_flow(charge)
+        if status in REFUSAL_STATUSES:
+            told = yield from read_refusal_flow(account.provider.counting, response, advice)
+            wait = required_wait(advice) if told.retry_after is None else told.retry_after
+            yield from self._handle_refusal_flow(account, charge, sent, status, wait)
+            if told.limits and account.provider.learn != "off":
+                self._counts["corrected"] += yield from account.learn_flow(told)
+            spent = self.clock.steady() - began
+            rules = account.provider.retries, attempt, status, call.method, spent, wait
+            return retry_pause(*rules, self._jitter()) if call.replays else None
+        account.account_capacity.record_success()
+        if advice.limits and account.provider.learn != "off":
+            self._counts["corrected"] += yield from account.learn_flow(advice)
+        return None
+
+    def _move_on_flow(
+        self,
+        candidates: list[Candidate],
+        candidate: Candidate,
+        call: OutboundRequest,
+        charge: Charge,
+        status: int,
+    ) -> CallFlow[Any]:
+        """Return 0 if another member of a pool may send a call that this one could not; None: it is over.
+
+        A member whose key was rejected is no longer a candidate; one that was refused is frozen.
+        """
+        if not call.replays:
+            return None
+        if status in REJECTED_STATUSES and not charge.settled:
+            candidate.account.reject_key()
+            self._counts["rejected"] += 1
+            log.error(
+                "the key of %s was rejected (%d): it is not used until its file changes",
+                candidate.provider.title,
+                status,
+            )
+            yield from suppress_errors_flow(charge.cancel)
+            candidates.remove(candidate)
+            return 0 if candidates else None
+        if status not in REFUSAL_STATUSES or (status != TOO_MANY_REQUESTS and call.method not in IDEMPOTENT_METHODS):
+            return None
+        return 0 if any(each is not candidate and not each.wait() for each in candidates) else None
+
+    def _handle_refusal_flow(
+        self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
+    ) -> CallFlow[Any]:
+        """Learn from a refusal; after a 429, return the permit once other processes can know the lower capacity."""
+        self._counts["refused"] += 1
+        yield from account.handle_refusal_flow(status, charge, sent, retry_after)
+        if status == TOO_MANY_REQUESTS:
+            yield from suppress_errors_flow(charge.cancel)

@@ -1,0 +1,96 @@
+"""A JointCharge: what one call was charged at several policies in one step, such as an account and a team's ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tidegate.core.decision import Decision
+from tidegate.outbound.quota.charge import Charge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tidegate.flow import CallFlow
+    from tidegate.policy import Cost
+
+
+class JointCharge(Charge):
+    """The charge of an account, and the `others` that were made with it. Settling it settles all of them."""
+
+    __slots__ = ("others",)
+
+    def __init__(self, main: Charge, others: Sequence[Charge]) -> None:
+        """Join charges that were made in one step."""
+        super().__init__(main.limiter, main.key, main.cost, main.decision)
+        self.others: tuple[Charge, ...] = tuple(others)
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """What was charged, by unit."""
+        found = super().amounts
+        for other in self.others:
+            found = {**other.amounts, **found}
+        return found
+
+    @property
+    def units(self) -> frozenset[str]:
+        """The units that any of its limits counts."""
+        return super().units.union(*(other.units for other in self.others))
+
+    def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
+        """Charge the actual cost instead, everywhere."""
+        return self._settle_all(lambda charge: Charge.commit(charge, part_of(charge, actual)))
+
+    def cancel(self) -> Any:  # noqa: ANN401 - to be awaited, or not
+        """Return all permits, everywhere."""
+        return self._settle_all(Charge.cancel)
+
+    def _settle_all(self, settle: Callable[[Charge], Any]) -> Any:  # noqa: ANN401 - to be awaited, or not
+        steps = [partial(settle, charge) for charge in (*(other for other in self.others if not other.settled), self)]
+        first = steps[0]()
+        if hasattr(first, "__await__"):
+            return _await_all(first, steps[1:])
+        for step in steps[1:]:
+            step()
+        return None
+
+    def extend_flow(self, cost: Mapping[str, int]) -> CallFlow[Any]:
+        """Try to charge more, at all policies together; returns the decision, and the new charge or None."""
+        charges: tuple[Charge, ...] = (self, *self.others)
+        costs = [part_of(charge, cost) or {} for charge in charges]
+        asks = [(c.limiter.policy, c.key, c.limiter.policy.costs(part)) for c, part in zip(charges, costs, strict=True)]
+        decisions = yield partial(self.apply, "acquire", asks)
+        if not all(decision.within_limits for decision in decisions):
+            return join_decisions(decisions), None
+        parts = zip(charges, costs, decisions, strict=True)
+        made = [Charge(charge.limiter, charge.key, part, decision) for charge, part, decision in parts]
+        return decisions[0], JointCharge(made[0], made[1:])
+
+
+async def _await_all(first: Any, steps: Sequence[Callable[[], Any]]) -> None:  # noqa: ANN401 - an awaitable
+    """Settle the others even if the first fails, or its task is cancelled."""
+    try:
+        await first
+    finally:
+        for step in steps:
+            await step()
+
+
+def part_of(charge: Charge, cost: Cost | None) -> Cost | None:
+    """Return the part of a cost in the units that a charge's limits count; None: nothing is known about them."""
+    if not isinstance(cost, Mapping):
+        return cost
+    units = Charge.units.__get__(charge)
+    return {unit: amount for unit, amount in cost.items() if unit in units} or None
+
+
+def join_decisions(decisions: Sequence[Decision]) -> Decision:
+    """Return one decision for several policies that were decided together."""
+    if len(decisions) == 1:
+        return decisions[0]
+    limits = tuple(limit for each in decisions for limit in each.policy_limits)
+    views = [view for each in decisions for view in each.with_views().views]
+    allowed = all(each.within_limits for each in decisions)
+    return Decision.of_views(decisions[0].at, limits, views, within_limits=allowed)

@@ -1,0 +1,131 @@
+// The panels of the components that a service uses. Each entry describes how to show the data of one panel of
+// /v1/overview (`panels` in service/dashboard/panels.py). A panel appears when its component is configured.
+//
+//   title      the heading
+//   note       optional: a short text beside the heading, from the data
+//   tables     each table: `rows` returns its items, `columns` is a list of [heading, cell, classes]. A cell is a
+//              function of an item that returns a string, or one of the values of cells.js: meter, duration, count …
+//   draw       optional: draws charts above the tables, into an element
+//
+// To add a panel: a function in panels.py that returns its data, and an entry here.
+
+import { CapacityChart } from "./charts.js";
+import { count, duration, meter, name, share, text, time } from "./cells.js";
+import { formatCount, formatDuration, formatPercent } from "./format.js";
+
+export const COMPONENT_PANELS = {
+  budgets: {
+    title: "Budgets",
+    note: (budgets) => (budgets.length === 1 ? `${budgets[0].name}, ${budgets[0].strategy} windows` : ""),
+    tables: [{
+      rows: (budgets) => budgets.flatMap((budget) => budget.tiers.map((tier) => ({ ...tier, budget: budgets.length > 1 ? `${budget.name}: ` : "" }))),
+      columns: [
+        ["Tier", (tier) => tier.budget + tier.name],
+        ["Used", (tier) => meter(tier.used, tier.quota), "c-wide"],
+        ["Resets in", (tier) => (tier.used ? duration(tier.reset_after) : "–"), "num"],
+        ["Forecast", formatForecast],
+      ],
+    }],
+  },
+  sources: {
+    title: "Providers and sources",
+    note: (panel) => panel.notes.at(-1) ?? "",
+    tables: [{
+      rows: (panel) => panel.providers.flatMap((provider) => provider.limits.map((limit, index) => ({ provider, index, ...limit }))),
+      columns: [
+        ["Provider", ({ provider }) => name([provider.name, provider.account].filter(Boolean).join(" "))],
+        ["Limit", (limit) => limit.text, "hide-on-phone"],
+        ["Used", (limit) => meter(limit.used, limit.quota), "c-wide"],
+        ["Capacity", (limit) => (limit.index ? "" : formatCapacity(limit.provider))],
+      ],
+    }, {
+      rows: (panel) => panel.sources,
+      columns: [
+        ["Source", (source) => name(source.name, `${source.name}: ${source.provider ?? "unlimited"}, ${source.schedule}`)],
+        ["Next run", (source) => (source.state === "idle" ? `in ${formatDuration(source.due_in)}` : source.state), "num"],
+        ["Last result", (source) => (source.last_ago === null ? "not fetched yet" : `${source.last_result}, ${formatDuration(source.last_ago)} ago`), "c-wide"],
+        ["Fetched", (source) => (source.failed ? `${formatCount(source.ok)}, ${formatCount(source.failed)} failed` : count(source.ok)), "num hide-on-phone"],
+      ],
+    }],
+  },
+  egress: {
+    title: "Calls through the gateway",
+    note: (panel) => panel.listen,
+    tables: [{
+      rows: (panel) => panel.rows,
+      columns: [
+        ["Caller", (row) => name(row.caller)],
+        ["Provider", (row) => name(row.provider)],
+        ["Sent", (row) => count(row.requests), "num"],
+        ["Waiting", (row) => count(row.waiting), "num"],
+        ["Denied", (row) => text(formatCount(row.denied), { state: row.denied ? "bad" : "" }), "num"],
+        ["Refused", (row) => text(formatCount(row.refused), { state: row.refused ? "bad" : "" }), "num hide-on-phone"],
+        ["Tokens", (row) => count(row.input_tokens + row.output_tokens), "num"],
+        ["First byte", (row) => duration(row.first_byte), "num hide-on-phone"],
+      ],
+    }],
+  },
+  swarm: {
+    title: "Agents and capacity",
+    note: formatAgents,
+    draw: drawCapacities,
+    tables: [{
+      rows: (panel) => panel.agents.flatMap((agent) => agent.resources.map((resource) => ({ agent: agent.id, ...resource }))),
+      columns: [
+        ["Agent", (resource) => name(resource.agent)],
+        ["Resource", (resource) => name(resource.name)],
+        ["Capacity", (resource) => share(resource.total, resource.original), "c-wide"],
+        ["In flight", (resource) => (resource.frozen_for > 0 ? text(`paused ${formatDuration(resource.frozen_for)}`, { state: "bad" }) : count(resource.in_flight)), "num"],
+      ],
+    }, {
+      rows: (panel) => [...panel.reductions].sort((a, b) => b.at - a.at),
+      columns: [
+        ["Reduced at", (reduction) => time(reduction.at), "c-time"],
+        ["Resource", (reduction) => name(reduction.resource)],
+        ["To", (reduction) => count(reduction.capacity), "num c-short"],
+        ["Reason", (reduction) => (reduction.reason || "no reason given") + (reduction.pause ? `, paused for ${formatDuration(reduction.pause)}` : ""), "c-wide"],
+        ["Agent", (reduction) => name(reduction.agent), "hide-on-phone"],
+      ],
+    }],
+  },
+};
+
+function formatForecast(tier) {
+  if (tier.remaining <= 0) return text("used up", { state: "bad" });
+  if (tier.runs_out_in !== null) return text(`runs out in ${formatDuration(tier.runs_out_in)}`, { state: tier.runs_out_in < 3600 ? "bad" : "" });
+  return tier.pace ? "sufficient" : "not in use";
+}
+
+function formatCapacity(provider) {
+  if (provider.frozen_for > 0) return text(`paused for ${formatDuration(provider.frozen_for)}`, { state: "bad" });
+  const highest = Math.max(...provider.limits.map((limit) => limit.quota));
+  const isFull = provider.limits.some((limit) => limit.quota === provider.capacity) || provider.capacity >= highest;
+  return isFull ? "full" : text(`reduced to ${formatCount(provider.capacity)}`, { state: "warn" });
+}
+
+function formatAgents({ agents, namespace }) {
+  const where = namespace ? `namespace ${namespace}` : "no namespace";
+  if (!agents.length) return `no agent responds (${where}): check the bus URL, the namespace and the secret`;
+  return `${agents.length === 1 ? "1 agent" : `${agents.length} agents`}, ${where}`;
+}
+
+const capacityCharts = new Map(); // by resource
+
+function drawCapacities(host, { resources, reductions }, now) {
+  host.classList.add("resources");
+  for (const [resource, chart] of capacityCharts) {
+    if (!(resource in resources)) {
+      chart.node.remove();
+      capacityCharts.delete(resource);
+    }
+  }
+  for (const [resource, points] of Object.entries(resources)) {
+    if (!capacityCharts.has(resource)) {
+      capacityCharts.set(resource, new CapacityChart());
+      host.append(capacityCharts.get(resource).node);
+    }
+    const [, total, original] = points.at(-1);
+    const label = total < original ? `${formatCount(total)} of ${formatCount(original)} (${formatPercent(total, original)})` : `${formatCount(total)} (full)`;
+    capacityCharts.get(resource).update(resource, points, reductions.filter((each) => each.resource === resource), now, label);
+  }
+}

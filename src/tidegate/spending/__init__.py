@@ -1,0 +1,13 @@
+"""What was spent: a ledger, reports by day, model or team, forecasts, and warnings before a ceiling is reached.
+
+ledger.py       what calls and tasks have cost, in an SQLite file
+report.py       sums of a ledger, as rows, CSV or JSON; forecasts
+milestones.py   which warnings are due
+monitor.py      Spending: records what calls cost, and warns by log, metric and webhook
+webhook.py      posts warnings
+"""
+
+from tidegate.spending.ledger import Ledger, SpendingEntry
+from tidegate.spending.monitor import Spending
+
+__all__ = ["Ledger", "Spending", "SpendingEntry"]

@@ -1,0 +1,169 @@
+"""A Ledger: what calls and tasks have cost, summed by day, in an SQLite file that several processes share.
+
+The ledger is for reports. Ceilings do not depend on it: a process that is killed loses up to a second of entries.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+from tidegate.clock import Clock, SystemClock, ThreadSignal
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.files import make_private_file
+from tidegate.fork import at_fork
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+FLUSH_INTERVAL: Final = SECOND  # between two writes of entries
+BUSY_TIMEOUT: Final = 5.0  # seconds to wait for another process that writes
+COLUMNS: Final = ("day", "source", "member", "model", "team", "tag", "unit")
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS spending (
+    day TEXT NOT NULL, source TEXT NOT NULL, member TEXT NOT NULL, model TEXT NOT NULL, team TEXT NOT NULL,
+    tag TEXT NOT NULL, unit TEXT NOT NULL, calls INTEGER NOT NULL, amount INTEGER NOT NULL, overrun INTEGER NOT NULL,
+    PRIMARY KEY (day, source, member, model, team, tag, unit)
+) WITHOUT ROWID
+"""
+ADD: Final = """
+INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    calls = calls + excluded.calls, amount = amount + excluded.amount, overrun = overrun + excluded.overrun
+"""
+READ: Final = "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
+
+
+class SpendingEntry(NamedTuple):
+    """What calls cost on a day.
+
+    `source` is the name of a provider or task budget, `unit` what `amount` counts (`usd_micros`, `tasks`), `overrun` by
+    how much calls exceeded what was reserved for them.
+    """
+
+    day: str
+    source: str
+    member: str = ""
+    model: str = ""
+    team: str = ""
+    tag: str = ""
+    unit: str = ""
+    calls: int = 0
+    amount: int = 0
+    overrun: int = 0
+
+
+class Ledger:
+    """Sums of what was spent, by day, in a time zone. Thread-safe; processes on one machine may share the file."""
+
+    def __init__(self, path: str | os.PathLike[str], timezone: str = "UTC", clock: Clock | None = None) -> None:
+        """Use an SQLite file, which is created if needed."""
+        self.path: str = str(path)
+        try:
+            self._zone = ZoneInfo(timezone)
+        except (KeyError, ValueError, OSError):
+            raise ConfigError(f"there is no time zone {timezone!r}", field="timezone") from None
+        self._clock: Clock = clock or SystemClock()
+        self._start_over()
+        at_fork(child=self._start_over)
+        make_private_file(self.path)
+        with self._connect() as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(SCHEMA)
+        connection.close()
+
+    def _start_over(self) -> None:
+        """Start without entries, also in a forked process: the parent writes those it has."""
+        self._pending: dict[tuple[str, ...], tuple[int, int, int]] = {}
+        self._lock = threading.Lock()
+        self._wake = ThreadSignal()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            return sqlite3.connect(self.path, timeout=BUSY_TIMEOUT)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"cannot open the ledger {self.path}: {error}") from None
+
+    def today(self) -> str:
+        """Return the current day, such as 2026-11-17."""
+        return datetime.fromtimestamp(self._clock.ns() / 1e9, UTC).astimezone(self._zone).date().isoformat()
+
+    def add(
+        self,
+        source: str,
+        unit: str,
+        amount: int,
+        *,
+        member: str = "",
+        model: str = "",
+        team: str = "",
+        tag: str = "",
+        calls: int = 1,
+        overrun: int = 0,
+    ) -> None:
+        """Add what a call has cost, today; a thread writes it soon."""
+        key = (self.today(), source, member, model, team, tag, unit)
+        with self._lock:
+            before = self._pending.get(key, (0, 0, 0))
+            self._pending[key] = before[0] + calls, before[1] + amount, before[2] + overrun
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="tidegate-ledger", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        """Write entries from time to time, until there are none."""
+        clock = SystemClock()
+        while True:
+            clock.wait(self._wake, clock.steady() + FLUSH_INTERVAL)
+            self.flush()
+            with self._lock:
+                if self._closed or not self._pending:
+                    self._thread = None
+                    return
+
+    def flush(self) -> None:
+        """Write what is kept in memory; if the file cannot be written, it stays in memory for the next time."""
+        with self._lock:
+            pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        try:
+            connection = self._connect()
+            try:
+                with connection:
+                    connection.executemany(ADD, [(*key, *sums) for key, sums in pending.items()])
+            finally:
+                connection.close()
+        except (sqlite3.Error, StoreUnavailable):
+            with self._lock:
+                for key, sums in pending.items():
+                    now = self._pending.get(key, (0, 0, 0))
+                    self._pending[key] = now[0] + sums[0], now[1] + sums[1], now[2] + sums[2]
+
+    def read(self, since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
+        """Yield the entries of the days from `since` to `until`, after writing what is kept in memory."""
+        self.flush()
+        connection = self._connect()
+        try:
+            for row in connection.execute(READ, (since, until)):
+                yield SpendingEntry(*row)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"cannot read the ledger {self.path}: {error}") from None
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Write what is kept in memory, and end the thread."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None:
+            thread.join(BUSY_TIMEOUT)
+        self.flush()

@@ -1,0 +1,227 @@
+"""`tidegate budget --by …` and `--providers …`: reports of a ledger, and the ceilings of money with a forecast."""
+
+import csv
+import io
+import json
+import logging
+
+import httpx
+import pytest
+
+from tests.budget.polling import wait_until
+from tests.budget.receiver import run_receiver
+from tidegate import Denied
+from tidegate.budget import TaskBudget
+from tidegate.cli import main
+from tidegate.outbound import Providers, request_options
+from tidegate.outbound.httpx import RateLimitTransport
+from tidegate.spending import Ledger, Spending
+from tidegate.spending.report import forecast_ceiling, format_amount
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+URL = "https://api.test/v1/chat/completions"
+SETTINGS = """
+domain: api.test
+name: models
+profile: openai
+price: {date: 2026-11-01, models: {m: {input: 1, output: 5}, n: {input: 2, output: 10}}}
+limits: [1000/1m, 0.02/day unit=usd]
+spend: [{limit: 0.01, period: day, unit: usd, per: team}]
+pool: {members: [{name: a}]}
+"""
+START = 1_767_268_800  # 2026-01-01 12:00 UTC
+
+
+class Client(httpx.Client):
+    """A client whose answers have 30 tokens, unless it is told otherwise."""
+
+    def __init__(self, providers, store, **options):
+        self.tokens = 30
+
+        def handle(_request):
+            return httpx.Response(200, json={"usage": {"prompt_tokens": 100, "completion_tokens": self.tokens}})
+
+        transport = RateLimitTransport(
+            providers, store, httpx.MockTransport(handle), timeout=0, tokenizer=lambda _text: 100, **options
+        )
+        self.gate = transport.gate
+        super().__init__(transport=transport)
+
+    def ask(self, model, team="", tag=""):
+        with request_options(team=team, tag=tag):
+            self.post(URL, json={"model": model, "max_tokens": 100}).raise_for_status()
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text(SETTINGS)
+    return path
+
+
+@pytest.fixture
+def store():
+    return MemoryStore(clock=ManualClock(START))
+
+
+def report(capsys, *arguments):
+    assert main(["budget", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def ledger(tmp_path, file, store):
+    """A ledger of two days."""
+    path = tmp_path / "spending.db"
+    with Client(Providers.load(files=[file]), store, spending=Spending(path, clock=store.clock)) as client:
+        client.ask("m", "search")
+        client.ask("n", "search", "nightly")
+        client.ask("m", "=cmd()")
+        store.clock.advance(86_400)
+        client.ask("m", "search")
+        client.tokens = 200
+        client.ask("m")
+        client.gate.spending.close()
+    return path
+
+
+def test_sums_by_model_team_and_day(ledger, capsys):
+    rows = json.loads(report(capsys, "--by", "model,team,day", "--ledger", ledger, "--json"))
+    found = [(row["model"], row["team"], row["day"], row["calls"], row["amount"], row["overrun"]) for row in rows]
+    assert found == [
+        ("m", "", "2026-01-02", 1, 1100, 500),
+        ("m", "=cmd()", "2026-01-01", 1, 250, 0),
+        ("m", "search", "2026-01-01", 1, 250, 0),
+        ("m", "search", "2026-01-02", 1, 250, 0),
+        ("n", "search", "2026-01-01", 1, 500, 0),
+    ]
+    assert {row["unit"] for row in rows} == {"usd_micros"}
+
+
+def test_as_csv_without_formulas(ledger, capsys):
+    text = report(capsys, "--by", "team", "--ledger", ledger, "--csv", "--until", "2026-01-01")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    found = [(row["team"], row["calls"], row["amount"]) for row in rows]
+    assert found == [("'=cmd()", "1", "250"), ("search", "2", "750")]
+
+
+def test_as_a_table(ledger, capsys):
+    lines = report(capsys, "--by", "day,member", "--ledger", ledger, "--since", "2026-01-02").splitlines()
+    assert lines[0].split() == ["day", "member", "calls", "amount", "overrun"]
+    assert lines[1].split() == ["2026-01-02", "a", "2", "0.00135", "usd", "0.0005", "usd"]
+
+
+def test_two_ledgers_are_summed(ledger, tmp_path, capsys):
+    other = Ledger(tmp_path / "other.db")
+    other.add("elsewhere", "usd_micros", 7)
+    other.close()
+    rows = json.loads(report(capsys, "--by", "source", "--ledger", ledger, "--ledger", other.path, "--json"))
+    assert [(row["source"], row["calls"]) for row in rows] == [("elsewhere", 1), ("models", 5)]
+
+
+def test_task_budgets_are_reported_alike(ledger, tmp_path, capsys):
+    costs = {"usd_micros": {"day": 5_000_000}}
+    with TaskBudget(per_day=100, costs=costs, storage=tmp_path / "tasks.db", ledger=ledger) as budget:
+        result = budget.check_all_limits(10, task_type="embedding", cost={"usd_micros": 300_000})
+        budget.record_completed_tasks(9, cost={"usd_micros": 271_500}, result=result)
+        budget.record_completed_tasks(2)
+    rows = json.loads(report(capsys, "--by", "source,model", "--ledger", ledger, "--json"))
+    found = [(row["source"], row["model"], row["unit"], row["calls"], row["amount"]) for row in rows]
+    assert found == [
+        ("models", "m", "usd_micros", 4, 1850),
+        ("models", "n", "usd_micros", 1, 500),
+        ("tasks", "", "tasks", 2, 2),
+        ("tasks", "embedding", "tasks", 9, 9),
+        ("tasks", "embedding", "usd_micros", 9, 271_500),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--by", "modle"], "--by: unknown column 'modle': did you mean 'model'?"),
+        (["--by", "day,day"], "--by: expected different columns, such as model,team,day, not 'day,day'"),
+        (["--by", "day", "--since", "monday"], "--since: expected a day such as 2026-11-01, not 'monday'"),
+    ],
+)
+def test_wrong_arguments(ledger, capsys, arguments, message):
+    assert main(["budget", "--ledger", str(ledger), *arguments]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_a_ledger_that_does_not_exist(tmp_path, capsys):
+    assert main(["budget", "--by", "day", "--ledger", str(tmp_path / "none.db")]) != 0
+    assert "none.db does not exist" in capsys.readouterr().err
+
+
+def test_ceilings_with_debt_and_forecast(tmp_path, file, capsys):
+    url = f"sqlite:///{tmp_path}/quota.db"
+    with Client(Providers.load(files=[file]), url, spending=str(tmp_path / "spending.db")) as client:
+        client.ask("m", "search")
+        client.tokens = 3000
+        client.ask("m", "mail")
+    arguments = ["--providers", file, "--store", url, "--ledger", tmp_path / "spending.db"]
+    rows = {row["key"]: row for row in json.loads(report(capsys, *arguments, "--json"))}
+    assert {key: (row["used"], row["debt"]) for key, row in rows.items()} == {
+        "api.test/member=a": (15_350, 0),
+        "team=search": (250, 0),
+        "team=mail": (15_100, 5_100),
+    }
+    assert rows["team=mail"]["reached_in"] == 0.0
+    lines = report(capsys, *arguments).splitlines()
+    assert any("0.0151 usd" in line and "151 %" in line and "reached; reset in" in line for line in lines)
+    assert "15100" in report(capsys, *arguments, "--csv")
+
+
+def test_forecasts():
+    hour = 3600.0
+    assert forecast_ceiling(50, 100, 6 * hour, 18 * hour) == pytest.approx((50 / 6, 6 * hour))
+    assert forecast_ceiling(10, 100, 6 * hour, 18 * hour).reached_in is None
+    assert forecast_ceiling(0, 100, 6 * hour, 18 * hour) == (0.0, None)
+    assert forecast_ceiling(110, 100, 6 * hour, 18 * hour).reached_in == 0.0
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(25_000_000, "25.00 usd"), (1, "0.000001 usd"), (-1_500_000, "-1.50 usd"), (0, "0.00 usd")]
+)
+def test_amounts(amount, text):
+    assert format_amount(amount, "usd_micros") == text
+    assert format_amount(1234, "tasks") == "1,234 tasks"
+
+
+# ---- warnings --------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_at_50_80_and_100_percent_by_log_metric_and_webhook(file, store, caplog):
+    caplog.set_level(logging.INFO, "tidegate.spending")
+    with run_receiver() as receiver:
+        spending = Spending(webhook=receiver.url, secret="secret", clock=store.clock)  # noqa: S106 - of a test
+        with Client(Providers.load(files=[file]), store, spending=spending) as client:
+            client.tokens = 100
+            for _ in range(16):
+                client.ask("m", "search")  # 600 of 10,000
+            with pytest.raises(Denied, match="usd-day"):
+                client.ask("m", "search")
+            metrics = client.gate.metrics()
+            wait_until(lambda: len(receiver.requests) == 3, "the warnings")
+            spending.close()
+        teams = [json.loads(body) for _, body in receiver.requests]
+        assert [each["milestone"] for each in teams] == [50, 80, 100]
+        assert (teams[0]["used"], teams[0]["quota"], teams[0]["debt"]) == (5400, 10_000, 0)
+        assert (metrics["warned_50"], metrics["warned_80"], metrics["warned_100"]) == (1, 1, 1)
+        assert metrics["spent_micros"] == 16 * 600
+        assert "80 % of api.test:usd-day+team team=search is used or reserved: 0.0084 usd of 0.01 usd" in caplog.text
+        levels = [record.levelname for record in caplog.records if "% of" in record.getMessage()]
+        assert levels == ["INFO", "INFO", "WARNING"]
+
+
+def test_each_window_warns_again(file, store):
+    spending = Spending(clock=store.clock)
+    with Client(Providers.load(files=[file]), store, spending=spending) as client:
+        client.tokens = 100
+        for _ in range(2):
+            for _ in range(10):
+                client.ask("m", "search")
+            store.clock.advance(86_400)
+        assert client.gate.metrics()["warned_50"] == 2

@@ -1,0 +1,100 @@
+"""A gateway in the event loop of a test, and requests as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiohttp
+
+from tidegate.egress import load_egress
+from tidegate.egress.gateway import EgressGateway
+from tidegate.egress.server import EgressServer
+from tidegate.outbound import AsyncGate, Providers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tidegate.egress.addresses import AddressCheck
+
+TOKEN = "token-of-research-1234"  # noqa: S105 - of a test
+OTHER_TOKEN = "token-of-another-5678"  # noqa: S105 - of a test
+KEY = "sk-the-key-of-the-provider"
+
+
+class Running(NamedTuple):
+    """A gateway that listens, and a client."""
+
+    gateway: EgressGateway
+    url: str
+    port: int
+    client: aiohttp.ClientSession
+
+    async def get(self, path: str, **options: Any) -> tuple[int, dict[str, str], bytes]:
+        """Send a GET and return the status, the headers and the body."""
+        return await self.send("GET", path, **options)
+
+    async def send(self, method: str, path: str, **options: Any) -> tuple[int, dict[str, str], bytes]:
+        """Send a request and return the status, the headers and the body."""
+        options.setdefault("allow_redirects", False)
+        async with self.client.request(method, self.url + path, **options) as response:
+            return response.status, dict(response.headers), await response.read()
+
+
+def provider(**fields: object) -> dict[str, object]:
+    """Describe the provider `up`."""
+    fields.setdefault("name", "up")
+    fields.setdefault("limits", ["1000/1m"])
+    return {"domain": "127.0.0.1", **fields}
+
+
+@asynccontextmanager
+async def running(
+    url: str, settings: dict[str, Any] | None = None, addresses: AddressCheck | None = None, **fields: Any
+) -> AsyncIterator[Running]:
+    """Run a gateway to one provider, `up`, at a URL."""
+    store = fields.pop("store", "memory://")
+    clock = fields.pop("clock", None)
+    chosen = {"upstreams": {"up": url}, "allow_private": ["127.0.0.1"], "listen": "127.0.0.1:0", **(settings or {})}
+    gate = AsyncGate(Providers.of(provider(**fields)), store, clock=clock, reload=None)
+    async with serving(gate, chosen, addresses) as found:
+        yield found
+
+
+@asynccontextmanager
+async def serving(
+    gate: AsyncGate, settings: dict[str, Any], addresses: AddressCheck | None = None
+) -> AsyncIterator[Running]:
+    """Run a gateway over a gate."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    gateway = EgressGateway(gate, load_egress(settings), addresses=addresses)
+    try:
+        async with (
+            gateway,
+            EgressServer(gateway, listener),
+            aiohttp.ClientSession(auto_decompress=False) as client,
+        ):
+            yield Running(gateway, f"http://127.0.0.1:{port}", port, client)
+    finally:
+        await gate.close()
+        await asyncio.sleep(0)
+
+
+async def raw(port: int, request: bytes) -> bytes:
+    """Send bytes and return all that is answered until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def settled(condition: Any, seconds: float = 20.0) -> None:
+    """Wait until a condition is true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
