@@ -3,8 +3,8 @@
 The settings say which components there are. Entering the context opens all of them, and raises if one is misconfigured,
 before anything runs. `stop` waits for active requests of sources. Leaving the context closes everything.
 
-If there are several workers, the first one runs the sources, watches the swarm and publishes their panels. All workers
-show these panels, report the budget, and grant permits of the providers.
+If there are several workers, the first one runs the sources and the egress gateway, watches the swarm and publishes
+their panels. All workers show these panels, report the budget, and grant permits of the providers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Components:
                 await self._open_sources()
             elif self.settings.has_providers:
                 self._open_providers()
-            if self.settings.egress is not None and self.settings.fetches:
+            if self.settings.egress is not None and self._first:
                 await self._open_egress()
             if self.settings.budget:
                 self._open_budget()
@@ -77,7 +77,7 @@ class Components:
         """Return the names of the panels whose data only the first worker has."""
         settings = self.settings
         has_bus = settings.swarm or (settings.runs_sources and settings.bus)
-        named = {"sources": settings.runs_sources, "swarm": settings.swarm, "bus": has_bus}
+        named = {"sources": settings.runs_sources, "egress": settings.egress, "swarm": settings.swarm, "bus": has_bus}
         return [name for name, configured in named.items() if configured]
 
     async def __aexit__(self, *_: object) -> None:
