@@ -15,7 +15,7 @@ RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-main test-recipes test-others lint format docs manifests monitoring bench bench-compare mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-main test-recipes test-others lint format docs release manifests monitoring bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,11 +73,15 @@ format: venv ## format the code and apply automatic fixes
 	@$(PY) -m ruff format .
 	@$(PY) -m ruff check --fix .
 
-screenshots: venv servers ## write screenshots of the dashboard to build/screenshots
-	@$(PY) -m tests.service.dashboard.screenshots
+screenshots: venv servers ## write screenshots of the dashboard in ten situations to build/screenshots
+	@$(PY) -m tests.service.dashboard.screenshots $(ARGS)
 
 docs: venv ## run every code block of the README and the docs
 	@$(PY) -m pytest tests/docs $(ARGS)
+
+release: ## build sdist and wheel, try each extra on each Python, check licences, write an SBOM; publishes nothing
+	@tools/make-venv .venv-release $(MAIN) tools/release.lock
+	@.venv-release/bin/python tools/release.py $(ARGS)
 
 manifests: venv ## write deploy/kubernetes from the Helm chart
 	@mkdir -p deploy/kubernetes
@@ -110,7 +114,8 @@ lock: ## resolve the dependencies and rewrite requirements.lock, requirements-ru
 	@$(COMPILE) tests/recipes/requirements.in --extra httpx2 --extra egress --extra build --upgrade --no-annotate -o tests/recipes/requirements.lock
 	@$(COMPILE) tests/recipes/requirements-openai2.in --extra httpx --extra build --upgrade --no-annotate \
 	    -o tests/recipes/requirements-openai2.lock
-	@grep -c == requirements.lock requirements-run.lock tests/recipes/*.lock
+	@$(COMPILE) tools/release.in --extra build --upgrade --no-annotate -o tools/release.lock
+	@grep -c == tools/release.lock requirements.lock requirements-run.lock tests/recipes/*.lock
 
 clean: ## remove environments and caches
 	@rm -rf .venv .venv-* .venv*.lock .*_cache .hypothesis .coverage* build dist

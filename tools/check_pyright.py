@@ -20,7 +20,7 @@ def run_pyright(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pyright with the packages of this interpreter, which it looks for on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [sys.executable, "-m", "pyright", *arguments]
-    return subprocess.run(  # noqa: S603 - pyright
+    return subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PATH": path}, check=False, capture_output=True, text=True
     )
 

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import gc
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+
+ALLOCATIONS: Final = 20_000  # between two garbage collections of young objects
+
+
+def settle_heap() -> None:
+    """Exempt all present objects, such as modules, from garbage collection, and collect less often from now on.
+
+    A server that allocates for every request otherwise spends a tenth of its time on objects that live forever. Call
+    it once in a process that only serves, when everything is loaded.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(ALLOCATIONS, *gc.get_threshold()[1:])
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

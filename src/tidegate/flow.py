@@ -98,3 +98,28 @@ def suppress_errors_flow(step: Callable[[], Any]) -> CallFlow[Any]:
     """Run a step whose failure would only hide a response or an error."""
     with suppress(Exception):
         yield step
+
+
+def step_flow(step: S) -> Flow[S, Any]:
+    """Run one step, as a flow."""
+    return (yield step)
+
+
+def complete_flow(*flows: Flow[S, Any]) -> Flow[S, None]:
+    """Run flows one after the other, each even if an earlier one raised; then raise the first error.
+
+    For clean-ups of several steps: a task may be cancelled again at each of them.
+    """
+    error: BaseException | None = None
+    for flow in flows:
+        try:
+            yield from flow
+        except GeneratorExit:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - raised after the other flows
+            error = error or raised
+    if error is not None:
+        try:
+            raise error
+        finally:
+            error = None  # its traceback refers to this frame: no reference cycle

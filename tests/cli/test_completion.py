@@ -39,7 +39,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     [
         ("tidegate do", ["doctor"]),
         ("tidegate --ver", ["--version"]),
-        ("tidegate start --sto", ["--store", "--stop-within"]),
+        ("tidegate start --sto", ["--store", "--store-file", "--stop-within"]),
         ("tidegate completion ''", ["bash", "fish", "zsh"]),
         ("tidegate completion b", ["bash"]),
         ("tidegate start ser", ["service file.yaml"]),

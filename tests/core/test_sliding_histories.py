@@ -225,3 +225,11 @@ def test_windows_of_another_length_are_counted_together_up_to_what_can_be_weighe
     most = heaviest(before)
     state = before.rules.adjust(before.rules.adjust(None, before, most, start - 1, None), before, most, start, None)
     assert dump(same.rules.adjust(state, same, -1, start, None))[:2] == [most - 1, most]
+
+
+def test_what_is_used_of_both_windows_never_exceeds_the_largest_integer():
+    limit = Limit(5, "1us", "sliding_window")  # so short that each window may count up to that
+    state = None
+    for instant in (START, START + 1):
+        state = limit.rules.adjust(state, limit, MAX_INTEGER, instant, None)
+    assert limit.rules.used(state, limit, START + 1) == MAX_INTEGER

@@ -11,7 +11,7 @@ from operator import call
 import pytest
 
 from tests.interrupts import Interrupted, each_interruption
-from tidegate.flow import run, run_async
+from tidegate.flow import complete_flow, run, run_async, step_flow
 
 
 def run_with_values(flow, perform):
@@ -436,3 +436,44 @@ def test_no_reference_cycle_keeps_frames_alive(runner, handled):
         assert [marker() for marker in markers] == [None, None]
     finally:
         gc.enable()
+
+
+# ---- clean-ups of several steps --------------------------------------------------------------------------------------
+
+
+def test_each_flow_of_a_clean_up_runs_and_the_first_error_is_raised(runner):
+    def steps_flow(name):
+        done.append((yield name))
+        done.append((yield f"{name} again"))
+
+    def flow():
+        yield from complete_flow(*map(steps_flow, ("first", "fail", "second", "fail", "third")))
+
+    done, errors = [], iter([KeyError("first"), ValueError("second")])
+
+    def perform(step):
+        if step == "fail":
+            raise next(errors)
+        return step
+
+    with pytest.raises(KeyError):
+        runner(flow(), perform)
+    assert done == ["first", "first again", "second", "second again", "third", "third again"]
+
+
+def test_a_clean_up_without_errors_returns(runner):
+    def flow():
+        yield from complete_flow(step_flow(1), step_flow(2))
+        return "done"
+
+    assert runner(flow(), lambda step: step) == "done"
+
+
+def test_a_clean_up_that_is_closed_runs_no_further_steps():
+    def flow():
+        yield from complete_flow(step_flow(1), step_flow(2))
+
+    closing = flow()
+    assert next(closing) == 1
+    closing.close()
+    assert inspect.getgeneratorstate(closing) == inspect.GEN_CLOSED

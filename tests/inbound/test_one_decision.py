@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.requests import HTTPConnection
 from flask import Blueprint, Flask
 from flask.views import MethodView
+from quart import Quart
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
@@ -16,7 +17,7 @@ from starlette.routing import Mount, Route
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.core.codec import limit_of
-from tidegate.inbound import asgi, by_api_key, by_header, fastapi, flask, starlette, wsgi
+from tidegate.inbound import asgi, by_api_key, by_header, fastapi, flask, quart, starlette, wsgi
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -216,6 +217,38 @@ def flask_class(outer, inner):
     return app
 
 
+def quart_app(outer, inner):
+    app = Quart(__name__)
+
+    @app.get("/limited")
+    @outer
+    @inner
+    async def limited():
+        return "page"
+
+    @app.get("/plain")
+    async def plain():
+        return "plain"
+
+    return app
+
+
+def quart_threaded(outer, inner):
+    app = Quart(__name__)
+
+    @app.get("/limited")
+    @outer
+    @inner
+    def limited():
+        return "page"
+
+    @app.get("/plain")
+    def plain():
+        return "plain"
+
+    return app
+
+
 class FlaskClient:
     """The interface of Client for Flask."""
 
@@ -234,6 +267,8 @@ APPS = {
     "fastapi": (fastapi_decorators, fastapi.limit),
     "fastapi-sync": (fastapi_sync_decorators, fastapi.limit),
     "fastapi-depends": (fastapi_dependencies, fastapi.limit),
+    "quart": (quart_app, quart.limit),
+    "quart-thread": (quart_threaded, quart.limit),
     "flask": (flask_app, flask.limit),
     "flask-blueprint": (flask_blueprint, flask.limit),
     "flask-class": (flask_class, flask.limit),
@@ -258,10 +293,15 @@ class CountingStore(MemoryStore):
         self.calls += verb != "peek"
         return super().apply_one(verb, policy, key, costs, now, at)
 
-    def acquire_known(self, asks):
-        decisions = super().acquire_known(asks)
-        self.calls += decisions is not None
-        return decisions
+    def fast_together(self, policies):
+        acquire = super().fast_together(policies)
+
+        def counting(keys):
+            decisions = acquire(keys)
+            self.calls += decisions is not None
+            return decisions
+
+        return acquire and counting
 
     def fast_path(self, policy, slow_path, disablers):
         return slow_path

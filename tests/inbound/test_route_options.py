@@ -6,6 +6,7 @@ from typing import Any
 
 import flask as flask_module
 import pytest
+import quart as quart_module
 from fastapi import FastAPI, Request
 from flask import Flask
 from starlette.applications import Starlette
@@ -17,7 +18,18 @@ from tests.inbound.sites import django_site
 from tests.inbound.test_one_decision import APPS, FlaskClient, rules, site, statuses, usages
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
-from tidegate.inbound import asgi, by_header, common_request, current_limits, django, fastapi, flask, starlette, wsgi
+from tidegate.inbound import (
+    asgi,
+    by_header,
+    common_request,
+    current_limits,
+    django,
+    fastapi,
+    flask,
+    quart,
+    starlette,
+    wsgi,
+)
 from tidegate.testing import ManualClock
 
 assert django_site.urlpatterns  # configures Django
@@ -28,7 +40,7 @@ def clock():
     return ManualClock(start=1_728_000_000)
 
 
-@pytest.fixture(params=["starlette", "fastapi", "fastapi-depends", "flask"])
+@pytest.fixture(params=["starlette", "fastapi", "fastapi-depends", "flask", "quart"])
 def kind(request):
     return APPS[request.param]
 
@@ -87,8 +99,8 @@ def test_functions_receive_the_frameworks_own_request(kind, clock, config):
     client, _ = site(kind, clock, ("1/1m", {"key": key}), ("50/1h", {}), config)
     assert statuses(client, "/limited", 2, headers={"x-user": "ann"}) == [200, 429]
     assert statuses(client, "/limited", 1, headers={"x-user": "bob"}) == [200]
-    own = flask_module.request if kind[1] is flask.limit else Request
-    assert all(request[0] is own or isinstance(request[0], Request) for request in seen)
+    own = {flask.limit: flask_module.Request, quart.limit: quart_module.Request}.get(kind[1], Request)
+    assert all(isinstance(request[0], own) for request in seen)
     assert seen[0][1:] == ("203.0.113.9", "/limited", "GET", "ann")
 
 
@@ -212,6 +224,22 @@ def test_only_responses_that_count_are_charged(clock, behind):
 # ---- Django ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("config", [{"defaults": False, "unmatched": None}, rules(50)], ids=["no-category", "category"])
+def test_responses_that_do_not_count_are_refunded_behind_any_middleware(kind, clock, config):
+    client, _ = site(kind, clock, ("2/1m", {"name": "missing", "count": [404]}), ("50/1h", {}), config)
+    assert statuses(client, "/limited", 5) == [200] * 5
+
+
+@pytest.mark.parametrize("config", [{"defaults": False, "unmatched": None}, rules(2)], ids=["no-category", "category"])
+def test_a_function_of_the_middleware_exempts_from_all_limits(kind, clock, config):
+    def internal(request):
+        return request.header("x-internal") == "yes"
+
+    client, _ = site(kind, clock, ("2/1m", {}), ("50/1h", {}), config, exempt_when=internal)
+    assert statuses(client, "/limited", 5, headers={"x-internal": "yes"}) == [200] * 5
+    assert statuses(client, "/limited", 3, headers={"x-internal": "no"}) == [200, 200, 429]
+
+
 def django_views(limit, inner):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.utils.decorators import method_decorator  # noqa: PLC0415 - as above
@@ -267,6 +295,28 @@ def test_django_views_are_decided_with_the_middleware(kind, page, clock, monkeyp
     assert sorted(usages(middleware.request_limiter.store).values()) == [2, 2, 6]
     clock.advance(60)
     assert statuses(client, "/class", 1, method="POST") == [200]
+    clear_url_caches()
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_django_views_have_default_limits(kind, clock, monkeypatch):
+    from django.core.asgi import get_asgi_application  # noqa: PLC0415 - configured by django_site
+    from django.core.wsgi import get_wsgi_application  # noqa: PLC0415 - as above
+    from django.urls import clear_url_caches, path  # noqa: PLC0415 - as above
+
+    limited, classy, plain = django_views(django.limit("3/1m"), django.limit("50/1h"))
+    patterns = [path("limited", limited), path("class", classy), path("plain", plain)]
+    monkeypatch.setattr(django_site, "urlpatterns", patterns)
+    clear_url_caches()
+    options = {"default_limits": "2/1m", "application_limits": "9/1m", "clock": clock}
+    if kind == "wsgi":
+        client: Any = WsgiClient(wsgi.RateLimitMiddleware(get_wsgi_application(), **options))
+    else:
+        client = Client(asgi.RateLimitMiddleware(get_asgi_application(), **options))
+    assert statuses(client, "/limited", 4) == [200, 200, 200, 429]
+    assert statuses(client, "/plain", 3) == [200, 200, 429]
+    assert statuses(client, "/class", 3, method="POST") == [200, 200, 429]
+    assert statuses(client, "/missing", 3) == [404, 404, 429]
     clear_url_caches()
 
 

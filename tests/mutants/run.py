@@ -135,8 +135,6 @@ EQUIVALENT = {
         "a change of nothing leaves the log as it is, copied or not",
     ("log.py", "if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):", "0 -> 1"):
         "as above",
-    ("log.py", 'sums += array("q", [before + shift for before in self.sums[last:i]])', "Add -> Sub (2)"):
-        "entries that are changed are neighbours: before the first, the shift is 0, and none lie between them",
     ("log.py", "if state is None or state[0] is not limit:", "0 -> 1"): "`current` returns a state of the limit itself",
     ("log.py", "if now < times[tail - 1]:", "Lt -> LtE"): "both are the same instant",
     ("log.py", "if state[0] is not limit:", "0 -> 1"): "for the limit itself, that is the same instant",
@@ -145,8 +143,13 @@ EQUIVALENT = {
     ("log.py", "if delta < 0:", "0 -> 1"): "as above",
     ("sliding.py", "def _rolled(state: State | None, limit: Limit, now: int) -> tuple[int, int, int, int]:",
      "dropped: state = current(state, limit, now)"): "windows that have ended count nothing, and begin where new ones do",
+    ("sliding.py", "if state is not None and state[0] is limit and now - state[3] < limit.length:", "Sub -> Add"):
+        "only the short path is not taken",
     ("sliding.py", "elif start - limit.length <= at < start:", "Lt -> LtE"): "the branch above has taken the start itself",
     ("windows.py", "again = min(end, expires) if overlaps else 0", "0 -> 1"): "no window ends that soon after 1970",
+    ("windows.py", "return _view_common(limit, cost, 0, 0)", "0 -> 1"): "a window that has ended has used nothing",
+    ("windows.py", "return max(0, left), retry, counted[-1][2] - now if counted else 0", "0 -> 1 (2)"):
+        "a state that has not expired has a window that counts",
     ("windows.py", "if state is not None and state[0] is limit:", "0 -> 1"):
         "what follows, for all other states, gives the same",
     ("windows.py", "if delta > 0 and (at is None or (not held and start <= at <= now)):", "Gt -> GtE"):

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tidegate import StoreUnavailable
 from tidegate.outbound import OutboundRequest, Providers
 from tidegate.outbound.quota.exchange import ProviderResponse
@@ -70,3 +72,30 @@ class Waiting(MemoryStore):
         if self.until is not None and asks[0][0].name.startswith(self.blocked):
             await self.until.wait()
         return self.apply(verb, asks, *rest)
+
+
+class SlowStore(MemoryStore):
+    """Answers after some iterations of the event loop. A correction is made even if its task is cancelled."""
+
+    instant = False
+
+    async def apply_async(self, verb, asks, *rest):
+        decisions = self.apply(verb, asks, *rest)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if verb in ("acquire", "hold"):
+                self.apply("adjust", [(policy, key, tuple(-cost for cost in costs)) for policy, key, costs in asks])
+            raise
+        return decisions
+
+
+async def cancel_until_done(work):
+    """Cancel a task at each step that it waits for."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -4,7 +4,19 @@ import asyncio
 
 import pytest
 
-from tests.outbound.flows import CALL, START, Failing, Waiting, limited, providers, reply, settle, used
+from tests.outbound.flows import (
+    CALL,
+    START,
+    Failing,
+    SlowStore,
+    Waiting,
+    cancel_until_done,
+    limited,
+    providers,
+    reply,
+    settle,
+    used,
+)
 from tidegate import StoreUnavailable
 from tidegate.outbound import AsyncGate, Gate
 from tidegate.stores import MemoryStore
@@ -113,3 +125,39 @@ class FailingChargeStore(MemoryStore):
         if self.failing and verb == "acquire" and asks[0][0].limits[0].quota > 10**9:
             raise StoreUnavailable("lost")
         return super().apply(verb, asks, *rest)
+
+
+# ---- a task that is cancelled again and again, as the cancel scopes of anyio do --------------------------------------
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_slow_call_that_is_cancelled_repeatedly_releases_its_slot(answered):
+    clock = ManualClock(START)
+    store, known = SlowStore(clock=clock), limited("10/1m", **SLOTS)
+    gate = AsyncGate(known, store)
+    sent, hang = asyncio.Event(), asyncio.Event()
+
+    async def send(_provider):
+        sent.set()
+        if not answered:
+            await hang.wait()
+        clock.advance(10)  # so late that it is charged again
+        return reply(close=hang.wait)
+
+    task = asyncio.create_task(gate.run(gate.send_flow(CALL, send)))
+    await sent.wait()
+    clock.advance(10)
+    await cancel_until_done(task)
+    assert used(store, known) == [1, 0]
+    await gate.close()
+
+
+async def test_a_pending_charge_that_is_cancelled_repeatedly_releases_its_slot():
+    clock = ManualClock(START)
+    store, known = SlowStore(clock=clock), limited("10/1m", **SLOTS)
+    gate = AsyncGate(known, store)
+    pending = await gate.acquire("x.example")
+    clock.advance(10)
+    await cancel_until_done(pending.commit())
+    assert used(store, known) == [1, 0]
+    await gate.close()

@@ -8,6 +8,7 @@ import httpx
 import pytest
 import requests
 
+from tests.outbound.flows import SlowStore, cancel_until_done
 from tests.outbound.server import Answer, QuotaServer
 from tidegate import Denied, Limiter
 from tidegate.outbound import Providers
@@ -19,6 +20,7 @@ from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 URL = "https://api.test/v1/messages"
+OPENAI_URL = "https://api.test/v1/chat/completions"
 BODY = {"model": "m", "max_tokens": 64_000, "stream": True}
 KINDS = ["httpx", "httpx-async", "requests", "aiohttp"]
 
@@ -37,6 +39,14 @@ def stream(tokens, *, input_tokens=10, reports=True):
         yield b"event: message_stop\ndata: {}\n\n"
 
 
+def openai_stream(tokens):
+    """The same answer of OpenAI."""
+    for _ in range(tokens):
+        yield event({"choices": [{"delta": {"content": "abc"}}]})
+    yield event({"usage": {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": tokens + 10}})
+    yield b"data: [DONE]\n\n"
+
+
 class Source(httpx.SyncByteStream):
     """The body of a response that tells how much of it was read, and whether it was closed."""
 
@@ -52,6 +62,17 @@ class Source(httpx.SyncByteStream):
 
     def close(self):
         self.closed = True
+
+
+class AsyncSource(httpx.AsyncByteStream):
+    """The body of a response, for tasks."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    async def __aiter__(self):
+        for piece in self.pieces:
+            yield piece
 
 
 def providers(quota=10_000, domain="api.test", profile="anthropic"):
@@ -135,12 +156,53 @@ def test_text_that_the_provider_sends_in_large_pieces_is_counted_by_its_length(s
         client.post(URL, json=BODY)
 
 
+@pytest.mark.parametrize(
+    ("coding", "first"), [("br", b""), ("gzip", b"no gzip data")], ids=["unknown coding", "malformed"]
+)
+@pytest.mark.parametrize(("bound", "allowed"), [(20_000, True), (64_000, False)])
+def test_an_output_that_cannot_be_read_is_reserved_with_its_bound(store, coding, first, bound, allowed):
+    known, source = providers(quota=30_000), Source([first, *stream(500)])
+    mock = httpx.MockTransport(lambda _: httpx.Response(200, headers={"content-encoding": coding}, stream=source))
+    transport = RateLimitTransport(known, store, mock, timeout=0, tokenizer=lambda _text: 10)
+    body = {**BODY, "max_tokens": bound}
+    with httpx.Client(transport=transport) as client, client.stream("POST", URL, json=body) as arriving:
+        if allowed:
+            assert sum(map(len, arriving.iter_raw())) == sum(map(len, source.pieces))
+            assert usage(store, known) == bound + 10
+        else:
+            with pytest.raises(Denied):
+                list(arriving.iter_raw())
+            assert source.read <= 2
+            assert usage(store, known) == 10 + 4096
+
+
 def test_a_stream_that_its_reader_abandons_keeps_its_reservation(store):
     known, source = providers(), Source(stream(5000))
     with open_client(store, source, known) as client:
         with client.stream("POST", URL, json=BODY) as response:
             next(response.iter_bytes())
         assert usage(store, known) == 10 + 4096
+
+
+@pytest.mark.parametrize(
+    ("profile", "pieces", "end"),
+    [("anthropic", stream, b"message_stop"), ("openai", openai_stream, b"[DONE]")],
+    ids=["anthropic", "openai"],
+)
+async def test_all_reservations_of_an_output_are_settled_if_its_task_is_cancelled_repeatedly(profile, pieces, end):
+    store = SlowStore(clock=ManualClock(1_728_000_000))
+    known, source = providers(profile=profile), AsyncSource(pieces(9000))
+    mock = httpx.MockTransport(lambda _request: httpx.Response(200, stream=source))
+    transport = AsyncRateLimitTransport(known, store, mock, timeout=0, tokenizer=lambda _text: 10)
+    async with httpx.AsyncClient(transport=transport) as client:
+        request = client.build_request("POST", URL if profile == "anthropic" else OPENAI_URL, json=BODY)
+        response = await client.send(request, stream=True)
+        arriving = response.aiter_raw()
+        while end not in await anext(arriving):
+            pass
+        await cancel_until_done(response.aclose())
+        assert transport.gate.metrics()["topped_up"] >= 1
+        assert usage(store, known) == 9010
 
 
 @pytest.mark.parametrize("kind", KINDS)

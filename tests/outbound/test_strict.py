@@ -147,6 +147,23 @@ def test_the_input_is_learned_per_model_without_a_tokenizer(store):
         assert abs(reserved(client, **body)[0] - length // 2) <= 6
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_absurd_reports_about_the_input_lock_no_later_call_out(store, strict):
+    """A short request may refer to a long file: its tokens say nothing about those of a long text."""
+
+    def reply(request):
+        tokens = 10**6 if len(request.content) < 200 else len(request.content) // 4
+        return httpx.Response(200, json={"usage": {"prompt_tokens": tokens, "completion_tokens": 5}})
+
+    with Client(reply, store, None, strict=strict) as client:
+        for _ in range(QUANTILE_SAMPLES + 1):
+            client.post(URL, json={"model": "m", "max_tokens": 1})
+            store.clock.advance(10**9)
+        for _ in range(3):
+            assert client.post(URL, json={"model": "m", "max_tokens": 1, "messages": ["x" * 20_000]}).status_code == 200
+            store.clock.advance(10**9)
+
+
 def test_recent_sizes_forget_old_ones():
     sizes = RecentSizes()
     for size in [*[1000] * 50, *[5] * 200]:

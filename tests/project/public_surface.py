@@ -24,6 +24,7 @@ NAMED_MODULES = (
     "tidegate.inbound.fastapi",
     "tidegate.inbound.flask",
     "tidegate.inbound.functions",
+    "tidegate.inbound.quart",
     "tidegate.inbound.testing",
     "tidegate.inbound.starlette",
     "tidegate.inbound.wsgi",

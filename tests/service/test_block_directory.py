@@ -5,8 +5,8 @@ import pytest
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ADMIN, serving
-from tidegate.service.decisions import block_directory, service_directory
-from tidegate.service.decisions.block_directory import HEAD_BYTES, BlockDirectory, decode_blocks, encode_blocks
+from tidegate.service.decisions import block_directory, service_directory, stored_bytes
+from tidegate.service.decisions.block_directory import BlockDirectory, decode_blocks, encode_blocks
 from tidegate.service.decisions.blocks import Blocks
 from tidegate.service.decisions.service_directory import ServiceDirectory
 from tidegate.stores import MemoryStore
@@ -103,9 +103,10 @@ async def test_what_all_services_write_is_read_once(services, clock):
         for number in range(50):
             await service.blocks.block("api", f"key-{number}", 3600)
     await pass_period(clock, *services)
-    store = services[0].directory._store = CountingStore(services[0].directory._store)  # noqa: SLF001 - counts calls
+    stored = services[0].directory._stored  # noqa: SLF001 - counts calls
+    store = stored._store = CountingStore(stored._store)  # noqa: SLF001 - counts calls
     assert len([*await services[0].directory.find()]) == 50
-    records = -(-len(encode_blocks(("api", f"key-{number}") for number in range(50))) // block_directory.RECORD_BYTES)
+    records = -(-len(encode_blocks(("api", f"key-{number}") for number in range(50))) // stored_bytes.ENTRY_BYTES)
     assert store.calls == 1 + records + 3  # the clock; one service in full; then one entry per service and period
 
 
@@ -122,13 +123,13 @@ async def test_without_blocks_nothing_is_written_or_read(services, clock):
 
 
 def test_the_blocks_that_fit_are_written():
-    assert decode_blocks(encode_blocks(reversed(KEYS))[HEAD_BYTES:]) == KEYS
+    assert decode_blocks(encode_blocks(reversed(KEYS))) == KEYS
     assert encode_blocks(KEYS) == encode_blocks(reversed(KEYS))
-    assert decode_blocks(encode_blocks([])[HEAD_BYTES:]) == []
+    assert decode_blocks(encode_blocks([])) == []
     many = [("api", f"key-{number:05}") for number in range(10_000)]
     data = encode_blocks(many)
-    assert len(data) <= block_directory.MAX_RECORDS * block_directory.RECORD_BYTES
-    found = decode_blocks(data[HEAD_BYTES:])
+    assert len(data) <= stored_bytes.MAX_STORED_BYTES
+    found = decode_blocks(data)
     assert found == many[: len(found)]
     assert len(found) > 200
 

@@ -42,7 +42,12 @@ def test_every_public_verb_of_limiter_is_checked():
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
 def test_every_verb_has_a_function_and_methods_of_the_clients(verb):
     request = ["request"] if verb.request else []
-    assert list(parameters(getattr(Verbs, verb.name))) == ["self", *request, *(["call"] if verb.idempotent else [])]
+    assert list(parameters(getattr(Verbs, verb.name))) == [
+        "self",
+        *request,
+        *(["call"] if verb.idempotent else []),
+        *(["origin"] if verb.audited else []),
+    ]
     assert verb.waits == ("timeout" in verb.fields)
     for client in CLIENTS if verb.name not in INTERNAL_VERBS else ():
         assert callable(getattr(client, verb.name))

@@ -187,7 +187,7 @@ def test_a_reload_changes_policies_and_refuses_invalid_files(tmp_path):
         config.write_text("policies: {api: 4/1h fixed_window, new: 1/1h}\n", encoding="utf-8")
         service.process.send_signal(signal.SIGHUP)
         until(lambda: service.logged("new policies are in effect"), "the new policies")
-        expected = {"adopted": 1, "refused": 2, "error": None}
+        expected = {"adopted": 1, "refused": 2, "error": None, "since": None}
         until(lambda: service.get("/v1/overview").json()["rules"] == expected, "the overview without an error")
         responses = [service.post("acquire", ask).json()["allowed"] for _ in range(2)]
         assert responses == [True, False]  # one more than before, not four

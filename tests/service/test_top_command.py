@@ -29,7 +29,7 @@ def run_top(service, capsys, *options):
 def test_text_output(service, capsys):
     def has_counts():
         outputs.append(run_top(service, capsys))
-        return "4       1" in " ".join(outputs[-1][1].split("\n")[3:4])
+        return "4       1" in " ".join(outputs[-1][1].split("\n")[4:5])
 
     outputs = []
     until(has_counts, "the counts of the first seconds")
@@ -38,8 +38,9 @@ def test_text_output(service, capsys):
     lines = text.splitlines()
     assert lines[0].startswith("tidegate ")
     assert "store memory ok, 1 in flight, 0 waiting" in lines[0]
-    assert lines[2].split() == ["policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"]
-    assert lines[3].split()[0] == "api"
+    assert "calls" in lines[1]  # the status line of the dashboard
+    assert lines[3].split() == ["policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"]
+    assert lines[4].split()[0] == "api"
     near = text.partition("nearest to a limit\n")[2].splitlines()
     assert near[0].startswith("api: k")
     assert "0 of 3 requests left in 1h, reset in " in near[0]
@@ -51,7 +52,7 @@ def test_json_output(service, capsys):
     code, text = run_top(service, capsys, "--json", "--rows", "1")
     data = json.loads(text)
     assert code == 0
-    assert set(data) == {"store", "waiting", "in_flight", "policies", "near", "denials"}
+    assert set(data) == {"store", "waiting", "in_flight", "policies", "findings", "near", "denials"}
     assert [len(data[name]) for name in ("policies", "near", "denials")] == [1, 1, 1]
     assert data["denials"][0]["violated"] == ["1h"]
 

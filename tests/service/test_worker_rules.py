@@ -71,6 +71,6 @@ def test_a_replacement_uses_the_accepted_file_and_the_settings_of_the_start(tmp_
             names = {each["name"] for each in service.get("/v1/policies", headers=headers).json()["policies"]}
             assert names == {"api", "other"}
             rules = service.get("/v1/overview", headers=headers).json()["rules"]
-            assert rules == {"adopted": 1, "refused": 0, "error": None}
+            assert rules == {"adopted": 1, "refused": 0, "error": None, "since": None}
             assert service.get("/v1/policies").status_code == 401
         assert service.stop() == 0

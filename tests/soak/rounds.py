@@ -32,6 +32,7 @@ MAX_FAULT: Final = 1.5  # seconds that a fault lasts
 FAULT_CALLS: Final = 100  # after so many calls it ends, too
 QUIET: Final = 1.0  # seconds without a change after which nothing more is expected to change
 MAX_RECOVERY: Final = 60.0
+MAX_PROCESS: Final = 300.0  # seconds for a client process, which may start slowly on a busy machine
 FRESH: Final = 8  # connections in a row that have to find the service well: any of its processes may answer one
 MIN_EVENTS: Final = 30  # in the journal of a client process before it may be killed
 MINUTE: Final = 60 * 10**9
@@ -199,7 +200,9 @@ class Round:
         peak = max(peak, balance.used_from_leases)
         if peak > quota:
             self._totals.over += peak - quota
-            self._totals.report(self._place, account, f"OVER: {peak} permits admitted, the quota is {quota}", balance)
+            self._totals.report(
+                self._place, account, f"OVER: {peak} permits admitted, the quota is {quota}", balance, self._outages
+            )
 
     def _check_charged(self, account: Account, balance: Balance, used: list[int]) -> None:
         kept, missing = self._totals.add(account, balance, used)
@@ -209,14 +212,14 @@ class Round:
                 f"{found}; {used} charged, {balance.charged} answered, {balance.given_back} given back, in doubt "
                 f"+{balance.may_add} -{balance.may_take}; {balance.hung_up} asked for by clients that hung up"
             )
-            self._totals.report(self._place, account, text, balance)
+            self._totals.report(self._place, account, text, balance, self._outages)
 
     def _check_leased(self, account: Account, balance: Balance, charged: int) -> None:
         """See that permits taken ahead are charged before they are used, and given back by a client that closes."""
         unused = charged - balance.used_from_leases
         if unused < 0 or (self._done.exists() and unused and not balance.may_add + balance.may_take):
             text = f"LEASED: {charged} charged, {balance.used_from_leases} used by a client that has closed"
-            self._totals.report(self._place, account, text, balance)
+            self._totals.report(self._place, account, text, balance, self._outages)
 
     async def _settled(self, balances: dict[Account, Balance]) -> dict[Account, list[int]]:
         """Read what the store says of each account, until it is as expected or does not change any more."""
@@ -252,8 +255,8 @@ async def read_usage(connection: Connection, account: Account) -> list[int]:
 
 async def poll(condition: Callable[[], Any], what: str) -> None:
     """Wait for something."""
-    deadline = time.monotonic() + MAX_RECOVERY
+    deadline = time.monotonic() + MAX_PROCESS
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {MAX_RECOVERY} s")
+            raise AssertionError(f"{what} did not happen within {MAX_PROCESS} s")
         await asyncio.sleep(0.01)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.soak.effects import Effect, actual_effects, expected_effects
 from tests.soak.journal import ANSWERED, BROKEN, GONE, HUNG_UP, file_journal, read_journal
-from tests.soak.ledger import Outage, read_events
+from tests.soak.ledger import FOREVER, MAX_REFUND, Outage, read_events
 from tests.soak.service import Sample, rise
 
 ACCOUNT = ("window", "k")
@@ -33,7 +33,10 @@ def balance_of(*calls, outages=()):
         (("acquire", 2, 0, 150, ANSWERED, 2), DOWN, [2]),
         (("acquire", 2, 0, 9, HUNG_UP, None), [], [0]),
         (("acquire", 2, 99, 150, HUNG_UP, None), DOWN, [0, 1, 2]),
-        (("acquire", 2, 0, 99, HUNG_UP, None), DOWN, [0]),  # before the store was down
+        (("acquire", 2, 0, 99, HUNG_UP, None), DOWN, [0, 1, 2]),  # its refund may be lost
+        (("acquire", 2, 0, 99, HUNG_UP, None), [Outage("crash", 99 + MAX_REFUND, FOREVER)], [0, 1, 2]),
+        (("acquire", 2, 0, 99, HUNG_UP, None), [Outage("crash", 100 + MAX_REFUND, FOREVER)], [0]),  # refunded before
+        (("acquire", 2, 201, 210, HUNG_UP, None), DOWN, [0]),
         (("acquire", 2, 0, 9, GONE, None), [], [0, 1, 2]),
         (("acquire", 2, 0, 9, BROKEN, None), [], [0, 1, 2]),
         (("acquire", 2, 0, 9, None, None), [], [0, 1, 2]),  # the client was killed

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.soak.effects import Account
-    from tests.soak.ledger import Balance
+    from tests.soak.ledger import Balance, Outage
     from tests.soak.service import Sample
 
 
@@ -60,13 +61,15 @@ class Totals:
         """What is charged and was not answered."""
         return self.charged - (self.answered - self.given_back)
 
-    def report(self, place: str, account: Account, text: str, balance: Balance) -> None:
+    def report(self, place: str, account: Account, text: str, balance: Balance, outages: Sequence[Outage]) -> None:
         """Note a violation, and write everything about its account into the log."""
         policy, key = account
         self.violations.append(f"{place}: {policy} {key}: {text}")
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"{self.violations[-1]}\n")
             first = min((call.sent for call in balance.calls), default=0)
+            for kind, begin, end in outages:
+                log.write(f"    {(begin - first) / 1e6:.1f} to {(end - first) / 1e6:.1f} ms: OUTAGE: {kind}\n")
             for call in sorted(balance.calls, key=lambda call: call.sent):
                 sent, ended = (call.sent - first) / 1e6, (call.ended - first) / 1e6
                 actual = "unknown" if call.actual is None else call.actual

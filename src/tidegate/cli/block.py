@@ -29,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="duration",
         help=f"how long to block the key, such as 10m (default: {DEFAULT_DURATION})",
     )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the audit log and the dashboard")
     parser.add_argument("--remove", action="store_true", help="remove the block of the key")
     add_service_options(parser)
 
@@ -45,12 +46,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
         if args.policy is None:
             list_blocks(client, output)
         elif args.remove:
-            client.unblock(args.policy, read_key(args))
+            client.unblock(args.policy, read_key(args), reason=args.reason)
             output.write_line(f"{args.policy}: {' '.join(args.key)} is not blocked")
             output.write_json({"ok": True})
         else:
             seconds = read_seconds(args.duration or DEFAULT_DURATION)
-            client.block(args.policy, read_key(args), seconds)
+            client.block(args.policy, read_key(args), seconds, reason=args.reason)
             output.write_line(f"{args.policy}: {' '.join(args.key)} is blocked for {format_duration(seconds)}", "red")
             output.write_json({"ok": True, "seconds": seconds})
     return 0

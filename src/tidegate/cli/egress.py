@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidegate.cli.extras import check_installed
 from tidegate.cli.output import counted
 from tidegate.egress.settings import load_egress
 from tidegate.policy.config_value import ConfigValue
@@ -23,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Run the gateway until SIGTERM or Ctrl-C."""
+    check_installed("tidegate egress", "egress", "aiohttp")
     from tidegate.egress import run as gateway  # noqa: PLC0415 - needs aiohttp
 
     address = None if args.listen is None else read_address(ConfigValue(args.listen, field="--listen"))

@@ -85,7 +85,7 @@ def check_inbound(file: str) -> tuple[list[str], dict[str, object]]:
     lines = [
         f"category {category.name}: {', '.join(map(str, category.policy.limits))}"
         f"{', shadow' if category.policy.mode == 'shadow' else ''}"
-        for category in rules.categories
+        for category in (*rules.categories, *rules.extra_categories)
     ]
     disabled = [] if rules.enabled else ["disabled: nothing is limited"]
     return [*disabled, *lines], {"categories": [category.name for category in rules.categories]}

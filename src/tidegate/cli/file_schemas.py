@@ -145,6 +145,8 @@ def inbound_schema() -> Schema:
         "ipv6_prefix": {"type": "integer", "minimum": 1, "maximum": 128},
         "block_after": STRING,
         "block_for": STRING,
+        "application_limits": limits,
+        "default_limits": limits,
     }
     section = {"anyOf": [closed(SECTION_FIELDS, own), {"type": "null"}]}
     return document("inbound", {"type": "object", "properties": {"rate_limiting": section}})

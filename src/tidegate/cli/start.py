@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidegate.cli.extras import check_service
 from tidegate.cli.output import counted
 from tidegate.errors import ConfigError
 from tidegate.service.config.settings import DATA_FOLDER, OPTIONS, load_settings
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def serve(settings: Settings, ready: Ready, *, level: int = logging.INFO) -> None:
     """Serve, with logging, until SIGTERM or Ctrl-C."""
+    check_service(settings)
     from tidegate.service.runtime import logs, server  # noqa: PLC0415 - not needed for --help
 
     handler = logs.set_up(level=level)

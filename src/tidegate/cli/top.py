@@ -25,6 +25,8 @@ RATE_SECONDS: Final = 5
 CURVE_SECONDS: Final = 30
 CURVE_CHARACTERS: Final = " ▁▂▃▄▅▆▇█"
 MIN_COLUMNS_FOR_CURVES: Final = 100
+MAX_FINDING_LENGTH: Final = 300  # characters
+COLOURS: Final = {"bad": "red", "warn": "yellow", "good": "green"}  # by the level of a finding
 EGRESS_COLUMNS: Final = (
     "caller", "requests", "active", "waiting", "denied", "refused", "failed", "tokens", "money", "first byte",
 )  # fmt: skip
@@ -94,6 +96,7 @@ def describe(overview: dict[str, Any], rows: int) -> dict[str, Any]:
         "waiting": overview["waiting"],
         "in_flight": overview["in_flight"],
         "policies": busiest(overview)[:rows],
+        "findings": overview.get("findings", []),
         "near": overview["near"][:rows],
         "denials": overview["denials"][:rows],
     }
@@ -131,7 +134,7 @@ def curve(counts: list[int]) -> str:
 def draw(overview: dict[str, Any], url: str, output: Output, rows: int) -> list[str]:
     """Draw the summary and all tables."""
     wide = shutil.get_terminal_size().columns >= MIN_COLUMNS_FOR_CURVES
-    lines = [draw_summary(overview, url, output), *draw_services(overview, output)]
+    lines = [draw_summary(overview, url, output), *draw_findings(overview, output), *draw_services(overview, output)]
     lines += ["", *draw_policies(overview, output, rows, wide=wide)]
     if overview["near"]:
         lines += ["", output.style("nearest to a limit", "bold"), *draw_nearest(overview["near"][:rows], output)]
@@ -151,6 +154,17 @@ def draw_summary(overview: dict[str, Any], url: str, output: Output) -> str:
     head = output.style(f"tidegate {process['version']} on {redact(url)}", "bold")
     calls = f"{overview['in_flight']} in flight, {overview['waiting']} waiting"
     return f"{head}: process {process['id']}{worker}, up {uptime}, store {store['kind']} {state}, {calls}{latency}"
+
+
+def draw_findings(overview: dict[str, Any], output: Output) -> list[str]:
+    """Say what is wrong, as the status line of the dashboard does."""
+    lines = []
+    for finding in overview.get("findings", []):
+        since = f" since {datetime.fromtimestamp(finding['since'] / 1000, UTC):%H:%M} UTC" if finding["since"] else ""
+        detail = f": {finding['detail']}" if finding["detail"] else ""
+        text = output.clean(f"{finding['title']}{since}{detail}. {finding['meaning']}", MAX_FINDING_LENGTH)
+        lines.append(output.style(text, COLOURS[finding["level"]]))
+    return lines
 
 
 def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Output) -> list[str]:

@@ -61,16 +61,15 @@ class LogEntries(NamedTuple):
             yield i, self.sums[i] - (self.sums[i - 1] if i > head else base)
 
     def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
-        """Return the log with the costs of some entries changed; entries with a cost of 0 are removed."""
+        """Return the log with the costs of neighbouring entries changed; entries with a cost of 0 are removed."""
         total = sum(difference for _, difference, _ in changes)
         gone = sum(not cost for _, _, cost in changes)
         if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):
             return self, head + gone, tail, base - total  # at the front, nothing needs to be copied
         times, sums, shift, last = array("q"), array("q"), 0, head
-        for i, difference, cost in sorted(changes):
+        for i, difference, cost in sorted(changes):  # neighbours: only before the first are there entries to copy
             times += self.times[last : i + (cost > 0)]
-            # Entries before the first change are copied as they are, which is much faster.
-            sums += array("q", [before + shift for before in self.sums[last:i]]) if shift else self.sums[last:i]
+            sums += self.sums[last:i]
             shift += difference
             if cost:
                 sums.append(self.sums[i] + shift)

@@ -40,7 +40,7 @@ def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View
             retry = ahead - (quota - count - cost) * ticks // previous * limit.tick
         else:  # only once this window is the previous one, with a lower weight
             retry = ahead + length - (quota - cost) * ticks // count * limit.tick
-    return left, retry, ahead + length if count else ahead if previous else 0
+    return left, retry, _reset(count, previous, ahead, length)
 
 
 def used_sliding(state: State | None, limit: Limit, now: int) -> int:
@@ -58,7 +58,12 @@ def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int
         retry = NEVER
     elif cost > left:
         retry = ahead if cost <= limit.quota - count else ahead + length
-    return left, retry, ahead + length if count else ahead if previous else 0
+    return left, retry, _reset(count, previous, ahead, length)
+
+
+def _reset(count: int, previous: int, ahead: int, length: int) -> int:
+    """Return when neither window counts any longer."""
+    return ahead + length if count else ahead if previous else 0
 
 
 def _weigh(limit: Limit, previous: int, ahead: int) -> int:

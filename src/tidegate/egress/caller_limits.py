@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.limiter import AsyncLimiter
+from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.quota.charge import CHARGE_TTL
-from tidegate.outbound.quota.request_tokens import estimate
+from tidegate.outbound.quota.cost import request_of
+from tidegate.outbound.quota.request_tokens import read_request, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tidegate.egress.callers import EgressCaller
     from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.exchange import OutboundRequest
     from tidegate.reservation import AsyncReservation
     from tidegate.stores import Store
 
@@ -32,8 +35,8 @@ class CallerLimits:
         return frozenset(limit.unit for limit in caller.limits)
 
     def counts_tokens(self, caller: EgressCaller) -> bool:
-        """Return whether a caller's limits count tokens."""
-        return not self.units_of(caller).isdisjoint(TOKEN_UNITS)
+        """Return whether a caller's limits count tokens, or money that depends on them."""
+        return any(unit in TOKEN_UNITS or is_money(unit) for unit in self.units_of(caller))
 
     async def reserve(
         self,
@@ -48,16 +51,16 @@ class CallerLimits:
             return None
         return await limiter.reserve(caller.name, cost, CHARGE_TTL, timeout, priority)
 
-    def cost_of(self, caller: EgressCaller, provider: Provider, url: str, body: bytes | None) -> dict[str, int]:
-        """Estimate what a call costs its caller, by unit; tokens are at most what the limits can ever allow."""
+    def cost_of(self, caller: EgressCaller, provider: Provider, call: OutboundRequest) -> dict[str, int]:
+        """Estimate what a call costs its caller, by unit; estimates are at most what the limits can ever allow."""
         units = self.units_of(caller)
         cost: dict[str, int] = {unit: 1 for unit in PER_REQUEST if unit in units}
         if self.counts_tokens(caller):
-            found = estimate(body, provider.counting, url)
-            for unit in TOKEN_UNITS:
-                if unit in units:
-                    most = min(limit.burst for limit in caller.limits if limit.unit == unit)
-                    cost[unit] = min(found.get(unit, 0), most)
+            request = request_of(provider, call) or read_request(provider.counting, call.url, call.body())
+            found = units_of(request, request.estimate_input(), request.bound)
+            for limit in caller.limits:
+                if limit.unit in found and limit.unit not in PER_REQUEST:
+                    cost[limit.unit] = min(found[limit.unit], limit.burst, cost.get(limit.unit, limit.burst))
         return cost
 
     async def close(self) -> None:

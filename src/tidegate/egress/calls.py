@@ -20,7 +20,7 @@ from tidegate.egress.messages import EgressError
 from tidegate.outbound.aiohttp import unreached
 from tidegate.outbound.capacity.retry import FIRST_PAUSE, IDEMPOTENT_METHODS
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
+from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse, target_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +164,8 @@ class ProviderCall:
     def _with_key(self, provider: Provider | None) -> tuple[URL, CIMultiDict[str], str | None]:
         """Return the URL and the header fields with the provider's key, which is only sent confidentially."""
         url, headers = self.target.url, self._headers
+        if provider is not None and provider.url:
+            url = URL(target_url(provider, self.outbound) or "", encoded=True)
         if provider is None or provider.api_key is None:
             return url, headers, None
         added = self._gate.key_for(provider, self.outbound._replace(url=str(url)))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tidegate.egress.callers import EgressCaller, Identity
     from tidegate.egress.settings import EgressSettings
+    from tidegate.egress.tracing import Tracing
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
@@ -72,7 +73,7 @@ class EgressGateway:
         self._local = not settings.callers and settings.listen.loopback
         self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
-        self._tracing: Any = None
+        self._tracing: Tracing | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -97,6 +98,10 @@ class EgressGateway:
         )
         self._session._retry_connection = False  # noqa: SLF001 - a repeated request needs a permit of its own
         return self
+
+    def use_tracing(self, tracing: Tracing | None) -> None:
+        """Record spans from now on; None: none."""
+        self._tracing = tracing
 
     async def __aexit__(self, *_: object) -> None:
         """Settle what is left, and close the connections to providers."""
@@ -225,7 +230,7 @@ class EgressGateway:
         call = ProviderCall(
             self.gate, self._session, self.settings, target, request.method, headers, body, exchange.end_wait
         )
-        own, result = await self._send(exchange, caller, call, body, options)
+        own, result = await self._send(exchange, caller, call, options)
         if result.response.native.status == SWITCHING_PROTOCOLS:
             return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
         meter = None
@@ -242,7 +247,6 @@ class EgressGateway:
         exchange: EgressExchange,
         caller: EgressCaller,
         call: ProviderCall,
-        body: RequestBody,
         options: CallOptions,
     ) -> tuple[AsyncReservation | None, SendResult[UpstreamResponse]]:
         """Wait for the permits of the caller and of the provider, and send; returns the caller's and the response."""
@@ -252,11 +256,11 @@ class EgressGateway:
         try:
             if caller.limits:
                 began = clock.steady()
-                cost = self.limits.cost_of(caller, provider, call.target.quota_url, body.decoded())
+                cost = self.limits.cost_of(caller, provider, call.outbound)
                 own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
                 options = options._replace(timeout=max(0.0, options.timeout - (clock.steady() - began) / SECOND))
             # Each request has a task, and so a context, of its own: the options need not be reset.
-            CURRENT_OPTIONS.set(options._asdict())
+            CURRENT_OPTIONS.set({**options._asdict(), "team": caller.name})
             result = await call.run()
         except Denied as denied:
             await self._cancel(own)
@@ -293,6 +297,7 @@ class EgressGateway:
         exchange.status = result.response.native.status
         exchange.waited = result.outcome.waited
         exchange.cost = result.outcome.cost
+        exchange.member = result.outcome.member or None
         counts = exchange.counts
         if counts is not None:
             counts.requests += 1
@@ -305,6 +310,8 @@ class EgressGateway:
         if exchange.counts is not None and meter.parts:
             exchange.counts.input_tokens += meter.parts.get("input", 0)
             exchange.counts.output_tokens += meter.parts.get("output", 0)
+        if exchange.counts is not None:
+            exchange.counts.cost_micros += meter.money
 
     def _answer_headers(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> CIMultiDict[str]:
         upstream, outcome = result.response, result.outcome
@@ -313,6 +320,8 @@ class EgressGateway:
             for name in [name for name, value in headers.items() if upstream.key in value]:
                 headers.popall(name, None)  # a redirect that repeats the key
         headers[messages.PROVIDER] = exchange.provider
+        if outcome.member:
+            headers[messages.MEMBER] = outcome.member
         headers[messages.WAITED] = f"{outcome.waited:.3f}"
         headers[messages.COST] = messages.describe_cost(outcome.cost)
         if outcome.decision is not None:
@@ -347,7 +356,7 @@ def without_credentials(target: Target, token_in: str | None) -> Target:
     query = target.url.raw_query_string
     location = target.provider.key_location
     dropped = [KEY_PARAMETER] if token_in == KEY_PARAMETER else []
-    if location is not None and location.kind == "query" and target.provider.api_key is not None:
+    if location is not None and location.kind == "query" and messages.adds_key(target.provider):
         dropped.append(location.name)
     if not query or not dropped:
         return target

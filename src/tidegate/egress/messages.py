@@ -166,15 +166,20 @@ def request_headers(
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
         drop(found, listed(headers.getall("connection")))
-    if provider.api_key is not None and provider.key_location is not None:
+    if adds_key(provider):
         drop(found, KEY_HEADERS)
-        if provider.key_location.kind == "header":
+        if provider.key_location is not None and provider.key_location.kind == "header":
             drop(found, (provider.key_location.name,))
     if token_in is not None:
         drop(found, (token_in,))
     if metered and "accept-encoding" in found:
         found["Accept-Encoding"] = METERED_CODINGS if "gzip" in found["accept-encoding"] else "identity"
     return found
+
+
+def adds_key(provider: Provider) -> bool:
+    """Return whether the gateway puts in a key: that of the provider, or of a member of its pool."""
+    return (provider.api_key is not None and provider.key_location is not None) or provider.pool is not None
 
 
 def response_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:

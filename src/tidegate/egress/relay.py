@@ -8,6 +8,7 @@ Either way the call is settled.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ import aiohttp
 from aiohttp import web
 
 from tidegate.errors import Denied, RateLimitError
+from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.quota.token_usage import UsageReader
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Meter:
         if self.reader is None and counts_tokens:
             self.reader = UsageReader(coding, provider.counting)
         self.used: dict[str, int] | None = None
+        self.money: int = 0  # in millionths of its currency
+        self._reserved = result.outcome.cost
         self.parts: dict[Any, int] = {}
         self._open = True
 
@@ -79,8 +83,18 @@ class Meter:
             self.parts = dict(self.reader.parts)
         if self._settlement is not None:
             await self._gate.run(self._settlement.settle_flow(self.used))
+            self._read_money(self._settlement.charged_units)
         if self._own is not None:
             await self._own.commit(self._own_cost())
+
+    def _read_money(self, charged: Mapping[str, int] | None) -> None:
+        """Note what the call cost; what was reserved, if the provider charges that."""
+        units = self._reserved if charged is None else charged
+        if isinstance(units, Mapping):
+            money = {unit: amount for unit, amount in units.items() if is_money(unit)}
+            self.money = sum(money.values())
+            if money:
+                self.used = {**(self.used or {}), **money}
 
     def _own_cost(self) -> dict[str, int] | None:
         """Return what the caller's limits are charged; None: what was reserved."""

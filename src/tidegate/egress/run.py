@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from tidegate.egress.gateway import EgressGateway
 from tidegate.egress.server import EgressServer
 from tidegate.errors import ConfigError
-from tidegate.event_loop import run_loop
+from tidegate.event_loop import run_loop, settle_heap
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.gate import AsyncGate
 
@@ -69,6 +69,7 @@ async def serve(
     gate = AsyncGate(providers, settings.store, bus=settings.bus)
     try:
         async with EgressGateway(gate, settings) as gateway, EgressServer(gateway, listener):
+            settle_heap()
             port = listener.getsockname()[1]
             if ready is not None:
                 ready(f"http://{settings.listen._replace(port=port)}", [provider.name for provider in providers])

@@ -161,15 +161,18 @@ class RateLimitMiddleware:
         mapping = FRAMEWORK.mapping(request)
         outer: RequestState | None = mapping.get(STATE_KEY)
         client, charges = None, NO_CHARGES
-        if target is not None:
+        if target is not None or request_limiter.special:
             client = request_limiter.client_identifier.find(*FRAMEWORK.sender(request, mapping))
-            if target.category_limiter is not None and client.key is not None:
-                seen = make_request(request, client)
-                prepared = await run_async(request_limiter.prepare_flow(seen, target, client), call)
-                if not isinstance(prepared, LimitOutcome):
-                    charges = prepared
-                elif not prepared.allowed:
-                    return await self._deny_blocked(seen, prepared, outer)
+            client = request_limiter.exempt_client(make_request(request, client), client)
+        if target is None and client is not None and client.key is not None:
+            client = None  # the limits of the handler identify it
+        if target is not None and target.category_limiter is not None and client is not None and client.key is not None:
+            seen = make_request(request, client)
+            prepared = await run_async(request_limiter.prepare_flow(seen, target, client), call)
+            if not isinstance(prepared, LimitOutcome):
+                charges = prepared
+            elif not prepared.allowed:
+                return await self._deny_blocked(seen, prepared, outer)
         request_state = mapping[STATE_KEY] = RequestState(request_limiter, client, None, outer, None, charges)
         if target is not None and target.admin:
             handler = self._admin
@@ -184,7 +187,11 @@ class RateLimitMiddleware:
         if is_exempt(handler):
             request_state.pending = NO_CHARGES
         function = class_handler(handler, request.method) if isinstance(handler, type) else handler
-        return None if is_limited(function) else await self._decide_pending(request, request_state)
+        if is_limited(function):
+            return None
+        if request_state.by_route and request.match_info.http_exception is None:
+            request_state.choose_route(route_name(handler))
+        return await self._decide_pending(request, request_state)
 
     async def _decide_pending(self, request: web.Request, request_state: RequestState) -> web.Response | None:
         """Decide what is pending; return the response to a denied request."""

@@ -26,7 +26,8 @@ from tidegate.inbound.limiting.asgi_responses import (
     make_request,
     respond,
 )
-from tidegate.inbound.limiting.charges import RequestCharge
+from tidegate.inbound.limiting.charges import make_charge
+from tidegate.inbound.limiting.matched_route import find_template, has_fixed_mount
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_gates import AsgiGates, wrapped_apps
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_limiter import RequestTarget
     from tidegate.policy import Cost, Key
@@ -61,7 +63,6 @@ if TYPE_CHECKING:
 __all__ = ["RateLimitMiddleware"]
 
 OVERRIDE_FIELDS: Final = frozenset(name.encode() for name in METHOD_OVERRIDES)
-make_charge = partial(tuple.__new__, RequestCharge)  # faster than the constructor of a NamedTuple
 
 
 class RateLimitMiddleware:
@@ -84,10 +85,10 @@ class RateLimitMiddleware:
             config, store, trusted_proxies, headers, clock, tasks=True, **options
         )
         self._own_root = self.request_limiter.root_path or find_root_path(app)
-        self._gates = AsgiGates(app, decide_pending)
+        self._gates = AsgiGates(app, decide_pending, self.request_limiter)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
@@ -103,12 +104,7 @@ class RateLimitMiddleware:
         if target is None:
             if request_limiter.idle:
                 request_limiter.run_idle_maintenance()
-            # Route limits read it.
-            request_state = scope[STATE_KEY] = RequestState(request_limiter, None, None, scope.get(STATE_KEY))
-            if kind == "http":
-                await self.app(scope, receive, add_headers(request_state, send))
-            else:  # its messages may still be limited
-                await self._websocket(scope, receive, add_headers(request_state, send), self._find_client(scope))
+            await self._pass(scope, receive, send)
             return
         category_limiter, cost, special, _, _ = target
         peer = scope.get("client")
@@ -120,13 +116,14 @@ class RateLimitMiddleware:
         if special or client[2] or request_limiter.special or category_limiter is None or key is None:
             await self._handle_special(scope, receive, send, target, client)
             return
-        if self._gates.has_limits() or (STATE_KEY in scope and scope[STATE_KEY].pending):
+        gated = self._gates.has_limits()
+        if gated or (STATE_KEY in scope and scope[STATE_KEY].pending):
             last = category_limiter.last_decisions.get(key)
             if last is None or last[0] or await self._may_pass(category_limiter, key, cost, method, path):
                 charge = make_charge(
                     (request_limiter, category_limiter.limiter, key, cost, category_limiter, None, False, None)
                 )
-                await self._defer(scope, receive, send, client, (charge,))
+                await self._defer(scope, receive, send, client, (charge,), gated=gated)
             else:
                 await self._deny(scope, receive, send, category_limiter, client, category_limiter.last_decisions[key])
             return
@@ -178,8 +175,9 @@ class RateLimitMiddleware:
     ) -> None:
         """Handle a request that needs more than one plain decision."""
         outcome = LimitOutcome(allowed=True)
+        request = make_request(scope, client)
+        client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            request = make_request(scope, client)
             if not target.admin and self._gates.has_limits():
                 prepared = await run_async(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
@@ -202,27 +200,56 @@ class RateLimitMiddleware:
             category_limiter, key, cost, decision, method, path
         )
 
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request that no category limits; limits of routes and of websocket messages may apply."""
+        client = self._find_client(scope) if self.request_limiter.special or scope["type"] != "http" else None
+        exempt = False
+        if client is not None:
+            client = self.request_limiter.exempt_client(make_request(scope, client), client)
+            exempt = client.key is None
+        request_state = RequestState(self.request_limiter, client if exempt else None, None, scope.get(STATE_KEY))
+        scope[STATE_KEY] = request_state
+        await self._call_app(scope, receive, defer_start(request_state, scope, receive, send), request_state, client)
+
     async def _defer(
-        self, scope: Scope, receive: Receive, send: Send, client: RequestClient, charges: Sequence[RequestCharge]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        client: RequestClient,
+        charges: Sequence[RequestCharge],
+        *,
+        gated: bool = True,
     ) -> None:
-        """Pass a request to the application; its charges are decided together with the limits of its route."""
+        """Pass a request to the application; its charges are decided together with the limits of its route.
+
+        `gated`: whether the application has limits on routes.
+        """
         request_state = RequestState(self.request_limiter, client, None, scope.get(STATE_KEY), None, charges)
         scope[STATE_KEY] = request_state
         deferring = defer_start(request_state, scope, receive, send)
-        if not self._gates.has_limits() and not await decide_pending(scope, receive, deferring):
+        if not gated and not await decide_pending(scope, receive, deferring):
             return  # nothing inside would decide
+        await self._call_app(scope, receive, deferring, request_state, client)
+
+    async def _call_app(
+        self, scope: Scope, receive: Receive, send: Send, request_state: RequestState, client: RequestClient | None
+    ) -> None:
+        """Call the application; what is pending is decided, and what depends on the response settled, at its end."""
         try:
-            if scope["type"] == "http":
-                await self.app(scope, receive, deferring)
+            if scope["type"] == "http" or client is None:
+                await self.app(scope, receive, send)
             else:
-                await self._websocket(scope, receive, deferring, client)
+                await self._websocket(scope, receive, send, client)
         except Exception:
-            await charge_pending(request_state, scope)
+            if request_state.pending:
+                await charge_pending(request_state, scope)
             raise
         finally:
             if request_state.response_charge is not None:
                 await run_async(request_state.response_charge.settle_flow(), call)
-        await charge_pending(request_state, scope)
+        if request_state.pending:
+            await charge_pending(request_state, scope)
 
     async def _apply_outcome(
         self,
@@ -244,16 +271,14 @@ class RateLimitMiddleware:
         )
         request_state.made, request_state.response_charge = outcome.made, response_charge
         settling = defer_start(request_state, scope, receive, send)
-        try:
-            if target.admin:
+        if target.admin:
+            try:
                 await self._admin(scope, receive, settling)
-            elif scope["type"] == "http":
-                await self.app(scope, receive, settling)
-            else:
-                await self._websocket(scope, receive, settling, client)
-        finally:
-            if response_charge is not None:
-                await run_async(response_charge.settle_flow(), call)
+            finally:
+                if response_charge is not None:
+                    await run_async(response_charge.settle_flow(), call)
+        else:
+            await self._call_app(scope, receive, settling, request_state, client)
 
     def _deny(
         self,
@@ -372,25 +397,6 @@ class _ClosingLifespan:
         if message["type"] == "lifespan.shutdown.complete":
             await self._middleware.close()
         await self._send(message)
-
-
-def find_template(scope: Scope) -> str | None:
-    """Return the template of the route that the framework has already matched, or None."""
-    route = scope.get("route")
-    if route is None or not hasattr(route, "endpoint"):
-        return None  # no route, or a mount, whose route is not matched yet
-    # For included routers, FastAPI keeps the path with its prefix in another object.
-    included = scope.get("fastapi", {}).get("effective_route_context")
-    if getattr(included, "original_route", None) is route:
-        route = getattr(included, "starlette_route", None) or included
-    template = getattr(route, "path", None)
-    return template if isinstance(template, str) else None
-
-
-def has_fixed_mount(scope: Scope) -> bool:
-    """Return whether the mount point is constant, unlike Starlette's Mount("/{tenant}"), which the client chooses."""
-    root, parts = scope.get("root_path"), scope.get("path_params")
-    return not root or not parts or not any(str(part) in root for part in parts.values())
 
 
 def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application

@@ -134,7 +134,9 @@ class DjangoGate:
     def __init__(self, handler: Any) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
         """Decide in this handler, before its own view middlewares."""
         is_async = hasattr(handler, "read_body")  # ASGIHandler
-        handler._view_middleware.insert(0, decide_before_view_async if is_async else decide_before_view)  # noqa: SLF001 - Django offers no other way
+        decide = decide_before_view_async if is_async else decide_before_view
+        if decide not in handler._view_middleware:  # noqa: SLF001 - Django offers no other way
+            handler._view_middleware.insert(0, decide)  # noqa: SLF001 - as above
 
     def has_limits(self) -> bool:
         """Return whether some view may have limits: this module was imported to make them."""
@@ -164,15 +166,16 @@ async def decide_before_view_async(request: Any, view: Any, args: Any, kwargs: A
 
 
 def is_pending(request_state: RequestState | None, request: Any, view: Any) -> bool:  # noqa: ANN401 - as above
-    """Return whether charges are pending that no limit of the view decides."""
+    """Return whether charges are pending that no limit of the view decides; default limits are charged to the view."""
     if request_state is None or not request_state.pending:
         return False
     view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if is_exempt(view) or is_exempt(view_class):
         request_state.pending = ()
         return False
-    if is_limited(view):
+    handlers = () if view_class is None else (view_class.dispatch, class_handler(view_class, request.method))
+    if is_limited(view) or any(map(is_limited, handlers)):
         return False
-    if view_class is None:
-        return True
-    return not is_limited(view_class.dispatch) and not is_limited(class_handler(view_class, request.method))
+    if request_state.by_route:
+        request_state.choose_route(route_name(view))
+    return True

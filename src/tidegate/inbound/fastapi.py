@@ -19,10 +19,10 @@ from typing import Annotated, Any, Final, overload
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
-from tidegate.inbound.asgi import find_template, has_fixed_mount
 from tidegate.inbound.limiting.fast_decision import decide_fast
 from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt
+from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_gates import is_limit
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
@@ -157,7 +157,12 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         cache_key = (id(dependant), is_first)
         found = self._stacks.get(cache_key) if not root else None
         if found is None:
-            found = dependant, *self._make_stack(route_name(scope), route_limits(dependant), is_first=is_first)
+            found = (
+                dependant,
+                *self._make_stack(
+                    matched_route_name(scope, scope.get("route")), route_limits(dependant), is_first=is_first
+                ),
+            )
             if not root:
                 self._stacks[cache_key] = found
         return found[1], found[2]
@@ -227,14 +232,6 @@ def limit_dependencies(dependant: Any) -> Iterator[limit]:  # noqa: ANN401 - Fas
         if is_limit(each.call):
             yield each.call
         yield from limit_dependencies(each)
-
-
-def route_name(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
-    """Name the route that FastAPI has matched: its methods, the mount point of its application, and its template."""
-    methods = "|".join(sorted(getattr(scope.get("route"), "methods", None) or ["WEBSOCKET"]))
-    root = scope.get("root_path") or ""
-    mount = root.removeprefix(scope.get("app_root_path", root)) if has_fixed_mount(scope) else ""
-    return f"{methods} {mount}{find_template(scope) or ''}"
 
 
 # A limit returns a coroutine to FastAPI and a function to a decorated endpoint. FastAPI awaits only what is marked.

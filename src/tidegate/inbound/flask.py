@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, decorate
-from tidegate.inbound.limiting.limited_functions import (
-    STACK_ATTRIBUTE,
-    LimitStack,
-    RouteUse,
-    exempt,
-    is_exempt,
-    is_limited,
-    route_name,
-)
+from tidegate.inbound.limiting.limited_functions import RouteUse, exempt, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_gates import class_handler
 from tidegate.inbound.limiting.route_limit import RouteLimit, deny, standalone_fields
+from tidegate.inbound.limiting.view_gate import (
+    BLUEPRINT_LIMITS,
+    ViewGate,
+    blueprint_limits,
+    current_view,
+    view_stack,
+)
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 
 try:
@@ -40,18 +38,16 @@ if TYPE_CHECKING:
 
 __all__ = ["exempt", "limit"]
 
-METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))  # that are cached
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
-BLUEPRINT_LIMITS: Final = "__tidegate_blueprint_limits__"
 
 
 class FlaskFramework:
     """Requests and responses of Flask."""
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
-        """Return the current request."""
+        """Return the current request: itself, because every use of the proxy has to find it again."""
         del function, args, kwargs
-        return flask.request
+        return flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001 - a public method of proxies
 
     def mapping(self, native: flask.Request) -> Any:  # noqa: ANN401 - an environ is any mapping
         """Return the environ."""
@@ -136,15 +132,15 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
 
 def check_blueprints() -> flask.Response | None:
     """Decide the limits of all blueprints of the current route, together with those of its view."""
-    request = flask.request
+    app, request = flask.current_app, FRAMEWORK.find_request(None, (), {})
     environ = request.environ
     request_state = environ.get(STATE_KEY)
-    route = route_name(current_view())
+    route = route_name(current_view(app, request))
     covered = ("blueprints", route)
     if request_state is not None and request_state.covered is not None and covered in request_state.covered:
         return None
-    stack = view_stack()
-    uses = [RouteUse(each, route) for each in blueprint_limits()]
+    stack = view_stack(app, request)
+    uses = [RouteUse(each, route) for each in blueprint_limits(app, request)]
     if stack is not None:
         for use in stack.uses:
             uses[0].limit.share_store(use.limit)
@@ -166,70 +162,24 @@ def add_standalone_fields(response: flask.Response) -> flask.Response:
     return response
 
 
-def blueprint_limits() -> list[RouteLimit]:
-    """Return the limits of the blueprints of the current route."""
-    blueprints = (flask.current_app.blueprints.get(name) for name in flask.request.blueprints)
-    return [limit for blueprint in blueprints for limit in vars(blueprint).get(BLUEPRINT_LIMITS, ())]
-
-
-def view_stack() -> LimitStack | None:
-    """Return the limits of the view of the current route."""
-    view = current_view()
-    found: LimitStack | None = getattr(view, STACK_ATTRIBUTE, None)
-    if found is None and hasattr(view, "view_class"):
-        found = getattr(class_handler(view.view_class, flask.request.method), STACK_ATTRIBUTE, None)
-    return found
-
-
-def current_view() -> Any:  # noqa: ANN401 - any function
-    """Return the view of the current route; None if no route matches."""
-    return flask.current_app.view_functions.get(flask.request.endpoint or "")
-
-
-class FlaskGate:
+class FlaskGate(ViewGate):
     """Decides what the middleware left pending, before the view of a route without limits runs."""
 
-    def __init__(self, app: flask.Flask) -> None:
-        """Look for limits in this application."""
-        self._app = app
-        self._count = -1
-        self._limited = False
-        self._pending: dict[tuple[str | None, str], bool | None] = {}  # by endpoint and method; None: exempt
+    def install(self) -> None:
+        """Decide before the functions that the application has registered with `before_request`."""
+        preprocess = self.app.preprocess_request
 
-    def has_limits(self) -> bool:
-        """Return whether some view or blueprint has limits; views that were added meanwhile are checked, too."""
-        count = len(self._app.view_functions)
-        if count != self._count:
-            self._count = count
-            self._pending.clear()
-            limited = any(map(is_limited_view, self._app.view_functions.values())) or any(
-                BLUEPRINT_LIMITS in vars(blueprint) for blueprint in self._app.blueprints.values()
-            )
-            if limited and not self._limited:
-                self._app.before_request_funcs.setdefault(None, []).insert(0, self._decide_before_view)
-            self._limited = self._limited or limited
-        return self._limited
+        def preprocess_request(*args: Any) -> Any:  # noqa: ANN401 - as Flask has it
+            denial = self._decide_before_view()
+            return preprocess(*args) if denial is None else denial
+
+        self.app.preprocess_request = preprocess_request
 
     def _decide_before_view(self) -> flask.Response | None:
-        """Decide what is pending, unless limits of the route do."""
-        request = flask.request
+        request = FRAMEWORK.find_request(None, (), {})
         environ = request.environ
         request_state = environ.get(STATE_KEY)
-        if request_state is None or not request_state.pending:
+        if request_state is None or not request_state.pending or not self.decides(request, request_state):
             return None
-        route = (request.endpoint, request.method)
-        decides = self._pending.get(route, False)
-        if route not in self._pending:
-            decides = None if is_exempt(current_view()) else view_stack() is None and not blueprint_limits()
-            if request.endpoint is not None and request.method in METHODS:
-                self._pending[route] = decides
-        if decides is None:
-            request_state.pending = ()
-        denial = decide_pending(environ) if decides else None
+        denial = decide_pending(environ)
         return None if denial is None else FRAMEWORK.make_response(denial)
-
-
-def is_limited_view(view: Any) -> bool:  # noqa: ANN401 - any function
-    """Return whether a view has limits, or is exempt."""
-    methods = vars(view.view_class).values() if hasattr(view, "view_class") else ()
-    return is_limited(view) or is_exempt(view) or any(map(is_limited, methods))

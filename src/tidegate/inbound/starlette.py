@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.limiting.asgi_responses import make_request
+from tidegate.inbound.limiting.asgi_responses import ScopeRequests
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, route_name
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
@@ -20,8 +20,6 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
-    from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.charges import DecidedCharge
 
 __all__ = ["exempt", "limit"]
@@ -29,7 +27,7 @@ __all__ = ["exempt", "limit"]
 BODY_HEADERS: Final = ("content-type", "content-length")
 
 
-class AsgiFramework:
+class AsgiFramework(ScopeRequests):
     """Requests and responses of Starlette, and of FastAPI."""
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HTTPConnection:  # noqa: ANN401 - any function
@@ -42,21 +40,6 @@ class AsgiFramework:
                 return value
         message = f"{route_name(function)} has no request argument: add one, as in `async def endpoint(request)`"
         raise ConfigError(message)
-
-    def mapping(self, native: HTTPConnection) -> Any:  # noqa: ANN401 - a scope is any mapping
-        """Return the scope."""
-        return native.scope
-
-    def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
-        """Return the address of the peer, and the headers."""
-        del native
-        peer = mapping.get("client")
-        return peer[0] if peer else None, mapping["headers"]
-
-    def common(self, native: HTTPConnection, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
-        """Return the Request that is the same for all frameworks."""
-        del native
-        return make_request(mapping, client)
 
     def make_response(self, response: responses.response.Response) -> Response:
         """Return the response to a denied request."""

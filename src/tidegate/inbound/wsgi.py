@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import RateLimitError
 from tidegate.flow import run
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
-from tidegate.inbound.limiting.charges import RequestCharge
+from tidegate.inbound.limiting.charges import make_charge
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
@@ -36,14 +36,17 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_limiter import RequestTarget
     from tidegate.inbound.responses.response import Response
+    from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
     Environ = dict[str, Any]
     Fields = list[tuple[str, str]]
     Start = Callable[..., object]
+    TextWriter = Callable[[Decision], Fields]
     App = Callable[..., Iterable[bytes]]  # frameworks have different types for the environ
 
 __all__ = ["RateLimitMiddleware"]
@@ -73,32 +76,38 @@ class RateLimitMiddleware:
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         request_limiter = self.request_limiter
-        method, path = environ.get("REQUEST_METHOD", "GET"), read_path(environ)
-        cacheable = not environ.get("SCRIPT_NAME") and not request_limiter.by_method
-        target = request_limiter.targets.get((method, path), MISSING) if cacheable else MISSING
+        method, path = environ.get("REQUEST_METHOD", "GET"), environ.get("PATH_INFO") or "/"
+        if not path.isascii():
+            path = decode_text(path)
+        target = MISSING
+        if not environ.get("SCRIPT_NAME") and not request_limiter.by_method:
+            target = request_limiter.targets.get((method, path), MISSING)
         if target is MISSING:
             target = self._find_target(environ, method, path)
         if target is None:
             if request_limiter.idle:
                 request_limiter.run_idle_maintenance()
-            # Route limits read it.
-            request_state = environ[STATE_KEY] = RequestState(request_limiter, None, None, environ.get(STATE_KEY))
-            return self.app(environ, _HeaderStart(request_state, start_response))
+            return self._pass(environ, start_response)
         peer = environ.get("REMOTE_ADDR")
         client = request_limiter.known_clients.get(peer)
         if client is None:
             client = request_limiter.client_identifier.find(peer, forwarding_headers(environ))
-        category_limiter, key = target.category_limiter, client.key
-        if target.special or client.special or request_limiter.special or category_limiter is None or key is None:
+        category_limiter, cost, special, _, _ = target
+        key = client[0]
+        if special or client[2] or request_limiter.special or category_limiter is None or key is None:
             return self._handle_special(environ, start_response, target, client)
-        if self._has_limits() or (STATE_KEY in environ and environ[STATE_KEY].pending):
-            charge = RequestCharge(request_limiter, category_limiter.limiter, key, target.cost, category_limiter)
-            if self._may_pass(category_limiter, charge, method, path):
-                return self._defer(environ, start_response, client, (charge,))
+        gated = self._has_limits()
+        if gated or (STATE_KEY in environ and environ[STATE_KEY].pending):
+            last = category_limiter.last_decisions.get(key)
+            if last is None or last[0] or self._may_pass(category_limiter, key, cost, method, path):
+                charge = make_charge(
+                    (request_limiter, category_limiter.limiter, key, cost, category_limiter, None, False, None)
+                )
+                return self._defer(environ, start_response, client, (charge,), gated=gated)
             decision = category_limiter.last_decisions[key]
             return self._deny(environ, start_response, category_limiter, client, decision)
         try:
-            decision = category_limiter.decide(key, target.cost)
+            decision = category_limiter.decide(key, cost)
         except RateLimitError as error:
             return self._apply_outcome(
                 request_limiter.handle_store_error(category_limiter, error), environ, start_response, target, client
@@ -107,11 +116,11 @@ class RateLimitMiddleware:
         if decision[0] and decision[1] < request_limiter.fast_path_until and key in category_limiter.last_decisions:
             category_limiter.last_decisions[key] = decision  # fast path: a known client is allowed again
             category_limiter.allowed += 1
-        elif not request_limiter.record_decision(category_limiter, key, target.cost, decision, method, path):
+        elif not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
             return self._deny(environ, start_response, category_limiter, client, decision)
         outer = environ.get(STATE_KEY)
         request_state = environ[STATE_KEY] = RequestState(request_limiter, client, decision, outer, target)
-        return self.app(environ, _HeaderStart(request_state, start_response))
+        return self.app(environ, add_headers(request_state, start_response, category_limiter.text_fields))
 
     # ---- slow paths --------------------------------------------------------------------------------------------------
 
@@ -133,8 +142,9 @@ class RateLimitMiddleware:
     ) -> Iterable[bytes]:
         """Handle a request that needs more than one plain decision."""
         outcome = LimitOutcome(allowed=True)
+        request = make_request(environ, client)
+        client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            request = make_request(environ, client)
             if not target.admin and self._has_limits():
                 prepared = run(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
@@ -147,41 +157,57 @@ class RateLimitMiddleware:
     def _has_limits(self) -> bool:
         """Return whether the application has limits on routes; then they are decided together with the categories."""
         if self._gates is None:
-            self._gates = find_gates(self.app)
-        return any([gate.has_limits() for gate in self._gates])  # noqa: C419 - a generator costs more
+            self._gates = find_gates(self.app, self.request_limiter)
+        for gate in self._gates:  # noqa: SIM110 - a generator costs more
+            if gate.has_limits():
+                return True
+        return False
 
-    def _may_pass(self, category_limiter: CategoryLimiter, charge: RequestCharge, method: str, path: str) -> bool:
+    def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
-        key, cost = charge.key, charge.cost
-        last = category_limiter.last_decisions.get(key)
-        if last is None or last.within_limits:
-            return True
         try:
-            decision: Any = charge.limiter.peek(key, cost)
+            decision: Any = category_limiter.limiter.peek(key, cost)
         except RateLimitError:
             return True  # the decision itself handles store errors
         return bool(decision) or self.request_limiter.record_decision(
             category_limiter, key, cost, decision, method, path
         )
 
+    def _pass(self, environ: Environ, start: Start) -> Iterable[bytes]:
+        """Pass on a request that no category limits; limits of routes may apply."""
+        client = None
+        if self.request_limiter.special:
+            found = self.request_limiter.client_identifier.find(environ.get("REMOTE_ADDR"), forwarding_headers(environ))
+            found = self.request_limiter.exempt_client(make_request(environ, found), found)
+            client = found if found.key is None else None
+        request_state = RequestState(self.request_limiter, client, None, environ.get(STATE_KEY))
+        environ[STATE_KEY] = request_state
+        return self._call_deferred(self.app, environ, start, request_state)
+
     def _defer(
-        self, environ: Environ, start: Start, client: RequestClient, charges: Sequence[RequestCharge]
+        self,
+        environ: Environ,
+        start: Start,
+        client: RequestClient,
+        charges: Sequence[RequestCharge],
+        *,
+        gated: bool = True,
     ) -> Iterable[bytes]:
-        """Pass a request to the application; its charges are decided together with the limits of its route."""
+        """Pass a request to the application; its charges are decided together with the limits of its route.
+
+        `gated`: whether the application has limits on routes.
+        """
         request_state = RequestState(self.request_limiter, client, None, environ.get(STATE_KEY), None, charges)
         environ[STATE_KEY] = request_state
-        starting = _HeaderStart(request_state, start)
-        if not self._has_limits():  # nothing inside would decide
+        if not gated:  # nothing inside would decide
             denial = decide_pending(environ)
             if denial is not None:
-                return respond(environ, starting, denial, [])
-        return self._call_deferred(self.app, environ, starting, request_state)
+                return respond(environ, add_headers(request_state, start), denial, [])
+        return self._call_deferred(self.app, environ, start, request_state)
 
-    def _call_deferred(
-        self, app: App, environ: Environ, starting: _HeaderStart, request_state: RequestState
-    ) -> Iterable[bytes]:
+    def _call_deferred(self, app: App, environ: Environ, start: Start, request_state: RequestState) -> Iterable[bytes]:
         """Call the application; what is pending is decided at the latest when its response starts."""
-        deferring = _DeferredStart(starting, request_state, environ)
+        deferring = _DeferredStart(start, request_state, environ)
         try:
             body = app(environ, deferring)
         except BaseException as error:
@@ -206,11 +232,7 @@ class RateLimitMiddleware:
             self.request_limiter, client, None if outcome.made else decision, outer
         )
         request_state.made, request_state.response_charge = outcome.made, response_charge
-        starting = _HeaderStart(request_state, start)
-        app = self._admin if target.admin else self.app
-        if response_charge is None:
-            return app(environ, starting)
-        return self._call_deferred(app, environ, starting, request_state)
+        return self._call_deferred(self._admin if target.admin else self.app, environ, start, request_state)
 
     def _deny(
         self,
@@ -249,28 +271,18 @@ class RateLimitMiddleware:
         self.request_limiter.opened_store.close()
 
 
-class _HeaderStart:
-    """The `start_response` that the application calls: adds the header fields.
+def add_headers(request_state: RequestState, start: Start, write: TextWriter | None = None) -> Start:
+    """Return a `start_response` for the application that adds the header fields.
 
     The environ must not refer to it: the server's `start_response` may refer to the environ, and every request would
     leave a reference cycle to the garbage collector.
     """
 
-    __slots__ = ("_request_state", "_start")
+    def start_with_headers(status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
+        headers = with_fields(request_state, status, headers, write)
+        return start(status, headers) if exc_info is None else start(status, headers, exc_info)
 
-    def __init__(self, request_state: RequestState, start: Start) -> None:
-        self._request_state = request_state
-        self._start = start
-
-    def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
-        """Start the response."""
-        decision = (
-            None if self._request_state.nested else self._request_state.shown_decision
-        )  # nested: the outer middleware adds them
-        if decision is not None:
-            fields = self._request_state.request_limiter.response_writer.fields(decision)
-            headers = [*headers, *(fields if decision else fit_to_status(fields, int(status[:3])))]
-        return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
+    return start if request_state.nested else start_with_headers  # nested: the outer middleware adds them
 
 
 class _DeferredStart:
@@ -281,7 +293,7 @@ class _DeferredStart:
 
     __slots__ = ("_environ", "_request_state", "_start", "denial", "started")
 
-    def __init__(self, start: _HeaderStart, request_state: RequestState, environ: Environ) -> None:
+    def __init__(self, start: Start, request_state: RequestState, environ: Environ) -> None:
         self._start = start
         self._request_state = request_state
         self._environ = environ
@@ -292,17 +304,25 @@ class _DeferredStart:
         """Start the response."""
         self.started = True
         request_state = self._request_state
+        if request_state.pending or request_state.response_charge is not None:
+            self._decide(status)
+            if self.denial is not None:
+                self._start(self.denial.line, with_fields(request_state, self.denial.line, list(self.denial.headers)))
+                return lambda _: None  # a body that the application writes itself
+        fields = None if request_state.nested else request_state.prepared_fields(raw=False)
+        headers = with_fields(request_state, status, headers) if fields is None else [*headers, *fields]
+        return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
+
+    def _decide(self, status: str) -> None:
+        """Decide what is pending; settle what depends on the status, unless the request is denied."""
+        request_state = self._request_state
         if request_state.pending:
             self.denial = decide_pending(self._environ)
-        if self.denial is not None:
-            self._start(self.denial.line, list(self.denial.headers))
-            return lambda _: None  # a body that the application writes itself
         response_charge = request_state.response_charge
-        if response_charge is not None:
+        if self.denial is None and response_charge is not None:
             response_charge.status = int(status[:3])
             if response_charge.settles_at_start:
                 request_state.replace_decisions(run(response_charge.settle_at_start_flow(), call))
-        return self._start(status, headers, exc_info)
 
     def replace_body(self, body: Iterable[bytes]) -> Iterable[bytes]:
         """Return the body of the application, or of the denial."""
@@ -346,6 +366,15 @@ class _DeferredBody:
                 run(self._request_state.response_charge.settle_flow(), call)
 
 
+def with_fields(request_state: RequestState, status: str, headers: Fields, write: TextWriter | None = None) -> Fields:
+    """Return the headers of a response with the rate limit fields; nested: the outer middleware adds them."""
+    decision = None if request_state.nested else request_state.shown_decision
+    if decision is None:
+        return headers
+    fields = (write or request_state.request_limiter.response_writer.fields)(decision)
+    return [*headers, *(fields if decision else fit_to_status(fields, int(status[:3])))]
+
+
 def decide_pending(environ: Environ) -> Response | None:
     """Decide the pending charges of a request; returns the response to a denied one."""
     request_state: RequestState = environ[STATE_KEY]
@@ -363,13 +392,13 @@ def charge_pending(environ: Environ, request_state: RequestState) -> None:
         run(request_state.charge_flow((), request, tasks=False), call)
 
 
-def find_gates(app: App) -> list[Any]:
+def find_gates(app: App, request_limiter: RequestLimiter) -> list[Any]:
     """Return the object that decides pending charges at the routes of a Flask or Django application."""
     for wrapped in wrapped_apps(app):
         if hasattr(wrapped, "view_functions") and hasattr(wrapped, "before_request_funcs"):
             from tidegate.inbound import flask  # noqa: PLC0415 - only a Flask application needs it
 
-            return [flask.FlaskGate(wrapped)]
+            return [flask.FlaskGate(wrapped, request_limiter)]
         if hasattr(wrapped, "_view_middleware"):
             from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 

@@ -7,7 +7,9 @@ how a request was sent. Close the middleware after the session: `await middlewar
 from __future__ import annotations
 
 import asyncio
+import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
@@ -21,6 +23,7 @@ from tidegate.outbound.quota.exchange import (
     target_url,
 )
 from tidegate.outbound.quota.gate import AsyncGate
+from tidegate.outbound.quota.refusal_body import RefusalBody
 
 try:
     import aiohttp
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from typing import Unpack
 
+    from tidegate.clock import Clock
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.gate_options import GateOptions
@@ -67,7 +71,8 @@ class RateLimitMiddleware:
             with other_url(request, target_url(provider, call)):
                 response = await send_with_key(request, handler, self.gate.key_for(provider, call))
             headers = tuple(response.headers.items())
-            return ProviderResponse(response.status, headers, release_of(response), response, response.read)
+            read = partial(read_refusal, response, self.gate.clock)
+            return ProviderResponse(response.status, headers, release_of(response), response, read)
 
         result: SendResult[aiohttp.ClientResponse] = await self.gate.run(self.gate.send_flow(call, send))
         self._outcomes[result.response] = result.outcome
@@ -198,6 +203,17 @@ class _SettlingContent:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the body
         return getattr(self._content, name)
+
+
+async def read_refusal(response: aiohttp.ClientResponse, clock: Clock) -> bytes:
+    """Read the start of the body of a refusal; the client can still read all of it."""
+    body = RefusalBody(clock)
+    while piece := await response.content.readany():
+        if not body.add(piece):
+            break
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        response.content.unread_data(b"".join(body.pieces))  # deprecated, without another way to do it
+    return body.content
 
 
 @contextmanager

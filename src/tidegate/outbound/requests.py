@@ -8,6 +8,7 @@ provider's `retries` setting to retry refused requests.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from tidegate.outbound.quota.exchange import (
     target_url,
 )
 from tidegate.outbound.quota.gate import Gate
+from tidegate.outbound.quota.refusal_body import RefusalBody
 
 try:
     import requests
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Unpack
 
+    from tidegate.clock import Clock
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
     from tidegate.outbound.quota.gate_options import GateOptions
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["RateLimitAdapter"]
 
 HIDDEN_TEXT: Final = "…"
+REFUSAL_CHUNK: Final = 4096  # bytes of a refusal that are read, and decoded, at a time
 POOL_LOG: Final = "urllib3.connectionpool"
 
 
@@ -91,7 +95,7 @@ class RateLimitAdapter(HTTPAdapter):
             sent = self._with_key(changed, self.gate.key_for(provider, call), keys)
             response = super(RateLimitAdapter, self).send(sent, stream, timeout, verify, cert, proxies)
             response.request, response.url = request, request.url or ""
-            headers, read = response.raw.headers.items(), lambda: response.content
+            headers, read = response.raw.headers.items(), partial(read_refusal, response, self.gate.clock)
             return ProviderResponse(response.status_code, headers, response.close, response, read)
 
         try:
@@ -197,6 +201,31 @@ class _SettlingRaw:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response
         return getattr(self._raw, name)
+
+
+class _ResumedRaw:
+    """The raw response, whose first decoded pieces were already read."""
+
+    def __init__(self, raw: Any, first: list[bytes], rest: Iterator[bytes]) -> None:  # noqa: ANN401 - of urllib3
+        self._raw = raw
+        self._first = first
+        self._rest = rest
+
+    def stream(self, _amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: ARG002, FBT001 - as urllib3 has it
+        yield from self._first
+        yield from self._rest
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response
+        return getattr(self._raw, name)
+
+
+def read_refusal(response: requests.Response, clock: Clock) -> bytes:
+    """Read the start of the body of a refusal; the client can still read all of it."""
+    body = RefusalBody(clock)
+    rest = response.raw.stream(REFUSAL_CHUNK, decode_content=True)
+    read_all = all(map(body.add, rest))
+    response.raw = _ResumedRaw(response.raw, body.pieces, iter(()) if read_all else rest)
+    return body.content
 
 
 def to_outbound_request(request: requests.PreparedRequest) -> OutboundRequest:

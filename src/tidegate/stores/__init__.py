@@ -1,12 +1,13 @@
 """Stores, which keep the state of keys. Packages add URL schemes to `open_store` by entry points `tidegate.stores`."""
 
-from tidegate.stores.base import Ask, Disable, Store, TryAcquire, WaitQueue, merge
+from tidegate.stores.base import AcquireTogether, Ask, Disable, Store, TryAcquire, WaitQueue, merge
 from tidegate.stores.cancellation import Correction, corrections
 from tidegate.stores.memory.group_shares import GroupOf
 from tidegate.stores.memory.store import MemoryStore
 from tidegate.stores.registry import open_store
 
 __all__ = [
+    "AcquireTogether",
     "Ask",
     "Correction",
     "Disable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -14,13 +14,14 @@ from tidegate.errors import ConfigError
 from tidegate.policy import Cost, Key, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from tidegate.core.limit import Limit
     from tidegate.stores.memory.group_shares import GroupOf
 
 Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
 T = TypeVar("T")
+AcquireTogether = Callable[[Sequence[Key]], Sequence[Decision] | None]  # None: nothing was charged
 TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what the slow path may return in place of a Decision
 Disable = Callable[[], None]  # makes a fast path call its slow path from now on
 
@@ -142,9 +143,13 @@ class Store(ABC):
         del policy, slow_path, disablers
         return None
 
-    def acquire_known(self, asks: Sequence[Ask]) -> list[Decision] | None:
-        """Charge several different keys together, faster than `apply`; None, the default, if nothing was charged."""
-        del asks
+    def fast_together(self, policies: Sequence[Policy]) -> AcquireTogether | None:
+        """Build a function that charges 1 to a key of each policy, faster than `apply`; None, the default: none.
+
+        It charges all keys together if it can decide at once and all limits allow it. Otherwise it returns None, and
+        `apply` decides.
+        """
+        del policies
         return None
 
     async def apply_async(

@@ -53,9 +53,9 @@ class DashboardService:
         self.agents: list[SwarmLimiter] = []
 
     def acquire(self, policy: str, key: str, times: int = 1, **fields: Any) -> list[bool]:
-        """Acquire `times` times; returns whether each call was allowed."""
+        """Acquire `times` times; returns whether each call was allowed (an error is not)."""
         body = {"policy": policy, "key": key, **fields}
-        return [self.http.post("/v1/acquire", json=body).json()["allowed"] for _ in range(times)]
+        return [self.http.post("/v1/acquire", json=body).json().get("allowed", False) for _ in range(times)]
 
     def overview(self) -> dict[str, Any]:
         """Return the data of the dashboard."""
@@ -79,7 +79,13 @@ class UpstreamHandler(BaseHTTPRequestHandler):
 @contextmanager
 def upstream() -> Iterator[int]:
     """Run a server for sources; yields its port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), UpstreamHandler)
+    with serving_thread(ThreadingHTTPServer(("127.0.0.1", 0), UpstreamHandler)) as port:
+        yield port
+
+
+@contextmanager
+def serving_thread(server: ThreadingHTTPServer) -> Iterator[int]:
+    """Run a server in a thread; yields its port."""
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -88,6 +94,42 @@ def upstream() -> Iterator[int]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class PrefixProxy(BaseHTTPRequestHandler):
+    """A reverse proxy that removes a prefix from the path, as nginx does with `proxy_pass …/;`."""
+
+    PREFIX = "/team/limits"
+    target = ""
+
+    def do_GET(self) -> None:
+        """Forward a request."""
+        if not self.path.startswith(f"{self.PREFIX}/"):
+            self.send_error(404)
+            return
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        url = self.target + self.path.removeprefix(self.PREFIX)
+        kept = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        reply = httpx.request(self.command, url, headers=kept, content=body, trust_env=False, timeout=30)
+        self.send_response(reply.status_code)
+        for name, value in reply.headers.items():
+            if name not in {"transfer-encoding", "connection", "content-encoding"}:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(reply.content)
+
+    do_POST = do_GET  # noqa: N815 - the name that http.server calls
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def prefix_proxy(target: str) -> Iterator[str]:
+    """Run a proxy before a service; yields the URL of the dashboard."""
+    handler = type("Handler", (PrefixProxy,), {"target": target})
+    with serving_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as port:
+        yield f"http://127.0.0.1:{port}{PrefixProxy.PREFIX}/"
 
 
 @contextmanager

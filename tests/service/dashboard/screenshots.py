@@ -1,65 +1,79 @@
-"""Takes screenshots of the dashboard with traffic, swarm, sources and budget.
+"""Takes screenshots of the dashboard in ten situations, at three widths, light and dark.
 
-python -m tests.service.dashboard.screenshots writes them to build/screenshots. They are not committed.
+python -m tests.service.dashboard.screenshots writes them to build/screenshots: SITUATION-WIDTH-SCHEME.png. Names of
+situations as arguments select some of them; --seconds says how long each gets traffic. They are not committed: those in
+docs/images are chosen by hand, and made smaller with --docs.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import tempfile
 import threading
-import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.service.dashboard.dashboard_service import DashboardService, browser, full_service, send_traffic
+from tests.service.dashboard.dashboard_service import browser
+from tests.service.dashboard.situations import SITUATIONS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests.service.dashboard.situations import Situation
 
 FOLDER = Path(__file__).parents[3] / "build" / "screenshots"
-SECONDS = 45
-WIDE, PHONE = {"width": 1360, "height": 1000}, {"width": 360, "height": 780}
+SECONDS = 30
+WIDTHS = {1440: 900, 1024: 768, 390: 844}  # pixels: the heights are those of common screens
+SCHEMES = ("light", "dark")
 
 
-def run_traffic(service: DashboardService, stop: threading.Event) -> None:
-    """Send traffic until `stop` is set, and reduce capacities now and then."""
+def run_traffic(situation: Situation, service: object, stop: threading.Event) -> None:
+    """Send the traffic of each second until `stop` is set."""
     generator, second = random.Random(8), 0
     while not stop.wait(1.0):
-        send_traffic(service, generator)
+        situation.traffic(service, second, generator)
         second += 1
-        if second in (12, 30):
-            service.agents[second % 3].announce_reduced("openai", "received 429 response", retry_after=4)
-        if second == 20:
-            service.agents[1].announce_reduced("crawler", "503 from the origin")
+
+
+def take(chromium: Browser, situation: Situation, seconds: int) -> None:
+    """Take the screenshots of one situation: the whole page, and its first screen."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        service = stack.enter_context(situation.open(folder))
+        page = chromium.new_page(viewport={"width": 1440, "height": 900})
+        stack.callback(page.close)
+        page.goto(service.url)
+        stop = threading.Event()
+        thread = threading.Thread(target=run_traffic, args=(situation, service, stop))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(stop.set)
+        page.wait_for_timeout(1000 * seconds)
+        for width, height in WIDTHS.items():
+            page.set_viewport_size({"width": width, "height": height})
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # a literal
+                page.wait_for_timeout(1100)
+                name = f"{situation.name}-{width}-{scheme}"
+                page.screenshot(path=FOLDER / f"{name}.png")
+                page.screenshot(path=FOLDER / f"{name}-all.png", full_page=True)
 
 
 def main() -> None:
-    """Take all screenshots."""
-    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
+    """Take the screenshots."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="SITUATION", choices=[[], *(each.name for each in SITUATIONS)])
+    parser.add_argument("--seconds", type=int, default=SECONDS)
+    arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, full_service(Path(folder)) as service, browser() as chromium:
-        stop = threading.Event()
-        thread = threading.Thread(target=run_traffic, args=(service, stop))
-        thread.start()
-        try:
-            pages = {
-                f"{name}-{scheme}": chromium.new_page(viewport=size, color_scheme=scheme, device_scale_factor=2)  # type: ignore[arg-type]  # a literal
-                for name, size in (("dashboard", WIDE), ("dashboard-phone", PHONE))
-                for scheme in ("light", "dark")
-            }
-            for page in pages.values():
-                page.goto(service.url)
-            time.sleep(seconds)  # real traffic for the screenshots; not a test
-            for name, page in pages.items():
-                page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
-            page = pages["dashboard-light"]
-            page.locator("#search-policy").select_option("login")
-            page.locator("#search-key").fill("203.0.113.9")
-            page.keyboard.press("Enter")
-            page.locator("#key-limits tbody tr").nth(1).wait_for()
-            page.screenshot(path=FOLDER / "dashboard-key.png")
-        finally:
-            stop.set()
-            thread.join()
-    sys.stdout.write("".join(f"{path}\n" for path in sorted(FOLDER.glob("dashboard-*.png"))))
+    with browser() as chromium:
+        for situation in SITUATIONS:
+            if not arguments.names or situation.name in arguments.names:
+                take(chromium, situation, arguments.seconds)
+                sys.stdout.write(f"{situation.name}\n")
 
 
 if __name__ == "__main__":

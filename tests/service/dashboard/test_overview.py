@@ -70,7 +70,7 @@ async def test_waiting_calls_are_counted_by_policy(site):
     waiting = asyncio.create_task(site.post("acquire", {"policy": "login", "key": "a", "timeout": 30}))
     while not site.decider.waiting:
         await asyncio.sleep(0)
-    site.app.overview.history.tick -= 1  # the virtual clock does not advance while a call waits
+    site.app.overview.history.seconds.tick -= 1  # the virtual clock does not advance while a call waits
     result = await get_overview(site)
     assert result["waiting"] == 1
     assert {policy["name"]: policy["waiting"] for policy in result["policies"]} == {"api": 0, "login": 1, "trial": 0}
@@ -159,10 +159,11 @@ async def test_denials_have_time_key_and_violated_limits(site):
     denials = (await get_overview(site))["denials"]
     assert denials == [
         {"at": (START + 1) * 1000, "policy": "api", "key": ["x", "y"], "violated": ["1m"], "retry_after": None,
-         "shadow": False},
+         "shadow": False, "over": ["10 per minute"]},
         {"at": (START + 1) * 1000, "policy": "trial", "key": "b", "violated": ["1m"], "retry_after": 60.0,
-         "shadow": True},
-        {"at": START * 1000, "policy": "login", "key": "a", "violated": ["1m"], "retry_after": 60.0, "shadow": False},
+         "shadow": True, "over": ["1 per minute"]},
+        {"at": START * 1000, "policy": "login", "key": "a", "violated": ["1m"], "retry_after": 60.0, "shadow": False,
+         "over": ["2 per minute"]},
     ]  # fmt: skip
     counts = {
         policy["name"]: (policy["admitted"], policy["denied"]) for policy in (await get_overview(site))["policies"]
@@ -172,7 +173,9 @@ async def test_denials_have_time_key_and_violated_limits(site):
 
 async def test_blocks_are_returned(site):
     await site.post("block", {"policy": "login", "key": "a", "seconds": 60})
-    assert (await get_overview(site))["blocks"] == [{"policy": "login", "key": "a", "seconds": 60.0}]
+    assert (await get_overview(site))["blocks"] == [
+        {"policy": "login", "key": "a", "seconds": 60.0, "reason": "", "actor": ""}
+    ]
 
 
 # ---- panels ----------------------------------------------------------------------------------------------------------
@@ -274,3 +277,22 @@ async def test_files_are_short_and_use_no_markup_apis_or_external_urls(site):
         assert len(text.splitlines()) <= 300, path
         for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "https://"):
             assert forbidden not in text, (path, forbidden)
+
+
+async def test_inbound_requests_are_shown_by_domain_and_route():
+    domains = [
+        {
+            "domain": "edge",
+            "descriptors": [
+                {"key": "path", "value": "/login", "rate_limit": {"unit": "minute", "requests_per_unit": 1}}
+            ],
+        }
+    ]
+    async with InProcessService(policies=POLICIES, domains=domains) as site:
+        assert "inbound" not in (await get_overview(site))["panels"]
+        body = {"domain": "edge", "descriptor": [["path", "/login"]]}
+        assert [(await site.post("acquire", body)).json()["allowed"] for _ in range(3)] == [True, False, False]
+        site.clock.advance(1)
+        (route,) = (await get_overview(site))["panels"]["inbound"]
+        assert (route["category"], route["admitted"], route["denied"]) == ("edge", 1, 2)
+        assert "login" in route["route"]

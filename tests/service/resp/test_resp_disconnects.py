@@ -5,10 +5,14 @@ import asyncio
 import pytest
 
 from tests.service.resp.harness import connected, encode
+from tidegate.outbound import AsyncGate, Providers
 from tidegate.stores import MemoryStore
 from tidegate.stores.outage import GuardedStore
 
 POLICIES = {"api": "5/1h fixed_window", "wait": "1/1h"}
+
+
+PROVIDERS = Providers.of(*({"domain": name, "limit": 5, "period": "1h"} for name in ("done", "held")))
 
 
 class HeldStore(MemoryStore):
@@ -16,13 +20,14 @@ class HeldStore(MemoryStore):
 
     instant = False
 
-    def __init__(self):
+    def __init__(self, held_key="held"):
         super().__init__()
+        self.held_key = held_key
         self.released = asyncio.Event()
         self.held = 0
 
     async def apply_async(self, verb, asks, now=None, at=None):
-        if any(key == "held" for _, key, _ in asks):
+        if any(self.held_key in (key, policy.name) for policy, key, _ in asks):
             self.held += 1
             await self.released.wait()
         return self.apply(verb, asks, now, at)
@@ -36,17 +41,26 @@ async def until(condition):
 
 @pytest.mark.parametrize(
     "words",
-    [("TG.ACQUIRE", "api", "KEY"), ("TG.RESERVE", "api", "KEY"), ("CL.THROTTLE", "KEY", 4, 1, 3600)],
-    ids=["acquire", "reserve", "throttle"],
+    [
+        ("TG.ACQUIRE", "api", "KEY"),
+        ("TG.RESERVE", "api", "KEY"),
+        ("CL.THROTTLE", "KEY", 4, 1, 3600),
+        ("TG.PROVIDER", "ACQUIRE", "KEY"),
+    ],
+    ids=["acquire", "reserve", "throttle", "provider"],
 )
 async def test_a_pipeline_without_replies_is_refunded(words):
     store = HeldStore()
     async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
         gone = await service.connect()
+        gate = AsyncGate(PROVIDERS, service.decider.store)
+        service.decider.open_providers(gate)
 
         async def remaining():
             if words[0] == "CL.THROTTLE":
                 return (await client.ask("CL.THROTTLE", "done", 4, 1, 3600, 0))[2]
+            if words[0] == "TG.PROVIDER":
+                return (await client.ask("TG.PROVIDER", "USAGE", "done"))[0][3]
             return (await client.ask("TG.USAGE", "api", "done"))[0][3]
 
         async def is_charged():
@@ -63,6 +77,53 @@ async def test_a_pipeline_without_replies_is_refunded(words):
         await until(is_refunded)
         assert service.app.waiting == 0
         store.released.set()
+        await gate.close()
+
+
+async def test_the_permit_of_a_provider_is_returned_if_its_id_is_not_written():
+    """The client disconnects while the service reads the secret that signs the id."""
+    store = HeldStore("tidegate.secret")
+    async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
+        gone = await service.connect()
+        gate = AsyncGate(PROVIDERS, service.decider.store)
+        service.decider.open_providers(gate)
+        gone.writer.write(encode("TG.PROVIDER", "ACQUIRE", "done"))
+
+        async def used():
+            return (await client.ask("TG.PROVIDER", "USAGE", "done"))[0][2]
+
+        async def is_charged():
+            return store.held and await used() == 1
+
+        async def is_refunded():
+            return not service.app.in_flight and await used() == 0
+
+        await until(is_charged)
+        gone.close()
+        await until(is_refunded)
+        store.released.set()
+        await gate.close()
+
+
+async def test_the_commands_of_a_provider_in_a_pipeline_keep_their_order():
+    store = HeldStore()
+    async with connected(store, policies=POLICIES) as (service, client):
+        gate = AsyncGate(PROVIDERS, service.decider.store)
+        service.decider.open_providers(gate)
+        client.writer.write(
+            b"".join(encode("TG.PROVIDER", *words, "held") for words in (["ACQUIRE"], ["USAGE"], ["PEEK"]))
+        )
+
+        async def is_held():
+            return store.held
+
+        await until(is_held)
+        assert store.held == 1  # USAGE and PEEK wait for the reply
+        store.released.set()
+        assert (await client.read())[:2] == [1, 4]
+        assert (await client.read())[0][2] == 1
+        assert (await client.read())[1] == 3
+        await gate.close()
 
 
 async def test_replies_that_were_sent_stay_charged():

@@ -89,6 +89,7 @@ class ListedBatches:
         self.owner: Owner | None = None
         self._heartbeat_at = 0  # when the last heartbeat began, in steady time
         self._free: deque[Slot] = deque()
+        self._resting: deque[tuple[int, Slot]] = deque()  # slots of failed checks, and until when they are not used
         self._slots = 0
         self._numbers = count()
         self._entries: dict[int, Entry] = {}  # of open batches, by their number
@@ -121,6 +122,9 @@ class ListedBatches:
                 except IndexError:
                     if self.owner is None:
                         return None
+                    if (rested := self._take_rested()) is not None:
+                        yield from self._free_if_empty_flow(policy, rested)
+                        continue
                     owner = self.owner
                     more = yield from self._owners.add_slots_flow(owner, self._slots)
                     self._slots += len(more)
@@ -166,6 +170,25 @@ class ListedBatches:
         """Reuse a slot."""
         if slot.owner == self.owner:
             self._free.append(slot)
+
+    def rest(self, slot: Slot) -> None:
+        """Reuse the slot of a check that was cancelled or failed, but only after a lease, and if its entry is empty.
+
+        An entry that other batches use, too, would have the instant of another charge.
+        """
+        self._resting.append((self._clock.steady() + self.lease, slot))
+
+    def _take_rested(self) -> Slot | None:
+        with self._lock:
+            if self._resting and self._resting[0][0] <= self._clock.steady():
+                return self._resting.popleft()[1]
+        return None
+
+    def _free_if_empty_flow(self, policy: Policy, slot: Slot) -> Flow[StoreStep, None]:
+        entry_policy = self._entry_policy(policy)
+        [entry] = yield StoreStep("peek", ((entry_policy, slot.key, (0,) * len(entry_policy.limits)),))
+        if not entry.used[0]:
+            self.free(slot)
 
     def take_number(self, at: int, costs: tuple[int, ...]) -> int:
         """Return the number of a batch that was just reserved, or -1 if it is not listed."""

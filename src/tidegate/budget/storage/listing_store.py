@@ -154,8 +154,8 @@ class ListingStore(Store):
         asks = ((policy, key, costs), self.batches.entry_ask(policy, slot, costs))
         try:
             decisions = yield StoreStep("hold", asks, has_fallback=True)
-        except BaseException:
-            self.batches.free(slot)
+        except BaseException:  # it may be listed, and refunded later
+            self.batches.rest(slot)
             raise
         if decisions[0].within_limits and not isinstance(decisions[0], LocalDecision):
             self.batches.add(slot, decisions[0].at, costs)

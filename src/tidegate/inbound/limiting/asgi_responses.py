@@ -57,29 +57,33 @@ def defer_start(request_state: RequestState, scope: Scope, receive: Receive, sen
 
     The client sees the corrected limits. A response to a request that is denied only now is replaced by the denial.
     """
-    send_with_headers = add_headers(request_state, send)
-    replaced = False
 
     def send_deferred(message: Message) -> Awaitable[None]:
-        if replaced:
-            return ignore()
-        if message["type"] in START_MESSAGES and (request_state.pending or request_state.response_charge is not None):
-            return start(message)
-        return send_with_headers(message)
-
-    async def start(message: Message) -> None:
-        nonlocal replaced
-        if request_state.pending and not await decide_pending(scope, receive, send_with_headers, started=True):
-            replaced = True
-            return
-        response_charge = request_state.response_charge
-        if response_charge is not None:
-            response_charge.status = message.get("status", 101)
-            if response_charge.settles_at_start:
-                request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
-        await send_with_headers(message)
+        if message["type"] not in START_MESSAGES:
+            return ignore() if request_state.replaced else send(message)
+        if request_state.pending or request_state.response_charge is not None:
+            return start_deferred(request_state, scope, receive, add_headers(request_state, send), message)
+        fields = None if request_state.nested else request_state.prepared_fields(raw=True)
+        if fields is None:
+            return add_headers(request_state, send)(message)
+        return send({**message, "headers": [*message.get("headers", ()), *fields]})
 
     return send_deferred
+
+
+async def start_deferred(
+    request_state: RequestState, scope: Scope, receive: Receive, send: Send, message: Message
+) -> None:
+    """Decide what is pending and settle what depends on the response, then start the response."""
+    if request_state.pending and not await decide_pending(scope, receive, send, started=True):
+        request_state.replaced = True
+        return
+    response_charge = request_state.response_charge
+    if response_charge is not None:
+        response_charge.status = message.get("status", 101)
+        if response_charge.settles_at_start:
+            request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
+    await send(message)
 
 
 async def ignore() -> None:
@@ -105,9 +109,8 @@ async def decide_pending(scope: Scope, receive: Receive, send: Send, *, started:
 
 async def charge_pending(request_state: RequestState, scope: Scope) -> None:
     """Charge what is still pending: the application has failed, or sent no response."""
-    if request_state.pending:
-        request = make_request(scope, request_state.client)
-        await run_async(request_state.charge_flow((), request, tasks=True), call)
+    request = make_request(scope, request_state.client)
+    await run_async(request_state.charge_flow((), request, tasks=True), call)
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, response: Response, fields: RawFields) -> None:
@@ -131,3 +134,22 @@ def make_request(scope: Scope, client: RequestClient | None) -> Request:
     method = scope.get("method", "GET")
     address = None if client is None else client.address
     return Request(method, asgi_path(scope), address, scope, lambda name: asgi_header(scope, name))
+
+
+class ScopeRequests:
+    """What the requests of ASGI frameworks have in common: a scope."""
+
+    def mapping(self, native: Any) -> Scope:  # noqa: ANN401 - the framework's request
+        """Return the scope."""
+        return native.scope
+
+    def sender(self, native: object, mapping: Scope) -> tuple[str | None, Any]:
+        """Return the address of the peer, and the headers."""
+        del native
+        peer = mapping.get("client")
+        return peer[0] if peer else None, mapping["headers"]
+
+    def common(self, native: object, mapping: Scope, client: RequestClient) -> Request:
+        """Return the Request that is the same for all frameworks."""
+        del native
+        return make_request(mapping, client)

@@ -50,6 +50,7 @@ class CategoryLimiter:
         "recent_clients",
         "reserves",
         "slot_seconds",
+        "text_fields",
     )
 
     def __init__(
@@ -78,6 +79,9 @@ class CategoryLimiter:
             self.limiter.update(category.policy)
         self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
         self.fields: Callable[[Decision], list[tuple[bytes, bytes]]] = self._response_writer.writer(self.limiter.policy)
+        self.text_fields: Callable[[Decision], list[tuple[str, str]]] = self._response_writer.text_writer(
+            self.limiter.policy
+        )
         self.charging: Charging | None = category.charging
         # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
         slots = [limit.length for limit in category.policy.limits if limit.rules.holds_slots]

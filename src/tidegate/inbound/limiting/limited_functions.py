@@ -52,9 +52,9 @@ class LimitStack:
         self.covers = covers
         self.wrapper: object = None
         check_names(self.uses)
-        # For the fast path: whether no limit needs more than a key, and what is prepared by request limiter.
+        # For the fast path: whether no limit needs more than a key, and what is prepared by limiter of a category.
         self.is_plain: bool = not covers and all(use.limit.is_plain for use in self.uses)
-        self.plans: dict[int, Any] = {}
+        self.plans: dict[object, Any] = {}
 
     def is_covered(self, request_state: RequestState | None) -> bool:
         """Return whether an outer wrapper has decided for this one; valid for one call."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.plan_limiters import PlanOf
     from tidegate.inbound.responses.response import Denying
+    from tidegate.inbound.rules.extra_limits import Limits
     from tidegate.observe import Observer
     from tidegate.stores.lease import Lease
 
@@ -37,6 +38,9 @@ class Options(TypedDict, total=False):
     lease: bool | float | Lease | None  # lease permits from a shared store
     denied: Denying | None  # returns a custom response to denied requests
     html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
+    exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
+    application_limits: Limits | None  # limits of each client for all routes together
+    default_limits: Limits | None  # limits of each client for each route without limits of its own
     block_after: str | None  # block clients after so many denials
     block_for: str | None  # how long clients are blocked
     expose: bool  # let scripts from other origins read the headers
@@ -98,6 +102,9 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "lease": lambda _: None,  # read_lease checks it
     "denied": OPTIONAL_FUNCTION,
     "html": lambda _: None,  # read_html checks it
+    "exempt_when": OPTIONAL_FUNCTION,
+    "application_limits": lambda _: None,  # ExtraLimits checks it
+    "default_limits": lambda _: None,
     "block_after": lambda _: None,  # read_block checks it
     "block_for": lambda _: None,
     "expose": BOOLEAN,

@@ -30,9 +30,11 @@ from tidegate.inbound.limiting.charges import RequestCharge, charge_all_flow
 from tidegate.inbound.limiting.options import check_options
 from tidegate.inbound.limiting.plan_limiters import PlanLimiters
 from tidegate.inbound.limiting.reset import reset_all_flow
+from tidegate.inbound.limiting.route_limiters import RouteLimiters
 from tidegate.inbound.responses.response import BlockedDecision, ResponseWriter
 from tidegate.inbound.rules.block_rule import read_block
-from tidegate.inbound.rules.model import ADMIN_PATH, MESSAGE_METHOD
+from tidegate.inbound.rules.extra_limits import ExtraLimits
+from tidegate.inbound.rules.model import ADMIN_PATH, DEFAULT_LIMITS, MESSAGE_METHOD
 from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe import Record
@@ -120,7 +122,8 @@ class RequestLimiter:
         self._block_option = read_block(get("block_after"), get("block_for"))
         self.denial_blocks: DenialBlocks | None = None
         self.disabled: bool = False  # by `tidegate.inbound.testing`
-        self._source = RulesSource(config)
+        extra = ExtraLimits(get("application_limits"), get("default_limits"))
+        self._source = RulesSource(config, extra)
         self._check_counts(self._source.rules)
         self.response_writer: ResponseWriter = ResponseWriter(
             headers, expose=get("expose", False), denied=get("denied"), html=get("html")
@@ -131,6 +134,7 @@ class RequestLimiter:
         self.client_identifier: ClientIdentifier = ClientIdentifier(
             trusted_proxies, self._source.rules, **client_options
         )
+        self._exempt_when = get("exempt_when")
         self.root_path: str = get("root_path", "")
         self.drops_messages: bool = get("on_message", "close") == "drop"
         admin = get("admin", True)
@@ -159,7 +163,7 @@ class RequestLimiter:
         self.category_limiters: dict[str, CategoryLimiter] = {}
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
-        self._log_start(has_config=config is not None)
+        self._log_start(has_config=config is not None or bool(extra))
 
     def _log_start(self, *, has_config: bool) -> None:
         """Log the categories, and which of them are defaults that the configuration does not name."""
@@ -187,7 +191,7 @@ class RequestLimiter:
         if self.disabled:
             rules = replace(rules, enabled=False)
         category_limiters = {}
-        for category in rules.categories:
+        for category in (*rules.categories, *rules.extra_categories):
             category_limiter = self.category_limiters.get(category.name)
             if category_limiter is None:
                 category_limiter = self._make_category_limiter(category, rules.max_entries)
@@ -196,6 +200,7 @@ class RequestLimiter:
                 category_limiter.recent_clients.resize(rules.max_entries)
             category_limiters[category.name] = category_limiter
         self.rules = rules
+        self.route_limiters: RouteLimiters = RouteLimiters(rules.default_limits, self._make_limiter)
         self.by_method: bool = rules.by_method  # cached here for speed
         self.category_limiters = category_limiters
         self.idle: bool = self._source.is_file and not rules.enabled  # no decisions, but the file may change
@@ -258,7 +263,7 @@ class RequestLimiter:
     def update_special(self) -> None:
         """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
         has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
-        self.special = self.has_special_clients or has_functions
+        self.special = self.has_special_clients or has_functions or self._exempt_when is not None
 
     @property
     def has_special_clients(self) -> bool:
@@ -315,7 +320,9 @@ class RequestLimiter:
         (category_limiter, cost), *more = [
             (self.category_limiters[match.category.name], match.cost) for match in matches
         ]
-        return RequestTarget(category_limiter, cost, special=category_limiter.reserves or bool(more), more=tuple(more))
+        by_route = category_limiter.category.name == DEFAULT_LIMITS  # its count is not known yet
+        special = category_limiter.reserves or by_route or bool(more)
+        return RequestTarget(category_limiter, cost, special=special, more=tuple(more))
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
@@ -353,6 +360,12 @@ class RequestLimiter:
         self.log(record)
         if self.observer is not None:
             self.observer(record)
+
+    def exempt_client(self, request: Request, client: RequestClient) -> RequestClient:
+        """Return the client of a request, without a key if `exempt_when` exempts the request from all limits."""
+        if self._exempt_when is None or not self._exempt_when(request):
+            return client
+        return client._replace(key=None)
 
     def prepare_flow(
         self, request: Request, target: RequestTarget, client: RequestClient
@@ -483,6 +496,11 @@ class RequestLimiter:
     def limiters_of(self, category: str) -> tuple[CategoryLimiter, ...]:
         """Return the limiters of a category: its own and those of its plans."""
         return (self.category_limiters[category], *self.plan_limiters.of(category))
+
+    def all_limiters_of(self, category: str) -> list[Limiter | AsyncLimiter]:
+        """Return all limiters of a category: of its plans, and of routes if it has the default limits."""
+        routes = self.route_limiters.limiters if category == DEFAULT_LIMITS else ()
+        return [*(each.limiter for each in self.limiters_of(category)), *routes]
 
     def flush(self) -> None:
         """Log the number of suppressed lines."""

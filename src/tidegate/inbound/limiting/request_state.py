@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import ResponseCharge
+    from tidegate.inbound.limiting.fast_decision import MadeTogether
+    from tidegate.inbound.limiting.limited_functions import RouteUse
     from tidegate.inbound.limiting.request_limiter import RequestLimiter, RequestTarget
 
 STATE_KEY: Final = "tidegate"
@@ -44,13 +46,16 @@ class RequestState:
     # Defaults that most requests never change: attributes of the class cost nothing for each request.
     target: RequestTarget | None = None
     pending: Sequence[RequestCharge] = NO_CHARGES
-    made: Sequence[DecidedCharge] = NO_CHARGES  # what was charged so far, besides `target`
+    together: MadeTogether | None = None  # what the fast path has charged
+    _made: Sequence[DecidedCharge] = NO_CHARGES
     covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
     response_charge: ResponseCharge | None = None
     inner: list[Decision | RequestState] | None = None
     standalone: bool = False  # no middleware has seen the request: a route limit writes the headers
     outer: RequestState | None = None
     nested: bool = False
+    by_route: bool = False  # default limits are pending, whose count depends on the route
+    replaced: bool = False  # the response of the application was replaced by a denial
 
     def __init__(
         self,
@@ -72,16 +77,53 @@ class RequestState:
             self.target = target
         if pending:
             self.pending = pending
+            if request_limiter.route_limiters:
+                self.by_route = True
         if outer is not None:
             self.outer, self.nested = outer, True
             outer.add(self)
             if outer.pending:
                 self.pending = (*outer.pending, *pending)
+                self.by_route = self.by_route or outer.by_route
                 outer.pending = NO_CHARGES
 
     def add(self, decision: Decision | RequestState) -> None:
         """Add the decision of a route limit, or the state of an inner middleware."""
         self.inner = [*(self.inner or ()), decision]
+
+    def override_defaults(self, uses: Sequence[RouteUse]) -> None:
+        """Drop pending default limits: the limits of the route replace them, unless they are declared not to."""
+        if self.by_route:
+            self.choose_route(None if any(use.limit.override_defaults for use in uses) else uses[0].route)
+
+    def choose_route(self, route: str | None) -> None:
+        """Charge pending default limits to the count of a route; None: drop them."""
+        if self.by_route:
+            self.by_route = False
+            charges = []
+            for charge in self.pending:
+                limiters = charge.request_limiter.route_limiters
+                if not limiters.has(charge):
+                    charges.append(charge)
+                elif route is not None:
+                    charges.append(limiters.at_route(charge, route))
+            self.pending = tuple(charges)
+
+    @property
+    def made(self) -> Sequence[DecidedCharge]:
+        """What was charged so far, besides `target`."""
+        if self.together is not None:
+            self._made, self.together = [*self._made, *self.together.charges()], None
+        return self._made
+
+    @made.setter
+    def made(self, charges: Sequence[DecidedCharge]) -> None:
+        self._made, self.together = charges, None
+
+    @property
+    def has_charges(self) -> bool:
+        """Whether something besides `target` was charged."""
+        return bool(self._made) or self.together is not None
 
     def replace_decisions(self, decisions: Sequence[tuple[RequestCharge, Decision]]) -> None:
         """Replace decisions after their charges were corrected."""
@@ -90,21 +132,19 @@ class RequestState:
 
     @property
     def shown_decision(self) -> Decision | None:
-        """What the headers show: all decisions combined, or the tightest alone if their style needs no more."""
-        if not self.made and self.inner is None:
-            return self.decision
-        if self.inner is not None or self.decision is not None or self.request_limiter.response_writer.style != "x":
-            return self.combined_decision
-        tightest, fewest = None, -1
-        for _, decision, _ in self.made:
-            if not decision[0] or len(decision[2]) != 1:
-                return self.combined_decision
-            remaining = decision.remaining
-            if tightest is None or remaining < fewest:
-                tightest, fewest = decision, remaining
-            elif remaining == fewest and decision.views[0][2] > tightest.views[0][2]:
-                tightest = decision  # of equals, the one with the latest reset
-        return tightest
+        """What the headers show: all decisions combined."""
+        return self.combined_decision if self.inner is not None or self.has_charges else self.decision
+
+    def prepared_fields(self, *, raw: bool) -> Any:  # noqa: ANN401 - a list of fields, or None
+        """Return the header fields, as bytes if `raw`, if the fast path has made all decisions; None otherwise."""
+        together = self.together
+        if together is None or self.inner is not None or self.decision is not None or self._made:
+            return None
+        decisions, writer = together[3], together[0].writer
+        if writer is None:
+            return None
+        index = writer.find(decisions)
+        return (writer.raw_writers if raw else writer.text_writers)[index](decisions[index])
 
     @property
     def combined_decision(self) -> Decision | None:

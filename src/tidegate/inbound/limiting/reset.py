@@ -24,7 +24,7 @@ def reset_all_flow(request_limiter: RequestLimiter, apply: Callable[..., object]
     now = request_limiter.now() if request_limiter.own_clock is not None else None  # None: by the store's clock
     cleared = request_limiter.opened_store.owned and request_limiter.store.clear()
     for name, base in request_limiter.category_limiters.items():
-        policies = [each.limiter.policy for each in request_limiter.limiters_of(name)]
+        policies = [limiter.policy for limiter in request_limiter.all_limiters_of(name)]
         policies += blocks.policies if blocks is not None else ()
         keys = tuple(base.last_decisions)
         base.last_decisions.clear()

@@ -12,10 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.inbound.limiting.limited_functions import is_exempt, is_limited
+from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.view_gate import ViewGate
 
     Decide = Callable[..., Awaitable[bool]]  # (scope, receive, send): decides what is pending
 
@@ -33,25 +37,34 @@ def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
 class AsgiGates:
     """The gates at the routes of a Starlette or FastAPI application, and of those mounted in it."""
 
-    def __init__(self, app: Any, decide: Decide) -> None:  # noqa: ANN401 - any application
+    def __init__(self, app: Any, decide: Decide, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - any application
         """Look for routes in this application; `decide` decides what is pending."""
         self._app = app
         self._decide = decide
+        self._request_limiter = request_limiter
+        self._defaults = request_limiter.route_limiters
         self._routes: list[list[Any]] = []  # of every router that was found
         self._count = -1
         self._limited = False
+        self._views: ViewGate | None = None  # of a Quart application
 
     def has_limits(self) -> bool:
-        """Return whether some route has limits of its own. Routes that were added meanwhile get their gates."""
+        """Return whether some route has limits of its own, or routes have default limits.
+
+        Routes that were added meanwhile get their gates.
+        """
+        if self._views is not None:
+            return self._views.has_limits()
         count = 0
         for routes in self._routes:
             count += len(routes)
-        if count != self._count:
+        if count != self._count or self._defaults is not self._request_limiter.route_limiters:
             self._inspect()
         return self._limited
 
     def _inspect(self) -> None:
         self._routes, self._limited, self._count = [], False, 0
+        self._defaults = self._request_limiter.route_limiters
         leaves: list[Any] = []
         for app in wrapped_apps(self._app):
             if hasattr(app, "_view_middleware"):
@@ -59,8 +72,15 @@ class AsgiGates:
 
                 self._limited = django.DjangoGate(app).has_limits()
                 return
+            if hasattr(app, "view_functions") and hasattr(app, "before_request_funcs"):
+                from tidegate.inbound import quart  # noqa: PLC0415 - only a Quart application needs it
+
+                self._views = self._views or quart.QuartGate(app, self._request_limiter)
+                self._limited = self._views.has_limits()
+                return
             router = getattr(app, "router", app)
             if isinstance(getattr(router, "routes", None), list):
+                self._limited = bool(self._defaults)
                 self._walk(router, leaves)
                 break
         if self._limited:
@@ -87,7 +107,7 @@ class AsgiGates:
 
     def _install(self, route: Any) -> None:  # noqa: ANN401 - any route
         handle = getattr(route, "handle", None)
-        if handle is None or isinstance(handle, RouteGate):
+        if handle is None or isinstance(handle, RouteGate) or decides_itself(route):
             return
         route.handle = RouteGate(route, handle, self._decide)
 
@@ -100,17 +120,19 @@ class RouteGate:
         self._route = route
         self._handle = handle
         self._decide = decide
+        self._exempt = is_exempt_route(route)
         self._decides_itself = is_limited_route(route) and not hasattr(route, "dependant")
         self._dependants: dict[int, tuple[Any, bool]] = {}
 
     def __call__(self, scope: Any, receive: Any, send: Any) -> Awaitable[None]:  # noqa: ANN401 - as ASGI has it
         """Handle a request that the router has matched."""
         request_state = scope.get(STATE_KEY)
+        if request_state is not None and self._exempt:
+            request_state.pending = ()
         if request_state is None or not request_state.pending or self._is_limited(scope):
             return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as the route has it
-        if is_exempt_route(self._route):
-            request_state.pending = ()
-            return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as above
+        if request_state.by_route:
+            request_state.choose_route(matched_route_name(scope, self._route))
         return self._decide_first(scope, receive, send)
 
     async def _decide_first(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -153,6 +175,14 @@ def is_limited_route(route: Any) -> bool:  # noqa: ANN401 - any route
     endpoint = getattr(route, "endpoint", None)
     if isinstance(endpoint, type):
         return any(is_limited(value) for value in vars(endpoint).values())
+    return is_limited(endpoint)
+
+
+def decides_itself(route: Any) -> bool:  # noqa: ANN401 - any route
+    """Return whether the endpoint is a limited function, whose limits decide everything: the route needs no gate."""
+    endpoint = getattr(route, "endpoint", None)
+    if hasattr(route, "dependant") or isinstance(endpoint, type) or is_exempt(endpoint):
+        return False
     return is_limited(endpoint)
 
 

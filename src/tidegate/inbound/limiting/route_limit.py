@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tidegate.core import Limit
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
@@ -29,16 +28,15 @@ from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import RequestState
 from tidegate.inbound.responses.header_names import read_header_names
 from tidegate.inbound.responses.response import fit_to_status
-from tidegate.inbound.rules.closed_limit import parse_inbound_limit
-from tidegate.inbound.rules.config import with_default_algorithm
+from tidegate.inbound.rules.extra_limits import Limits, has_own_name, read_exact_limits
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
-from tidegate.policy.model import read_limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.clock import Clock
+    from tidegate.core import Limit
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.headers import Style
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
-Limits = str | Limit | Iterable[str | Limit]
 LimitsOf = Callable[[FrameworkRequest], "Limits | None"]
 FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is no valid one
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
@@ -110,6 +107,7 @@ class RouteLimit:
         count: Collection[int] | Callable[[FrameworkRequest, int], bool] | None = None,
         on_denied: Callable[[FrameworkRequest, Decision], object] | None = None,
         block: bool = True,
+        override_defaults: bool = True,
         mode: Mode = "enforce",
         on_store_error: OnStoreError = "local",
         store: str | Store | None = None,
@@ -126,6 +124,7 @@ class RouteLimit:
         with one of the `methods` are limited, and none for which `exempt_when` returns true. `count` are statuses that
         count, or a function of request and status; other responses are refunded. `on_denied` is called for each denial.
         With `block=False`, it denies nothing: it sets `limited` of Django's request, `request.state` or `flask.g`.
+        The `default_limits` of a middleware apply in addition only with `override_defaults=False`.
         `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
         for field, function in (("key", key), ("exempt_when", exempt_when), ("on_denied", on_denied)):
@@ -148,6 +147,7 @@ class RouteLimit:
         self._count = count
         self.on_denied = on_denied
         self.blocks: bool = block
+        self.override_defaults: bool = override_defaults
         self._mode: Mode = mode
         self._on_store_error: OnStoreError = on_store_error
         self._own_store = store
@@ -311,6 +311,7 @@ def decide_uses_flow(
     more: bool = False,
 ) -> CallFlow[ChargeResult]:
     """Decide the limits of a route together with what is pending. `more`: other limits may be decided later."""
+    request_state.override_defaults(uses)
     charges = []
     for use in uses:
         request_limiter = use.limit.request_limiter_for(request_state)
@@ -359,20 +360,7 @@ def named_limits(limits: tuple[Limit, ...], name: str | None) -> tuple[Limit, ..
     if name is None or len(limits) != 1:
         return limits
     (limit,) = limits
-    is_default = replace(limit, name="").name == limit.name
-    return (replace(limit, name=name),) if is_default else limits
-
-
-def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:
-    """Read limits; strings that name no algorithm use sliding_log."""
-    if isinstance(limits, Limit) or not isinstance(limits, Iterable):
-        return read_limits(limits)
-    several = [limits] if isinstance(limits, str) else limits
-    return read_limits([_read_exact_limit(one) if isinstance(one, str) else one for one in several])
-
-
-def _read_exact_limit(text: str) -> Limit:
-    return with_default_algorithm(parse_inbound_limit(text), text, "sliding_log")
+    return limits if has_own_name(limit) else (replace(limit, name=name),)
 
 
 def find_client(

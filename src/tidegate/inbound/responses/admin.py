@@ -220,7 +220,7 @@ def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) ->
     for name in names:
         category_limiter = request_limiter.category_limiters[name]
         key = category_limiter.recent_clients.find_key(wanted)
-        for each in request_limiter.limiters_of(name):
-            yield partial(each.limiter.reset, key)
+        for limiter in request_limiter.all_limiters_of(name):
+            yield partial(limiter.reset, key)
         category_limiter.recent_clients.remove(key)
     return {"done": "reset", "key": format_key(wanted), "categories": names}

@@ -17,6 +17,13 @@ from tidegate.inbound.client.request import FrameworkRequest
 from tidegate.inbound.responses.accept import choose_format, mentions
 from tidegate.inbound.responses.header_names import exposed_names, read_header_names
 from tidegate.inbound.responses.html_page import read_html
+from tidegate.inbound.responses.prepared_fields import (
+    ROUND_UP,
+    FieldForm,
+    TightestWriter,
+    is_single_log,
+    prepare_writer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,13 +38,11 @@ if TYPE_CHECKING:
     RawField = tuple[bytes, bytes]
     RawFields = list[RawField]
 
-CACHED_REMAINING: Final = 1024
 MAX_SNIFFED: Final = 64  # characters of a custom body that are read to find its type
 F = TypeVar("F", tuple[str, str], tuple[bytes, bytes])  # a header field
 RETRY_AFTER_FIELD: Final = RETRY_AFTER.lower().encode()
 RETRY_AFTER_STATUSES: Final = (429, 503)
 EXPOSE_HEADERS: Final = "Access-Control-Expose-Headers"
-ROUND_UP: Final = SECOND - 1
 REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -91,11 +96,14 @@ class ResponseWriter:
         self.custom_denial = denied
         self._html = read_html(html)
         self._limit_field, self._remaining_field, self._reset_field = (name.lower().encode() for name in names.values())
-        self._remaining_fields = [(self._remaining_field, b"%d" % number) for number in range(CACHED_REMAINING)]
         # The spelling of the fields that `raw_fields` writes.
         self._spelling = {name.lower().encode(): name for name in (*names.values(), RETRY_AFTER, EXPOSE_HEADERS)}
         self._extra: Fields = [(EXPOSE_HEADERS, exposed_names(self.style, names))] if expose else []
         self._raw_extra = raw(self._extra)
+        self._raw_form: FieldForm[bytes] = FieldForm(
+            (self._limit_field, self._remaining_field, self._reset_field), b"%d".__mod__, self._raw_extra
+        )
+        self._text_form: FieldForm[str] = FieldForm(tuple(names.values()), str, self._extra)
         self._negotiated = (b"json", b"html") if self._html is not None else (b"json",)
 
     def with_denied(self, denied: Denying | None) -> ResponseWriter:
@@ -131,7 +139,7 @@ class ResponseWriter:
         quota = limit.quota
         fields = [
             (self._limit_field, b"%d" % quota),
-            self._write_remaining(min(remaining, quota)),
+            self._raw_form.write_remaining(min(remaining, quota)),
             (self._reset_field, b"%d" % ((at + reset + ROUND_UP) // SECOND)),
             *self._raw_extra,
         ]
@@ -140,49 +148,22 @@ class ResponseWriter:
         return fields
 
     def writer(self, policy: Policy) -> Callable[[Decision], RawFields]:
-        """Return the fastest function that writes the fields of a policy: a single sliding_log has a fast path."""
-        limits = policy.limits
-        limit = limits[0]
-        if self.style != "x" or len(limits) > 1 or not limit.rules.rolling:
-            return self.raw_fields
-        quota, length, general = limit.quota, limit.length, self.raw_fields
-        first, extra = (self._limit_field, b"%d" % quota), tuple(self._raw_extra)
-        remaining_field, remaining_fields, reset_field = (
-            self._remaining_field,
-            self._remaining_fields,
-            self._reset_field,
+        """Return the fastest function that writes the fields of a policy as bytes: a single log has a fast path."""
+        return prepare_writer(policy, self.raw_fields, self._raw_form) if self.style == "x" else self.raw_fields
+
+    def text_writer(self, policy: Policy) -> Callable[[Decision], Fields]:
+        """Return the fastest function that writes the fields of a policy as strings."""
+        return prepare_writer(policy, self.fields, self._text_form) if self.style == "x" else self.fields
+
+    def prepare_tightest(self, policies: Sequence[Policy]) -> TightestWriter | None:
+        """Return what writes the fields of the tightest of several policies; None if they need `raw_fields`."""
+        if self.style != "x" or not all(is_single_log(policy) for policy in policies):
+            return None
+        return TightestWriter(
+            tuple((policy.limits[0].quota, policy.limits[0].length) for policy in policies),
+            tuple(self.writer(policy) for policy in policies),
+            tuple(self.text_writer(policy) for policy in policies),
         )
-        # Cache of one reset field: (after, until, field). It is valid for charges in the interval (after, until].
-        last: tuple[int, int, RawField] = (0, 0, first)
-
-        def fields(decision: Decision) -> RawFields:
-            nonlocal last
-            state = decision[3][0]  # by position: a fast path
-            if not decision[0] or decision[2] is not limits or state is None or state[0] is not limit:
-                return general(decision)
-            # The same as view_log for a state whose last entry is this request.
-            _, log, _, tail, base = state
-            at = log.times[tail - 1]
-            if at < decision[1]:
-                return general(decision)
-            after, until, reset = last
-            if not after < at <= until:
-                second = (at + length + ROUND_UP) // SECOND
-                until = second * SECOND - length
-                reset = (reset_field, b"%d" % second)
-                last = (until - SECOND, until, reset)
-            left = quota - log.sums[tail - 1] + base
-            return [
-                first,
-                remaining_fields[left] if left < CACHED_REMAINING else (remaining_field, b"%d" % left),
-                reset,
-                *extra,
-            ]
-
-        return fields
-
-    def _write_remaining(self, left: int) -> RawField:
-        return self._remaining_fields[left] if left < CACHED_REMAINING else (self._remaining_field, b"%d" % left)
 
     def is_plain(self, headers: Iterable[RawField]) -> bool:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""

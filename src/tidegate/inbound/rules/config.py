@@ -29,7 +29,8 @@ from tidegate.inbound.client.address import AddressSet
 from tidegate.inbound.rules.block_rule import read_block
 from tidegate.inbound.rules.charging import Charging, statuses_of
 from tidegate.inbound.rules.closed_limit import close, is_closed, parse_inbound_limit
-from tidegate.inbound.rules.model import ADMIN_PATH, Category, Endpoint, Rules
+from tidegate.inbound.rules.extra_limits import make_category, with_default_algorithm
+from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS, Category, Endpoint, Rules
 from tidegate.inbound.rules.paths import PathTree
 from tidegate.policy import Cost, Policy
 from tidegate.policy.config_value import ConfigValue, load
@@ -89,6 +90,8 @@ SECTION_FIELDS: Final = (
     "ipv6_prefix",
     "block_after",
     "block_for",
+    APPLICATION_LIMITS,
+    DEFAULT_LIMITS,
 )
 
 # The spec's categories: limit, minutes, endpoints.
@@ -140,13 +143,15 @@ class _Reader:
     def _defaults(self) -> dict[str, tuple[int, int, tuple[str, ...]]]:
         """Return the default categories that apply.
 
-        All of them, if the section defines none of its own: no categories, or, as in the spec, only the limits of
+        All of them, if the section has no limits of its own: no categories, or, as in the spec, only the limits of
         default ones. Otherwise those that it names without endpoints. `defaults` states it explicitly.
         """
         if "defaults" in self.fields:
             return dict(DEFAULT_CATEGORIES) if self.fields["defaults"].boolean() else {}
         written: dict[str, ConfigValue] = _get(self.fields, "categories", ConfigValue.entries, default={})
         changed = [name for name, section in written.items() if _changes_default(name, section)]
+        if not written and (APPLICATION_LIMITS in self.fields or DEFAULT_LIMITS in self.fields):
+            return {}
         if len(changed) == len(written):
             return dict(DEFAULT_CATEGORIES)
         return {name: DEFAULT_CATEGORIES[name] for name in changed}
@@ -181,6 +186,8 @@ class _Reader:
             ipv4_prefix=fields["ipv4_prefix"].integer(high=32) if "ipv4_prefix" in fields else 32,
             ipv6_prefix=fields["ipv6_prefix"].integer(high=128) if "ipv6_prefix" in fields else 64,
             block=block,
+            application_limits=self._extra(APPLICATION_LIMITS),
+            default_limits=self._extra(DEFAULT_LIMITS),
             defaulted=tuple(name for name in self.defaults if name not in written),
         )
 
@@ -195,6 +202,18 @@ class _Reader:
         if setting is None:
             return categories.get(self.unmatched)
         return None if setting.is_null else categories[setting.choice(*categories)]
+
+    def _extra(self, name: str) -> Category | None:
+        """Read limits that apply besides the categories: a string, or a list."""
+        if name not in self.fields:
+            return None
+        section = self.fields[name]
+        algorithm = self._choice({}, "algorithm", ALGORITHMS, "sliding_log")
+        limits = tuple(
+            _limit_of_list(entry, algorithm, name.removesuffix("_limits")) for entry in section.one_or_many()
+        )
+        with section.locate_errors():
+            return make_category(name, limits)
 
     # ---- a category --------------------------------------------------------------------------------------------------
 
@@ -355,13 +374,6 @@ def _limit_of_list(entry: ConfigValue, algorithm: str, category: str) -> Limit:
             limit = with_default_algorithm(parse_inbound_limit(text), text, algorithm)
         name = limit.name if "name=" in text else ""
     return limit if name else replace(limit, name=f"{category}-{limit.name}")
-
-
-def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:
-    """Use the given algorithm if the string names none."""
-    words = text.split()
-    named = not limit.quota or limit.algorithm in words or limit.calendar is not None or limit.burst != limit.quota
-    return limit if named else replace(limit, algorithm=algorithm)
 
 
 def _methods(setting: ConfigValue) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 ADMIN_PATH: Final = "/api/admin/rate-limit-stats"  # never limited
 ROOT: Final = ("", "/")  # two spellings of the path of a mounted application's root
+APPLICATION_LIMITS: Final = "application_limits"  # names of categories that every request matches
+DEFAULT_LIMITS: Final = "default_limits"
 MESSAGE_METHOD: Final = "MESSAGE"  # the method name for websocket messages in an endpoint
 
 
@@ -74,7 +76,8 @@ class Rules:
     `unmatched` is the category of requests that no endpoint matches; None: they are not limited. `exempt` endpoints,
     `exempt_methods` and `exempt_clients` are never limited, `blocked_clients` always denied. `cleanup_interval` is in
     seconds. `block` blocks clients that are denied too often. `defaulted` names the default categories that apply
-    although the configuration does not name them.
+    although the configuration does not name them. `application_limits` and `default_limits` are categories that every
+    request matches, unless it is exempt: see `extra_limits`.
     """
 
     categories: tuple[Category, ...]
@@ -89,6 +92,8 @@ class Rules:
     ipv4_prefix: int = 32
     ipv6_prefix: int = 64
     block: BlockRule | None = None
+    application_limits: Category | None = None
+    default_limits: Category | None = None
     defaulted: tuple[str, ...] = field(default=(), compare=False)
     by_method: bool = field(init=False, repr=False, compare=False)  # whether categories depend on the method
     _tree: PathTree[_EndpointTarget] = field(init=False, repr=False, compare=False)
@@ -100,24 +105,32 @@ class Rules:
         tree: PathTree[_EndpointTarget] = PathTree()
         messages: PathTree[_EndpointTarget] = PathTree()
         by_method = bool(self.exempt_methods)
+        always = tuple(Match(category, 1) for category in self.extra_categories)
         for category, endpoints in ((None, self.exempt), *((known, known.endpoints) for known in self.categories)):
             for endpoint in endpoints:
-                target = _EndpointTarget.of(category, endpoint.cost)
+                target = _EndpointTarget.of(category, endpoint.cost, always if category is not None else ())
                 methods = [method for method in endpoint.methods if method != MESSAGE_METHOD]
                 by_method = by_method or bool(methods)
                 taken = None
                 if methods or not endpoint.methods:
                     taken = tree.add(endpoint.path, methods, target)
                 if MESSAGE_METHOD in endpoint.methods:
-                    taken = messages.add(endpoint.path, (), target) or taken
+                    taken = messages.add(endpoint.path, (), _EndpointTarget.of(category, endpoint.cost)) or taken
                 if taken is not None:
                     raise ConfigError(f"{endpoint.path} is already {taken}", field="endpoints")
         object.__setattr__(self, "by_method", by_method)
         object.__setattr__(self, "_tree", tree)
         object.__setattr__(self, "_messages", messages)
-        object.__setattr__(
-            self, "_unmatched_target", _EndpointTarget.of(self.unmatched, self.unmatched.cost if self.unmatched else 1)
-        )
+        cost = self.unmatched.cost if self.unmatched else 1
+        object.__setattr__(self, "_unmatched_target", _EndpointTarget.of(self.unmatched, cost, always))
+        for category in self.categories:
+            if always and category.name in (APPLICATION_LIMITS, DEFAULT_LIMITS):
+                raise ConfigError(f"the name {category.name!r} is reserved: rename the category", field="categories")
+
+    @property
+    def extra_categories(self) -> tuple[Category, ...]:
+        """The categories that every request matches."""
+        return tuple(each for each in (self.application_limits, self.default_limits) if each is not None)
 
     def matches(
         self, routes: Sequence[Route], methods: Iterable[str] = ("GET",), template: str | None = None
@@ -154,15 +167,15 @@ class Rules:
 
 
 class _EndpointTarget(NamedTuple):
-    """The category of an endpoint (None: exempt) and its cost."""
+    """The category of an endpoint (None: exempt, or unmatched) and its cost."""
 
     category: Category | None
     cost: Cost
     matches: tuple[Match, ...]  # the result of `Rules.matches` if this is the only target
 
     @classmethod
-    def of(cls, category: Category | None, cost: Cost) -> _EndpointTarget:
-        return cls(category, cost, () if category is None else (Match(category, cost),))
+    def of(cls, category: Category | None, cost: Cost, always: tuple[Match, ...] = ()) -> _EndpointTarget:
+        return cls(category, cost, always if category is None else (Match(category, cost), *always))
 
     def __str__(self) -> str:
         return f"an endpoint of category {self.category.name!r}" if self.category else "exempt"
@@ -236,9 +249,7 @@ def _find_matching(
 def _combine(targets: Iterable[_EndpointTarget]) -> tuple[Match, ...]:
     """Charge each category once, with the larger cost if its endpoints differ."""
     found: dict[str, Match] = {}
-    for category, cost, _ in targets:
-        if category is None:
-            continue
+    for category, cost in (match for target in targets for match in target.matches):
         earlier = found.get(category.name)
         if earlier is not None and earlier.cost != cost:
             cost = _larger_cost(category.policy, earlier.cost, cost)  # noqa: PLW2901 - the larger cost

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.rules.config import load_rules
+from tidegate.inbound.rules.extra_limits import ExtraLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,16 +17,20 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
+NO_CATEGORIES: Final = {"defaults": False, "unmatched": None}
+NO_EXTRA_LIMITS: Final = ExtraLimits(None, None)
+
 
 class RulesSource:
     """The source of the rules: a file, checked for changes, or a fixed mapping."""
 
-    def __init__(self, config: str | Path | Mapping[str, object] | None) -> None:
-        """Read the rules; raises ConfigError if they are invalid."""
-        self._config = config
+    def __init__(self, config: str | Path | Mapping[str, object] | None, extra: ExtraLimits = NO_EXTRA_LIMITS) -> None:
+        """Read the rules; raises ConfigError if they are invalid. `extra` limits are added to them."""
+        self._config = NO_CATEGORIES if config is None and extra else config
+        self._extra = extra
         self._path = Path(config) if isinstance(config, (str, Path)) else None
         self._last_fingerprint = self._fingerprint()
-        self.rules: Rules = load_rules(config)
+        self.rules: Rules = extra.add_to(load_rules(self._config))
         self.error: str | None = None  # the error of the current file, if it is invalid
 
     @property
@@ -53,7 +58,7 @@ class RulesSource:
         """Read the file now; return the rules if they are valid and new."""
         self._last_fingerprint = fingerprint or self._fingerprint()
         try:
-            rules = load_rules(self._config)
+            rules = self._extra.add_to(load_rules(self._config))
         except ConfigError as error:
             self.reject(error)
             return None

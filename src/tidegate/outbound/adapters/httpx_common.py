@@ -18,11 +18,13 @@ from tidegate.outbound.quota.exchange import (
     has_rate_limit_headers,
     target_url,
 )
+from tidegate.outbound.quota.refusal_body import RefusalBody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from types import ModuleType
 
+    from tidegate.clock import Clock
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.gate import AsyncGate, Gate
     from tidegate.outbound.quota.settlement import PendingSettlement
@@ -52,6 +54,12 @@ class HttpxLibrary:
         )
         self.async_stream_class: type[AsyncSettlingStream] = type(
             "AsyncSettlingStream", (AsyncSettlingStream, self._module.AsyncByteStream), {}
+        )
+        self.resumed_class: type[ResumedStream] = type(
+            "ResumedStream", (ResumedStream, self._module.SyncByteStream), {}
+        )
+        self.async_resumed_class: type[AsyncResumedStream] = type(
+            "AsyncResumedStream", (AsyncResumedStream, self._module.AsyncByteStream), {}
         )
 
     def to_outbound_request(self, request: Any) -> OutboundRequest:  # noqa: ANN401 - of either library
@@ -108,23 +116,28 @@ class HttpxLibrary:
             request.method, request.url, headers=headers, stream=stream, extensions=request.extensions
         )
 
-    def read_again(self, response: Any) -> bytes:  # noqa: ANN401 - of either library
-        """Read the body of a refusal; the client can still read it."""
-        raw = b"".join(response.stream)
-        response.stream.close()
-        return self._replace_stream(response, raw)
+    def read_refusal(self, response: Any, clock: Clock) -> bytes:  # noqa: ANN401 - of either library
+        """Read the start of the body of a refusal; the client can still read all of it."""
+        body = RefusalBody(clock, content_encoding(response.headers.raw))
+        rest = iter(response.stream)
+        if all(map(body.add, rest)):
+            response.stream.close()
+            response.stream = self._module.ByteStream(b"".join(body.pieces))
+        else:
+            response.stream = self.resumed_class(body.pieces, rest, response.stream)
+        return body.content
 
-    async def read_again_async(self, response: Any) -> bytes:  # noqa: ANN401 - of either library
-        """Read the body of a refusal; the client can still read it."""
-        raw = b"".join([piece async for piece in response.stream])
+    async def read_refusal_async(self, response: Any, clock: Clock) -> bytes:  # noqa: ANN401 - of either library
+        """Read the start of the body of a refusal; the client can still read all of it."""
+        body = RefusalBody(clock, content_encoding(response.headers.raw))
+        rest = aiter(response.stream)
+        async for piece in rest:
+            if not body.add(piece):
+                response.stream = self.async_resumed_class(body.pieces, rest, response.stream)
+                return body.content
         await response.stream.aclose()
-        return self._replace_stream(response, raw)
-
-    def _replace_stream(self, response: Any, raw: bytes) -> bytes:  # noqa: ANN401 - of either library
-        """Let the client read a body that was already read; returns it decoded."""
-        response.stream = self._module.ByteStream(raw)
-        content: bytes = self._module.Response(response.status_code, headers=response.headers, content=raw).content
-        return content
+        response.stream = self._module.ByteStream(b"".join(body.pieces))
+        return body.content
 
     def to_response(self, result: SendResult[Any], gate: Gate | AsyncGate, stream_class: type[Any]) -> Any:  # noqa: ANN401 - of either library
         """Return the response of a sent request, with its outcome; the end of its body settles the charge."""
@@ -162,7 +175,7 @@ class SyncTransport(Generic[RequestT, ResponseT]):
         def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
             changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
             response = self._inner.handle_request(self._library.with_key(changed, self.gate.key_for(provider, call)))
-            read = partial(self._library.read_again, response)
+            read = partial(self._library.read_refusal, response, self.gate.clock)
             return ProviderResponse(response.status_code, rate_limit_headers(response), response.close, response, read)
 
         result: SendResult[Any] = self.gate.run(self.gate.send_flow(call, send))
@@ -192,7 +205,7 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
             changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
             keyed = self._library.with_key(changed, self.gate.key_for(provider, call))
             response = await self._inner.handle_async_request(keyed)
-            read = partial(self._library.read_again_async, response)
+            read = partial(self._library.read_refusal_async, response, self.gate.clock)
             return ProviderResponse(response.status_code, rate_limit_headers(response), response.aclose, response, read)
 
         result: SendResult[Any] = await self.gate.run(self.gate.send_flow(call, send))
@@ -273,6 +286,44 @@ class AsyncSettlingStream:
             await self._stream.aclose()
         finally:
             await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+
+
+class ResumedStream:
+    """A body whose first pieces were already read."""
+
+    def __init__(self, first: list[bytes], rest: Iterator[bytes], stream: Any) -> None:  # noqa: ANN401 - of either library
+        """Yield the first pieces, then the rest of the stream."""
+        self._first = first
+        self._rest = rest
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._first
+        yield from self._rest
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+
+class AsyncResumedStream:
+    """A body whose first pieces were already read."""
+
+    def __init__(self, first: list[bytes], rest: AsyncIterator[bytes], stream: Any) -> None:  # noqa: ANN401 - of either library
+        """Yield the first pieces, then the rest of the stream."""
+        self._first = first
+        self._rest = rest
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._first:
+            yield piece
+        async for piece in self._rest:
+            yield piece
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._stream.aclose()
 
 
 def content_encoding(headers: Sequence[tuple[bytes, bytes]]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.adaptive import GatedStore, RecoveringClock, RecoverySettings
 from tidegate.core.bounds import MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import StoreUnavailable
+from tidegate.flow import complete_flow
 from tidegate.fork import fork_safe
 from tidegate.outbound.capacity.account_capacity import AccountCapacity
 from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
@@ -200,6 +201,10 @@ class Account:
         """The current capacity of the narrowest limit."""
         return self.account_capacity.quota
 
+    def can_fit(self, cost: Mapping[str, int]) -> bool:
+        """Return whether a cost can ever be allowed."""
+        return all(cost.get(limit.unit, 0) <= limit.burst for limit in self.provider.limits)
+
     def fit(self, cost: Mapping[str, int]) -> Cost:
         """Reduce an estimate to what can ever be allowed; requests are not reduced."""
         return {
@@ -242,9 +247,7 @@ class Account:
         else:
             parts = charge.parts(costs)
             charge.move(costs, recharged)
-        for at, part in parts:
-            if any(part):
-                yield from self._give_back_flow(part, at)
+        yield from complete_flow(*(self._give_back_flow(part, at) for at, part in parts if any(part)))
         return True
 
     def renew_flow(self, charge: Charge, at: int) -> CallFlow[Any]:
@@ -281,8 +284,7 @@ class Account:
         if not any(part):
             return
         try:
-            for at, costs in charge.shrink(part):
-                yield from self._give_back_flow(costs, at)
+            yield from complete_flow(*(self._give_back_flow(costs, at) for at, costs in charge.shrink(part)))
         except StoreUnavailable:
             return  # they count until their period ends
 

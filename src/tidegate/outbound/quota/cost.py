@@ -148,6 +148,9 @@ def _plan_output(
             percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
             input_learned = learned.input(key, request.text_length, percent)
     input_tokens = request.estimate_input(input_learned, tokenizer)
+    if strict and input_learned is not None and not account.can_fit(units_of(request, input_tokens, 1)):
+        # Learned from requests of another kind, such as references to files. Denied, no call would ever correct it.
+        input_tokens = request.estimate_input()
     if not strict:
         output_tokens = bound if expected is None or profile.charges != "usage" else min(bound, expected)
         return CallPlan(cost, request, key, input_tokens, output_tokens)

@@ -97,7 +97,7 @@ class OutboundRequest(NamedTuple):
 class ProviderResponse(NamedTuple):
     """A response, independent of the client library; `close` releases it if the request is retried.
 
-    `read` returns (or is awaited for) its decoded body, which the client can still read afterwards.
+    `read` returns (or is awaited for) the start of its decoded body; the client can still read all of it afterwards.
     """
 
     status: int

@@ -23,7 +23,7 @@ from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied
-from tidegate.flow import run, run_async, suppress_errors_flow
+from tidegate.flow import complete_flow, run, run_async, suppress_errors_flow
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.observe import Record
 from tidegate.outbound.providers.registry import Providers
@@ -171,9 +171,8 @@ class _Gate(GateResponses):
             except GeneratorExit:
                 raise
             except BaseException:  # the caller will never see this response
-                yield from suppress_errors_flow(response.close)
-                if not charge.settled:
-                    yield from suppress_errors_flow(charge.commit)
+                settle = () if charge.settled else (suppress_errors_flow(charge.commit),)
+                yield from complete_flow(suppress_errors_flow(response.close), *settle)
                 raise
             if pause is None:
                 settlement = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.flow import suppress_errors_flow
+from tidegate.flow import complete_flow, suppress_errors_flow
 from tidegate.headers import Advice, read
 from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS, effective_status, required_wait
 from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
@@ -78,9 +78,8 @@ class GateResponses(GateAccounts):
             if call.unreached(error):
                 yield from suppress_errors_flow(charge.cancel)
             else:
-                yield from account.recharge_if_late_flow(charge)
-                yield from suppress_errors_flow(charge.commit)
                 charge.record_spending()
+                yield from complete_flow(account.recharge_if_late_flow(charge), suppress_errors_flow(charge.commit))
             raise
         finally:
             charge.answered = True

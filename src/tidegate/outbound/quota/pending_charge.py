@@ -13,9 +13,11 @@ arrived.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.flow import complete_flow
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
 from tidegate.outbound.quota.exchange import OutboundRequest
 
@@ -91,16 +93,26 @@ class _PendingCharge:
             return
         self._close()
         try:
-            yield from self._arrived_flow()
             known = usage
             if isinstance(usage, Mapping):
                 known = {unit: amount for unit, amount in usage.items() if unit in charge.units} or None
-            if known is not None or account.settles:
-                yield lambda: charge.commit(known)
-            charge.record_spending(usage if isinstance(usage, Mapping) else None)
+            settle = self._settle_flow(charge, known, usage if isinstance(usage, Mapping) else None)
+            yield from complete_flow(self._arrived_flow(), settle)
         except (ConfigError, StoreUnavailable):
             self._open.append(True)  # may be tried again
             raise
+
+    def _settle_flow(self, charge: Charge, known: Cost | None, spent: Mapping[str, int] | None) -> CallFlow[None]:
+        """Commit the charge, if there is something to correct, and record what was spent."""
+        try:
+            if known is not None or (self.account is not None and self.account.settles):
+                yield partial(charge.commit, known)
+        except (ConfigError, StoreUnavailable, GeneratorExit):
+            raise
+        except BaseException:  # the task was cancelled: the store makes the correction all the same
+            charge.record_spending(spent)
+            raise
+        charge.record_spending(spent)
 
     def _cancel_flow(self) -> CallFlow[None]:
         """Return the permits of a request that was not sent."""

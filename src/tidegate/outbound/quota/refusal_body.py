@@ -3,7 +3,8 @@
     {"error": {"message": "Rate limit reached … Please try again in 1.2s."}}                 OpenAI
     {"error": {"details": [{"@type": "….RetryInfo", "retryDelay": "34s"}, …]}}                Gemini
 
-Bodies are untrusted: whatever is not understood is ignored, and nothing raises. A Retry-After header takes precedence.
+Bodies are untrusted: whatever is not understood is ignored, and nothing raises. Since a body may never end, only its
+start is read (`RefusalBody`); the client still gets all of it. A Retry-After header takes precedence.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.bounds import SECOND
 from tidegate.headers import Advice, LimitAdvice
 from tidegate.outbound.providers.profile import Profile, RefusalRule, values_at
+from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
 from tidegate.outbound.quota.request_tokens import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tidegate.clock import Clock
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.exchange import ProviderResponse
 
+MAX_BODY_BYTES: Final = 2**16  # of a refusal that are read, as sent and decoded
+MAX_READ_TIME: Final = 5 * SECOND  # microseconds for reading it
 MAX_RETRY_AFTER: Final = 86_400.0  # seconds: no pause is longer than a day
 MAX_TEXT: Final = 10_000  # characters of a message that are searched
 UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -29,6 +35,38 @@ DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
 # Only long periods are used up by a refusal: a minute's quota returns step by step, as Retry-After says.
 PERIODS: Final = {"day": 86_400.0, "hour": 3600.0}
 UNITS: Final = {"requests": "requests", "tokens": "tokens", "inputtokens": "input-tokens"}
+
+
+class RefusalBody:
+    """The start of the body of a refusal: as it was sent (`pieces`), and decoded (`content`)."""
+
+    def __init__(self, clock: Clock, coding: str = "") -> None:
+        """Decode this Content-Encoding; a body with an unsupported one says nothing."""
+        self.pieces: list[bytes] = []
+        self.content: bytes = b""
+        self._clock = clock
+        self._until = clock.steady() + MAX_READ_TIME
+        self._size = 0
+        self._decoder: BodyDecoder | None = None
+        try:
+            self._decoder = BodyDecoder(coding)
+        except DecodingError:
+            return
+
+    def add(self, piece: bytes) -> bool:
+        """Add the next piece of the body; returns whether to read on."""
+        self.pieces.append(piece)
+        self._size += len(piece)
+        if self._decoder is None:
+            return False
+        try:
+            for part in self._decoder.feed(piece):
+                self.content += part
+                if len(self.content) > MAX_BODY_BYTES:
+                    return False
+        except DecodingError:
+            return False
+        return self._size <= MAX_BODY_BYTES and self._clock.steady() < self._until
 
 
 def read_refusal_flow(profile: Profile, response: ProviderResponse, advice: Advice) -> CallFlow[Advice]:

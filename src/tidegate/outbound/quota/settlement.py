@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import Denied, StoreUnavailable
+from tidegate.flow import complete_flow, step_flow
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
@@ -57,6 +58,7 @@ class PendingSettlement:
         self.status = status
         priced = plan.request is not None and plan.request.price is not None
         self.counts_tokens: bool = bool(account.estimated) or priced
+        self.charged_units: Mapping[str, int] | None = None  # what the provider charges, once it is settled
         self._plan = plan
         self._learned = learned
         self._counts = counts
@@ -92,6 +94,8 @@ class PendingSettlement:
         reader = self._reader
         if not self._plan.tops_up or reader is None:
             return False
+        if not reader.readable:
+            return self._unreserved() > 0
         produced = reader.produced
         step, self._arrived = produced - self._arrived, produced
         if 2 * step > self._headroom:  # the next piece may be as large
@@ -107,15 +111,17 @@ class PendingSettlement:
         if not self._input_known and "input" in reader.parts:
             self._input_known = True
             yield from self._return_input_flow(reader)
-        produced, left = reader.produced, request.bound * request.times - self._reserved
+        produced, left = reader.produced, self._unreserved()
+        if not reader.readable:  # how much has arrived is unknown, so it may be all that the request allows
+            produced = self._next_top_up = self._reserved
         if produced < self._next_top_up:
             return
         if left <= 0:  # the provider itself ends the output
             self._next_top_up = request.bound * request.times + 1
             return
-        amount = min(left, max(self._reserved // 2, self._headroom * 4))
+        amount = min(left, max(self._reserved // 2, self._headroom * 4)) if reader.readable else left
         decision = yield from self._extend_flow(amount)
-        if decision is not None and not decision.allowed:
+        if decision is not None and not decision.allowed and reader.readable:
             amount = min(amount, self._available(decision))  # less may still fit
             if amount >= RETRY_TOKENS:
                 decision = yield from self._extend_flow(amount)
@@ -133,6 +139,11 @@ class PendingSettlement:
             )
         else:
             self._next_top_up = min(produced + RETRY_TOKENS, self._reserved - self._headroom)
+
+    def _unreserved(self) -> int:
+        """Return how many tokens of output the request allows beyond those that are reserved."""
+        request = self._plan.request
+        return 0 if request is None else request.bound * request.times - self._reserved
 
     def _top_up_at(self) -> int:
         """Return how many tokens of the output may arrive before more is reserved."""
@@ -191,15 +202,14 @@ class PendingSettlement:
         if self.charge.settled:
             return
         self._learn()
-        final = self._final_units(self._with_money(used))
+        final = self.charged_units = self._final_units(self._with_money(used))
         extended = self._reserved - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
         self.charge.record_spending(final, self._extra_money(extended))
         units = self.charge.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
         if not known:
-            yield partial(self.charge.commit, None)
-            for each in self._top_ups:
-                yield partial(each.commit, None)
+            charges = (self.charge, *self._top_ups)
+            yield from complete_flow(*(step_flow(partial(each.commit, None)) for each in charges))
             return
         yield from self._commit_flow(known)
 
@@ -234,21 +244,32 @@ class PendingSettlement:
             micros = max((each for unit, each in over.items() if is_money(unit)), default=0)
             self._count("overrun_micros", max(0, micros))
             self._count("overrun_tokens", max(0, *(over.get(unit, 0) for unit in TOKEN_UNITS)))
-        first = dict(known)
         request = self._plan.request
-        if request is not None and request.profile.output_counted == "produced":
-            moved = [unit for unit in known if "output" in request.profile.counts.get(unit, ())]
+        if request is None or request.profile.output_counted != "produced":
+            yield from self._commit_parts_flow(known)
+            return
+        moved = [unit for unit in known if "output" in request.profile.counts.get(unit, ())]
+        try:
             yield from self.account.charge_now_flow({unit: known[unit] for unit in moved})
-            first |= dict.fromkeys(moved, 0)
-        if self._top_ups:
-            kept = self._reserved_by(self.charge)
+        except GeneratorExit:
+            raise
+        except BaseException:  # it is not charged now, so it stays charged where it was reserved
+            yield from self._commit_parts_flow(known)
+            raise
+        yield from self._commit_parts_flow({**known, **dict.fromkeys(moved, 0)})
+
+    def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
+        """Commit the usage to the first charge, and what exceeds it to the top-ups."""
+        first = dict(known)
+        kept = self._reserved_by(self.charge) if self._top_ups else {}
+        commits = []
         for top_up in self._top_ups:
             part = {}
             for unit, amount in self._reserved_by(top_up).items():
                 part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0)))
                 first[unit] = first.get(unit, 0) - part[unit]
-            yield partial(top_up.commit, part)
-        yield partial(self.charge.commit, first)
+            commits.append(step_flow(partial(top_up.commit, part)))
+        yield from complete_flow(*commits, step_flow(partial(self.charge.commit, first)))
 
     def _reserved_by(self, *charges: Charge) -> dict[str, int]:
         """Return the tokens that charges reserve, by unit."""
@@ -272,7 +293,7 @@ class PendingSettlement:
             return {unit: amount for unit, amount in (used or {}).items() if is_money(unit)}
         if self._reader is None or self._reader.complete:
             return used
-        if request is not None and self._cut_off:
+        if request is not None and self._cut_off and self._reader.readable:
             return self._estimated(self._plan.input_tokens, self._reader.produced)
         reserved = self._reserved_by(self.charge, *self._top_ups)  # the provider may have produced all of it
         return {unit: max(reserved.get(unit, 0), amount) for unit, amount in (used or {}).items()}

@@ -172,6 +172,11 @@ class UsageReader:
         self._complete = True
 
     @property
+    def readable(self) -> bool:
+        """Whether the body can be read: its coding is supported, it is valid so far, and not too large."""
+        return (self._plain or self._decoder is not None) and self._size <= MAX_DECODED
+
+    @property
     def complete(self) -> bool:
         """Whether the usage is that of the whole output; events that an abandoned stream began with are not."""
         return self._complete or not self._events

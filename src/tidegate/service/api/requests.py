@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.policy import Cost
 from tidegate.service.api.fields import BadFieldError
+from tidegate.service.decisions.audit import MAX_REASON_LENGTH
 from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS, MAX_BLOCK_SECONDS
 from tidegate.service.decisions.leases import MAX_LEASE_PERMITS
 from tidegate.service.decisions.policy_limiters import MAX_BATCH, MAX_KEY_LENGTH, MAX_KEY_PARTS, Subject
@@ -66,6 +67,7 @@ Priority = Annotated[  # the Decider checks the bounds: they are a setting
 Ttl = Annotated[float, Meta(gt=0, le=MAX_TTL, description="Seconds until it expires.")]
 BlockSeconds = Annotated[float, Meta(gt=0, le=MAX_BLOCK_SECONDS, description="Duration in seconds.")]
 LeasePermits = Annotated[int, Meta(ge=1, le=MAX_LEASE_PERMITS, description="Permits to lease.")]
+AuditText = Annotated[str, Meta(max_length=MAX_REASON_LENGTH, description="Shown in the audit log, as given.")]
 ReservationId = Annotated[String, Meta(description="The id that reserve or lease returned.")]
 
 
@@ -197,7 +199,14 @@ class LeaseRequest(CostRequest):
     ttl: Ttl = 1.0
 
 
-class BlockRequest(SubjectRequest):
+class AuditedRequest(SubjectRequest):
+    """A request that the audit log records."""
+
+    reason: AuditText = ""
+    actor: AuditText = ""
+
+
+class BlockRequest(AuditedRequest):
     """A request of `block`."""
 
     seconds: BlockSeconds = DEFAULT_BLOCK_SECONDS

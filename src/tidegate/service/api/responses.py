@@ -155,6 +155,25 @@ class BlocksResponse(VerbResponse):
     blocks: list[BlockInfo]
 
 
+class AuditInfo(TypedDict):
+    """A change that somebody made."""
+
+    at: Annotated[int, Meta(description="Milliseconds since 1970.")]
+    action: Annotated[str, Meta(extra_json_schema={"enum": ["reset", "block", "unblock"]})]
+    policy: str
+    key: str | list[str]
+    seconds: Annotated[float | None, Meta(description="Duration of a block.")]
+    actor: str
+    address: str
+    reason: str
+
+
+class AuditResponse(VerbResponse):
+    """The latest entries of the audit log, the newest first."""
+
+    entries: list[AuditInfo]
+
+
 class OverrideInfo(TypedDict):
     """The limits of one key of a policy."""
 

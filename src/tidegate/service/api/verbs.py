@@ -1,7 +1,8 @@
 """The verbs of the service, in one table. HTTP, OpenAPI, both clients, the command line and tests of the docs read it.
 
 A new verb is one entry in VERBS and one method of the same name in `http.verbs.Verbs`. The method gets the request
-and, if the verb is idempotent, the call; it returns the response. A verb without a request is a GET and gets neither.
+and, if the verb is idempotent, the call, or, if it is audited, the origin; it returns the response. A verb without a
+request is a GET and gets neither.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from tidegate.service.api.decoding import RequestDecoder
 from tidegate.service.api.requests import (
     AcquireRequest,
+    AuditedRequest,
     BatchRequest,
     BlockRequest,
     CancelRequest,
@@ -23,12 +25,12 @@ from tidegate.service.api.requests import (
     LeaseRequest,
     PeekRequest,
     ReserveRequest,
-    SubjectRequest,
     TargetRequest,
     VerbRequest,
 )
 from tidegate.service.api.responses import (
     AcquireResponse,
+    AuditResponse,
     BatchResponse,
     BlockResponse,
     BlocksResponse,
@@ -58,6 +60,7 @@ class ServiceVerb(Generic[Q, R]):
     response: type[R]
     admin: bool = False  # needs the admin token
     idempotent: bool = False  # accepts an Idempotency-Key, so that a client can repeat it
+    audited: bool = False  # recorded in the audit log
     waits: bool = False  # may wait for a permit: is timed separately, and bounded in number
 
     @property
@@ -121,17 +124,22 @@ REFUND: Final = ServiceVerb(
     CostRequest, DoneResponse, admin=True, idempotent=True,
 )  # fmt: skip
 RESET: Final = ServiceVerb(
-    "reset", "Delete the state of a key. Needs the admin token.", SubjectRequest, DoneResponse, admin=True
-)
+    "reset", "Delete the state of a key. Needs the admin token.",
+    AuditedRequest, DoneResponse, admin=True, audited=True,
+)  # fmt: skip
 BLOCK: Final = ServiceVerb(
     "block", "Deny a key for some time, whatever its limits. Needs the admin token.",
-    BlockRequest, BlockResponse, admin=True,
+    BlockRequest, BlockResponse, admin=True, audited=True,
 )  # fmt: skip
 UNBLOCK: Final = ServiceVerb(
-    "unblock", "Remove the block of a key. Needs the admin token.", SubjectRequest, DoneResponse, admin=True
-)
+    "unblock", "Remove the block of a key. Needs the admin token.",
+    AuditedRequest, DoneResponse, admin=True, audited=True,
+)  # fmt: skip
 BLOCKS: Final[ServiceVerb[VerbRequest, BlocksResponse]] = ServiceVerb(
     "blocks", "List the blocks. Needs the admin token.", None, BlocksResponse, admin=True
+)
+AUDIT: Final[ServiceVerb[VerbRequest, AuditResponse]] = ServiceVerb(
+    "audit", "List who reset, blocked or unblocked a key. Needs the admin token.", None, AuditResponse, admin=True
 )
 POLICIES: Final[ServiceVerb[VerbRequest, PoliciesInfo]] = ServiceVerb(
     "policies", "List the policies.", None, PoliciesInfo
@@ -141,6 +149,6 @@ VERBS: Final[dict[str, ServiceVerb[Any, Any]]] = {
     verb.name: verb
     for verb in (
         ACQUIRE, PEEK, RESERVE, LEASE, COMMIT, CANCEL, RELEASE, BATCH, USAGE, REFUND, RESET, BLOCK, UNBLOCK, BLOCKS,
-        POLICIES,
+        AUDIT, POLICIES,
     )
 }  # fmt: skip

@@ -25,6 +25,7 @@ from tidegate.service.api.requests import (
     as_cost,
 )
 from tidegate.service.api.verbs import (
+    AUDIT,
     BLOCK,
     BLOCKS,
     CANCEL,
@@ -43,6 +44,7 @@ from tidegate.service.client.protocol import (
     ServiceDecision,
     ServiceRequest,
     acquire_flow,
+    audited_body,
     batch_request,
     client_options,
     cost_body,
@@ -59,7 +61,6 @@ from tidegate.service.client.protocol import (
     read_usage,
     reserve_request,
     settle_flow,
-    subject_body,
     target_body,
     unreachable_error,
     verb_request,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from tidegate.limiter import Usage
     from tidegate.policy import Cost, Key
     from tidegate.service.api.requests import VerbRequest
-    from tidegate.service.api.responses import BlockInfo, PoliciesInfo
+    from tidegate.service.api.responses import AuditInfo, BlockInfo, PoliciesInfo
     from tidegate.service.api.verbs import ServiceVerb
 
 Q = TypeVar("Q", bound="VerbRequest")
@@ -224,19 +225,24 @@ class Client:
 
     def reset(self, policy: str, key: Key) -> None:
         """Delete the state of a key; needs the admin token."""
-        self.call(RESET, subject_body(policy, key))
+        self.call(RESET, audited_body(policy, key))
 
-    def block(self, policy: str, key: Key, seconds: float = 3600.0) -> None:
+    def block(self, policy: str, key: Key, seconds: float = 3600.0, *, reason: str = "", actor: str = "") -> None:
         """Deny a key for `seconds` seconds, whatever its limits; needs the admin token."""
-        self.call(BLOCK, BlockRequest(policy=policy, key=json_key(key), seconds=seconds))
+        body = BlockRequest(policy=policy, key=json_key(key), seconds=seconds, reason=reason, actor=actor)
+        self.call(BLOCK, body)
 
-    def unblock(self, policy: str, key: Key) -> None:
+    def unblock(self, policy: str, key: Key, *, reason: str = "", actor: str = "") -> None:
         """Remove the block of a key; needs the admin token."""
-        self.call(UNBLOCK, subject_body(policy, key))
+        self.call(UNBLOCK, audited_body(policy, key, reason, actor))
 
     def blocks(self) -> list[BlockInfo]:
         """List the blocks that the responding process knows; needs the admin token."""
         return self.call(BLOCKS).blocks
+
+    def audit(self) -> list[AuditInfo]:
+        """List who reset, blocked or unblocked a key, the newest first; needs the admin token."""
+        return self.call(AUDIT).entries
 
     def overview(self) -> dict[str, object]:
         """Return the data that the dashboard shows."""
@@ -410,19 +416,24 @@ class AsyncClient:
 
     async def reset(self, policy: str, key: Key) -> None:
         """Delete the state of a key; needs the admin token."""
-        await self.call(RESET, subject_body(policy, key))
+        await self.call(RESET, audited_body(policy, key))
 
-    async def block(self, policy: str, key: Key, seconds: float = 3600.0) -> None:
+    async def block(self, policy: str, key: Key, seconds: float = 3600.0, *, reason: str = "", actor: str = "") -> None:
         """Deny a key for `seconds` seconds, whatever its limits; needs the admin token."""
-        await self.call(BLOCK, BlockRequest(policy=policy, key=json_key(key), seconds=seconds))
+        body = BlockRequest(policy=policy, key=json_key(key), seconds=seconds, reason=reason, actor=actor)
+        await self.call(BLOCK, body)
 
-    async def unblock(self, policy: str, key: Key) -> None:
+    async def unblock(self, policy: str, key: Key, *, reason: str = "", actor: str = "") -> None:
         """Remove the block of a key; needs the admin token."""
-        await self.call(UNBLOCK, subject_body(policy, key))
+        await self.call(UNBLOCK, audited_body(policy, key, reason, actor))
 
     async def blocks(self) -> list[BlockInfo]:
         """List the blocks that the responding process knows; needs the admin token."""
         return (await self.call(BLOCKS)).blocks
+
+    async def audit(self) -> list[AuditInfo]:
+        """List who reset, blocked or unblocked a key, the newest first; needs the admin token."""
+        return (await self.call(AUDIT)).entries
 
     async def overview(self) -> dict[str, object]:
         """Return the data that the dashboard shows."""

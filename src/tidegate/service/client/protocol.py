@@ -18,6 +18,7 @@ from tidegate.policy import normal_key
 from tidegate.service.api.requests import (
     AcquireRequest,
     AskRequest,
+    AuditedRequest,
     BatchRequest,
     CancelRequest,
     CommitRequest,
@@ -25,7 +26,6 @@ from tidegate.service.api.requests import (
     LeaseRequest,
     PeekRequest,
     ReserveRequest,
-    SubjectRequest,
     TargetRequest,
     as_cost,
 )
@@ -381,9 +381,9 @@ def client_options(url: str, token: str | None) -> dict[str, Any]:
     return {"base_url": url, "headers": headers, "trust_env": False}
 
 
-def subject_body(policy: str, key: Key) -> SubjectRequest:
-    """Build a request with its subject."""
-    return SubjectRequest(policy=policy, key=json_key(key))
+def audited_body(policy: str, key: Key, reason: str = "", actor: str = "") -> AuditedRequest:
+    """Build a request that the audit log records."""
+    return AuditedRequest(policy=policy, key=json_key(key), reason=reason, actor=actor)
 
 
 def target_body(policy: str, key: Key) -> TargetRequest:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, zero_costs
+from tidegate.service.dashboard.limit_text import describe_limit
 
 if TYPE_CHECKING:
     from tidegate.policy import Key
@@ -29,6 +30,7 @@ class KeyNearLimit(NamedTuple):
     policy: str
     key: Key
     limit: str
+    text: str  # the limit in words
     unit: str
     quota: int
     used: int
@@ -94,5 +96,7 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[
         return None
     after = max(0, reset - passed) / SECOND
     at = recorded_at // MILLISECOND
-    near = KeyNearLimit(policy, key, limit.name, limit.unit, limit.quota, used, remaining, after, at)
+    near = KeyNearLimit(
+        policy, key, limit.name, describe_limit(limit), limit.unit, limit.quota, used, remaining, after, at
+    )
     return remaining / limit.burst, near

@@ -11,17 +11,22 @@ import inspect
 import json
 import logging
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qs
 
 from tidegate.core.bounds import SECOND
-from tidegate.service.dashboard.history import MAX_POLICIES, DecisionHistory, last_values
+from tidegate.service.dashboard.findings import find_all
+from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, MINUTE, DecisionHistory
+from tidegate.service.dashboard.limit_text import describe_limit
 from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
+from tidegate.service.dashboard.proxy_requests import describe_routes
+from tidegate.service.dashboard.recent_denials import describe_recent
 from tidegate.service.dashboard.status import ProcessStatus
+from tidegate.service.decisions.audit import describe_entry
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tidegate.service.dashboard.status import ServiceStatus, StatusSource
     from tidegate.service.decisions.service_directory import ServiceDirectory, ServiceRecord
@@ -33,7 +38,12 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 MAX_BLOCKS: Final = 50
 PANEL_TIMEOUT: Final = 2.0  # seconds
 MILLISECOND: Final = 1000  # microseconds
-MAX_SINCE_DIGITS: Final = 16
+MAX_DIGITS: Final = 16  # of an integer in a query
+MAX_TOP_ROWS: Final = 20
+MAX_MARKS_SHOWN: Final = 20
+MAX_AUDIT_ENTRIES: Final = 20
+
+T = TypeVar("T")
 
 
 class Overview:
@@ -50,6 +60,7 @@ class Overview:
         self._timer: asyncio.TimerHandle | None = None
         self._cached: tuple[int, dict[str, Any]] | None = None  # the tick, and the snapshot of that second
         self._building: asyncio.Task[dict[str, Any]] | None = None
+        self._lost_since: int | None = None  # when the store was first seen to be unavailable, in milliseconds
 
     def use_source(self, source: StatusSource) -> None:
         """Show the values of all workers, instead of those of this process."""
@@ -79,14 +90,55 @@ class Overview:
     # ---- history -----------------------------------------------------------------------------------------------------
 
     def _history_since(self, since: int | None) -> dict[str, Any]:
+        seconds = self.history.seconds
+        count = seconds.count_since(since)
+        tracks = {name: [column.last(count) for column in each.columns] for name, each in seconds.policies.items()}
+        latency = [[value or None for value in column.last(count)] for column in (seconds.median, seconds.p99)]
+        states = seconds.state.last(count)
+        return {"tick": seconds.tick, "seconds": count, "tracks": tracks, "latency": latency, "states": states}
+
+    async def history_json(self, query: bytes) -> bytes:
+        """Return the body of the response of /v1/history: the columns of one policy, or of all together."""
+        fields = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+        now = self._clock.ns() // 1_000_000
+        begin = read_integer(fields, "from", "milliseconds since 1970", now - HISTORY_SECONDS * 1000)
+        end = read_integer(fields, "to", "milliseconds since 1970", now)
+        policy = fields.get("policy", [""])[-1].encode("latin-1").decode("utf-8", "replace")
+        self.history.sample()
+        return json.dumps(self.describe_history(begin, end, policy), separators=(",", ":")).encode()
+
+    def describe_history(self, begin: int, end: int, policy: str = "") -> dict[str, Any]:
+        """Describe the history between two times in milliseconds since 1970, in the finest steps that reach back."""
         history = self.history
-        count = history.count_since(since)
-        tracks = {
-            name: [last_values(values, count) for values in (policy.admitted, policy.denied, policy.waiting)]
-            for name, policy in history.policies.items()
+        now = self._clock.ns() // 1_000_000
+        tier = next(
+            (each for each in history.tiers if now - begin <= (each.step * each.length + each.step) * 1000),
+            history.minutes,
+        )
+        last = history.end_of(tier)
+        step = tier.step * 1000
+        skipped = min(tier.steps, max(0, (last - end) // step))
+        count = min(tier.steps - skipped, max(0, -(-(last - skipped * step - begin) // step)))
+        shown = tier.policies.get(policy) if policy else tier.total
+        columns = tier.total.columns if shown is None else shown.columns
+
+        def part(values: list[int]) -> list[int]:
+            return values[: len(values) - skipped] if skipped else values
+
+        rows = history.top_since(max(MINUTE, (now - begin) // 1000), max(0, (now - end) // 1000), MAX_TOP_ROWS)
+        return {
+            "step": tier.step,
+            "end": last - skipped * step,
+            **{
+                name: [0] * count if policy and shown is None else part(column.last(count + skipped))
+                for name, column in zip(("admitted", "denied", "waiting"), columns, strict=True)
+            },
+            "median": [value or None for value in part(tier.median.last(count + skipped))],
+            "p99": [value or None for value in part(tier.p99.last(count + skipped))],
+            "states": part(tier.state.last(count + skipped)),
+            "marks": [mark._asdict() for mark in history.marks if begin <= mark.at <= end],
+            "top": [self._describe_denied(row) for row in rows if not policy or row["policy"] == policy],
         }
-        latency = [last_values(history.median, count), last_values(history.p99, count)]
-        return {"tick": history.tick, "seconds": count, "tracks": tracks, "latency": latency}
 
     # ---- current state -----------------------------------------------------------------------------------------------
 
@@ -108,7 +160,9 @@ class Overview:
     async def _build_snapshot(self) -> dict[str, Any]:
         app, source, now = self._app, self.source, self._clock.ns() // 1000
         totals, status = source.totals(), source.status()
-        return {
+        recent = describe_recent(self.history)
+        recent |= {"policies": status.denied, "keys": [self._describe_denied(row) for row in status.top[:MAX_TOP_ROWS]]}
+        snapshot = {
             "at": now // MILLISECOND,
             "process": {
                 "id": source.process_id,
@@ -122,13 +176,53 @@ class Overview:
             "in_flight": status.in_flight,
             "policies": self._describe_policies(totals, status),
             "near": status.near,
-            "blocks": [block._asdict() for block in (await self._decider.find_blocks())[:MAX_BLOCKS]],
-            "denials": status.denials,
+            "blocks": await self._describe_blocks(),
+            "recent": recent,
+            "top": [self._describe_denied(row) for row in self.history.top_since(HISTORY_SECONDS, 0, MAX_TOP_ROWS)],
+            "audit": [describe_entry(entry) for entry in (await self._decider.audit.read())[:MAX_AUDIT_ENTRIES]],
+            "marks": [mark._asdict() for mark in list(self.history.marks)[-MAX_MARKS_SHOWN:]],
+            "denials": [
+                {**denial, "over": self._describe_over(denial["policy"], denial["violated"])}
+                for denial in status.denials
+            ],
             "problems": dict(totals.errors),
             "store": self._describe_store(status.store),
-            "rules": {**app.reloads, "error": app.refused},
-            "panels": await read_panels(app.panels),
+            "rules": {**app.reloads, "error": app.refused, "since": app.refused_at},
+            "panels": await self._read_panels(totals),
         }
+        return {**snapshot, "findings": [finding._asdict() for finding in find_all(snapshot)]}
+
+    async def _read_panels(self, totals: Stats) -> dict[str, object]:
+        routes = describe_routes(self._decider.policies, totals)
+        panels = await read_panels(self._app.panels)
+        return {"inbound": routes, **panels} if routes else panels
+
+    def _describe_denied(self, row: dict[str, Any]) -> dict[str, Any]:
+        fields = {name: row[name] for name in ("policy", "key", "limits", "denied", "last_at")}
+        return {**fields, "over": self._describe_over(row["policy"], row["limits"])}
+
+    def _describe_over(self, policy: str, names: Iterable[str]) -> list[str]:
+        """Describe the limits of a policy by their names: "5 per minute"."""
+        entry = self._decider.policies.entries.get(policy)
+        limits = {limit.name: limit for limit in entry.policy.limits} if entry is not None else {}
+        return [describe_limit(limits[name]) if name in limits else name for name in names]
+
+    async def _describe_blocks(self) -> list[dict[str, Any]]:
+        """Describe the blocks, with the reason and the actor of the audit log."""
+        blocks = (await self._decider.find_blocks())[:MAX_BLOCKS]
+        if not blocks:
+            return []
+        entries = {
+            (entry.policy, entry.key): entry
+            for entry in reversed(await self._decider.audit.read())
+            if entry.action == "block"
+        }
+        found = []
+        for block in blocks:
+            entry = entries.get((block.policy, block.key))
+            why = {"reason": "", "actor": ""} if entry is None else {"reason": entry.reason, "actor": entry.actor}
+            found.append({**block._asdict(), **why})
+        return found
 
     async def _list_services(self) -> list[ServiceRecord]:
         return [] if self.directory is None else await self.directory.list()
@@ -153,7 +247,9 @@ class Overview:
             found.append({
                 "name": name,
                 "limits": [str(limit) for limit in policy.limits],
+                "limit_texts": [describe_limit(limit) for limit in policy.limits],
                 "mode": policy.mode,
+                "on_store_error": policy.on_store_error,
                 "rollout": rollout,
                 "overrides": overrides,
                 "searchable": name in self._decider.policies.entries,
@@ -167,21 +263,29 @@ class Overview:
     def _describe_store(self, counts: dict[str, int]) -> dict[str, Any]:
         kind = self._app.settings.store.partition(":")[0]
         leased = self._app.settings.lease is not None and not self._decider.store.instant
-        return {"kind": kind, "lost": bool(counts.get("store_lost")), "leased": leased, "counts": counts}
+        lost = bool(counts.get("store_lost"))
+        since = None
+        if lost:
+            since = self._lost_since = self._lost_since or self._clock.ns() // 1_000_000
+        else:
+            self._lost_since = None
+        return {"kind": kind, "lost": lost, "lost_since": since, "leased": leased, "counts": counts}
 
 
 def read_since(query: bytes) -> int | None:
     """Parse the parameter `since`: the `tick` of an earlier response."""
-    values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("since")
+    fields = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    return read_integer(fields, "since", "the tick of an earlier response", None)
+
+
+def read_integer(fields: Mapping[str, list[str]], name: str, meaning: str, default: T) -> int | T:
+    """Parse a parameter that is a non-negative integer."""
+    values = fields.get(name)
     if not values:
-        return None
+        return default
     text = values[0]
-    if len(values) > 1 or not (text.isascii() and text.isdigit() and len(text) <= MAX_SINCE_DIGITS):
-        raise ProblemError(
-            "bad-field",
-            f"expected the tick of an earlier response, an integer of at most {MAX_SINCE_DIGITS} digits",
-            "/since",
-        )
+    if len(values) > 1 or not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        raise ProblemError("bad-field", f"expected {meaning}, an integer of at most {MAX_DIGITS} digits", f"/{name}")
     return int(text)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
+from tidegate.service.dashboard.denied_keys import MAX_TOP, merge_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ class ProcessReport:
     denials: list[dict[str, Any]] = field(default_factory=list)
     blocks: list[tuple[str, Key]] = field(default_factory=list)
     failed_checks: list[tuple[str, str]] = field(default_factory=list)  # of /readyz: kind of the problem, detail
+    top: list[dict[str, Any]] = field(default_factory=list)  # the keys that were denied most, see `DeniedKey`
+    denied: dict[str, tuple[int, int]] = field(default_factory=dict)  # in the last minute: denials and keys of policies
 
 
 @dataclass
@@ -58,6 +61,8 @@ class ServiceStatus:
     near: list[dict[str, Any]]
     denials: list[dict[str, Any]]
     workers: list[dict[str, Any]]
+    top: list[dict[str, Any]]
+    denied: dict[str, tuple[int, int]]
 
 
 class StatusSource(Protocol):
@@ -77,6 +82,12 @@ class StatusSource(Protocol):
 
     def failed_checks(self) -> Iterable[tuple[str, str]]:
         """Return why /readyz fails: the kinds of the problems, and their details."""
+
+    def top_denied(self) -> list[dict[str, Any]]:
+        """Return the keys that were denied most in the last minute."""
+
+    def store_lost(self) -> bool:
+        """Return whether the store is unavailable."""
 
     def mark_viewed(self) -> None:
         """Record that a client reads the overview: from now on, keys near a limit are recorded for a while."""
@@ -108,6 +119,14 @@ class ProcessStatus:
         """Return the failed checks of the process."""
         return self._app.failed_checks()
 
+    def top_denied(self) -> list[dict[str, Any]]:
+        """Return the keys of the process that were denied most."""
+        return describe_top(self._app)
+
+    def store_lost(self) -> bool:
+        """Return whether the store is unavailable."""
+        return self._app.decider.store.unavailable
+
     def mark_viewed(self) -> None:
         """Do nothing: the overview itself notifies the only process."""
 
@@ -130,7 +149,15 @@ def report_process(app: App, since: int) -> ProcessReport:
         denials=[describe_denial(denial) for denial in list(stats.recent)[: -MAX_DENIALS - 1 : -1]],
         blocks=[(block.policy, block.key) for block in decider.blocked()[:MAX_REPORTED_BLOCKS]],
         failed_checks=app.failed_checks(),
+        top=describe_top(app),
+        denied=dict(list(stats.denied_keys.count_by_policy(clock.ns() // 1000).items())[:MAX_REPORTED_POLICIES]),
     )
+
+
+def describe_top(app: App) -> list[dict[str, Any]]:
+    """Describe the keys that this process denied most in the last minute, for JSON."""
+    clock = app.decider.store.clock
+    return [row._asdict() for row in app.decider.stats.denied_keys.top(clock.ns() // 1000, clock.steady())]
 
 
 def describe_denial(denial: RecentDenial) -> dict[str, Any]:
@@ -166,7 +193,19 @@ def merge_reports(reports: Sequence[ProcessReport], store: dict[str, int], now: 
             {"id": report.process_id, "since": report.since, "seconds_ago": max(0, now - report.at) / SECOND}
             for report in reports
         ],
+        top=merge_top((row for report in reports for row in report.top), MAX_TOP),
+        denied=merge_denied(reports),
     )
+
+
+def merge_denied(reports: Iterable[ProcessReport]) -> dict[str, tuple[int, int]]:
+    """Add up the denials of each policy; of the numbers of keys, which may be the same keys, the highest counts."""
+    found: dict[str, tuple[int, int]] = {}
+    for report in reports:
+        for policy, (denials, keys) in report.denied.items():
+            known = found.get(policy, (0, 0))
+            found[policy] = (known[0] + denials, max(known[1], keys))
+    return found
 
 
 def merge_store(reports: Iterable[ProcessReport], counters: dict[str, int]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.limiter import check_priority
+from tidegate.service.decisions.audit import NO_ORIGIN, AuditLog, Origin
 from tidegate.service.decisions.base_decider import BaseDecider
 from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS, Block
 from tidegate.service.decisions.idempotency import forget_call, was_repeated
@@ -87,6 +88,7 @@ class Decider(BaseDecider):
         )
         self._reservation_ids = ReservationIds(store, SigningKeys(store, secrets), self._background)
         self._provider_permits: ProviderPermits | None = None
+        self.audit: AuditLog = AuditLog(store)
 
     # ---- providers ---------------------------------------------------------------------------------------------------
 
@@ -94,7 +96,7 @@ class Decider(BaseDecider):
         """Grant permits of the providers of a gate."""
         from tidegate.service.decisions.provider_permits import ProviderPermits  # noqa: PLC0415 - most services have none
 
-        self._provider_permits = ProviderPermits(gate, self._reservation_ids)
+        self._provider_permits = ProviderPermits(gate, self._reservation_ids, self._background)
 
     @property
     def provider_permits(self) -> ProviderPermits:
@@ -290,23 +292,29 @@ class Decider(BaseDecider):
         found = self.find(subject)
         return {} if found is None else await found[0].limiter.usage(found[1])
 
-    async def reset(self, subject: Subject) -> None:
-        """Delete the state of a key."""
+    async def reset(self, subject: Subject, origin: Origin = NO_ORIGIN) -> None:
+        """Delete the state of a key. The audit log names the `origin`, as for `block` and `unblock`."""
         found = self.find(subject)
         if found is not None:
             await found[0].limiter.reset(found[1])
             self.stats.near_limit.remove(found[0].policy.name, found[1], self.store.clock.ns() // 1000)
+            await self.audit.add("reset", found[0].policy.name, found[1], origin)
 
-    async def block(self, subject: Subject, duration: float = DEFAULT_BLOCK_SECONDS) -> float:
+    async def block(
+        self, subject: Subject, duration: float = DEFAULT_BLOCK_SECONDS, origin: Origin = NO_ORIGIN
+    ) -> float:
         """Deny a key for `duration` seconds, whatever its limits; return the duration as stored."""
         name, key = self._limited_key(subject)
         duration = await self.blocks.block(name, key, duration)
         self._fast_paths.clear()
+        await self.audit.add("block", name, key, origin, duration)
         return duration
 
-    async def unblock(self, subject: Subject) -> None:
+    async def unblock(self, subject: Subject, origin: Origin = NO_ORIGIN) -> None:
         """Remove the block of a key."""
-        await self.blocks.unblock(*self._limited_key(subject))
+        name, key = self._limited_key(subject)
+        await self.blocks.unblock(name, key)
+        await self.audit.add("unblock", name, key, origin)
 
     def blocked(self) -> list[Block]:
         """List the blocks that this process knows of."""

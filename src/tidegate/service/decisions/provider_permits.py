@@ -10,6 +10,7 @@ Each permit has a signed id that settles it, as reservations do (see `reservatio
 from __future__ import annotations
 
 import heapq
+import secrets
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key, Policy
     from tidegate.reservation import AsyncReservation
     from tidegate.service.decisions.reservation_ids import ReservationId, ReservationIds
+    from tidegate.stores.cancellation import BackgroundTasks
 
 MAX_TRACKED: Final = 100_000  # reserved permits that are tracked while their requests are in flight
 
@@ -37,10 +39,11 @@ MAX_TRACKED: Final = 100_000  # reserved permits that are tracked while their re
 class ProviderPermits:
     """Grants and settles permits of the providers of a gate."""
 
-    def __init__(self, gate: AsyncGate, reservation_ids: ReservationIds) -> None:
-        """Ask this gate; the ids settle what it charged."""
+    def __init__(self, gate: AsyncGate, reservation_ids: ReservationIds, background: BackgroundTasks) -> None:
+        """Ask this gate; the ids settle what it charged. Permits without an id are returned in the `background`."""
         self.gate = gate
         self._ids = reservation_ids
+        self._background = background
         self._tracked: dict[str, AsyncPendingCharge] = {}  # by the number of the id
         self._ends: list[tuple[int, str]] = []  # a heap, by the time at which tracking ends
 
@@ -67,13 +70,14 @@ class ProviderPermits:
         reservation: AsyncReservation = charge.reservation  # type: ignore[assignment]  # of an asynchronous gate
         try:
             slot = f"{PROVIDER_SLOT}{account.provider.domain}"
-            reservation_id = await self._ids.write(slot, reservation, ttl or CHARGE_TTL)
-        except BaseException:
-            charge.answered = True
+            number = secrets.token_hex(8)
+            reservation_id = await self._ids.write(slot, reservation, ttl or CHARGE_TTL, number)
+        except BaseException:  # nobody gets the id, so nobody can settle the permit
+            self._background.start(pending.cancel())
             raise
         if ttl is not None:
             charge.tracked_until = self.gate.clock.steady() + round(ttl * SECOND)
-            if not self._track((await self._ids.read(reservation_id)).number, pending, charge.tracked_until):
+            if not self._track(number, pending, charge.tracked_until):
                 charge.answered = True
         return ReserveResult(pending.decision, reservation_id), account
 

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.observe.names import LabelNames
+from tidegate.service.dashboard.denied_keys import DeniedKeys
 from tidegate.service.dashboard.near_limit import NearLimitKeys
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_POLICIES: Final = 10_000  # policies with counts of their own: requests from Envoy may carry policies
 MAX_RECENT_DENIALS: Final = 200
+BLOCKED: Final = ("blocked",)  # the name of the limit of a denial of a blocked key: see `blocks`
 LATENCY_BUCKETS: Final = (
     25,
     50,
@@ -86,6 +88,7 @@ class Stats:
         self.last_denied: dict[str, int] = {}  # when a policy last denied a call
         self.recent: deque[RecentDenial] = deque(maxlen=MAX_RECENT_DENIALS)
         self.near_limit: NearLimitKeys = NearLimitKeys()
+        self.denied_keys: DeniedKeys = DeniedKeys()
         self.latency: dict[str, LatencyHistogram] = {}  # by verb
         self.errors: Counter[str] = Counter()  # responses without a decision, by problem
 
@@ -120,4 +123,7 @@ class Stats:
             self.violated[policy, name] += 1
         self.last_denied[policy] = decision.at
         self.recent.append(RecentDenial(decision.at, policy, key, names, decision.retry, decision.allowed))
-        self.near_limit.record(policy, key, decision)
+        if not decision.allowed:
+            self.denied_keys.record(policy, key, names, decision.at)
+        if names != BLOCKED:  # a block is no limit, and does not end with the decision
+            self.near_limit.record(policy, key, decision)

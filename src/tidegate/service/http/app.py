@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import RateLimitError
 from tidegate.service.api.verbs import VERBS
+from tidegate.service.dashboard.key_report import key_json
 from tidegate.service.dashboard.overview import Overview
+from tidegate.service.dashboard.rule_changes import describe_changes
 from tidegate.service.dashboard.static_files import read_files
+from tidegate.service.decisions.audit import Origin
 from tidegate.service.decisions.idempotency import KeyedCall
 from tidegate.service.http import metrics
 from tidegate.service.http.auth import Authenticator
@@ -80,6 +83,7 @@ class App:
         self.idle: asyncio.Event = asyncio.Event()  # set when a stopping service has no active request left
         self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
         self.refused: str | None = None  # why the current file was refused
+        self.refused_at: int | None = None  # since when, in milliseconds since 1970
         self.checks: list[ReadinessCheck] = []  # further checks of /readyz
         self.reports: dict[str, Report] = {}  # states of components in /healthz and /readyz
         self.families: list[ReadFamilies] = []  # metrics of components
@@ -104,6 +108,8 @@ class App:
             "/metrics": ("metrics", self._metrics),
             "/openapi.json": ("", self._openapi),
             "/v1/overview": ("overview", self._overview),
+            "/v1/history": ("overview", self._history),
+            "/v1/key": ("overview", self._key),
         }
         self._document = b""  # the OpenAPI description, once it was requested
         self._files = read_files(token=not self.authenticator.open)
@@ -170,11 +176,14 @@ class App:
             self.idle.set()
 
     def update_policies(self, policies: ServicePolicies) -> None:
-        """Decide by these policies from now on."""
+        """Decide by these policies from now on; the charts of the dashboard mark the change."""
+        self.overview.history.add_mark("rules", describe_changes(self.decider.policies, policies))
         self.decider.update_policies(policies)
 
     def record_refusal(self, reason: str | None) -> None:
         """Record why the current file is refused; None if it is not."""
+        now = self._clock.ns() // 1_000_000
+        self.refused_at = None if reason is None else self.refused_at or now
         self.refused = reason
 
     def _refuse(self, problem: ProblemError) -> HTTPReply:
@@ -244,7 +253,9 @@ class App:
         `repeatable` is the body of the request and its idempotency key.
         """
         body, key = repeatable
-        if key is None or not verb.idempotent:
+        if verb.audited:
+            reply = run(request, find_origin(scope, request))
+        elif key is None or not verb.idempotent:
             reply = run(request)
         else:
             reply = self._replays.reply(key, (verb.name, body), lambda: self._run_keyed(verb, run, request, body, key))
@@ -336,6 +347,12 @@ class App:
     async def _overview(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         return HTTPReply(200, await self.overview.to_json(scope["query_string"]))
 
+    async def _history(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
+        return HTTPReply(200, await self.overview.history_json(scope["query_string"]))
+
+    async def _key(self, scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
+        return HTTPReply(200, await key_json(self, scope["query_string"]))
+
     # ---- operations --------------------------------------------------------------------------------------------------
 
     async def _healthz(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
@@ -388,6 +405,12 @@ async def run_until_disconnect(reply: Coroutine[Any, Any, HTTPReply], receive: R
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass  # the end of the body
+
+
+def find_origin(scope: Scope, request: Any) -> Origin:  # noqa: ANN401 - a request of an audited verb
+    """Return who sends a request, for the audit log: as given, and the address of the connection."""
+    client = scope.get("client")
+    return Origin(request.actor, client[0] if client else "", request.reason)
 
 
 async def respond(send: Send, reply: HTTPReply, *, head: bool = False, last: bool = False) -> None:

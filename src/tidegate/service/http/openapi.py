@@ -169,6 +169,27 @@ def overview() -> dict[str, Any]:
     return {**described, "parameters": [since], "responses": {**described["responses"], **problems(422)}}
 
 
+def history() -> dict[str, Any]:
+    """Describe the history of the dashboard."""
+    described = get("history", "The history that the dashboard shows.", "", "application/json", 401)
+    time = {**INTEGER, "maximum": MAX_QUERY_INTEGER}
+    fields = {"from": (time, "Milliseconds since 1970."), "to": (time, "Milliseconds since 1970."),
+              "policy": (STRING, "Only this policy.")}  # fmt: skip
+    parameters = [
+        {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
+        for name, (schema, text) in fields.items()
+    ]
+    return {**described, "parameters": parameters, "responses": {**described["responses"], **problems(422)}}
+
+
+def key() -> dict[str, Any]:
+    """Describe the report about one key."""
+    described = get("key", "What all policies know of a key.", "", "application/json", 401)
+    parameter = {"name": "key", "in": "query", "required": True, "schema": STRINGS, "style": "form", "explode": True,
+                 "description": "The key, once for each of its parts."}  # fmt: skip
+    return {**described, "parameters": [parameter], "responses": {**described["responses"], **problems(422)}}
+
+
 def document() -> bytes:
     """Write the whole description as JSON."""
     ok = DoneResponse.__name__
@@ -176,6 +197,8 @@ def document() -> bytes:
     paths |= {
         "/v1/check": {method.lower(): check(method) for method in METHODS},
         "/v1/overview": {"get": overview()},
+        "/v1/history": {"get": history()},
+        "/v1/key": {"get": key()},
         "/healthz": {"get": get("healthz", "The service is alive.", ok)},
         "/readyz": {"get": get("readyz", "The service can decide.", "")},
         "/metrics": {"get": get("metrics", "Metrics for Prometheus.", "", "text/plain", 401)},

@@ -15,6 +15,8 @@ from tidegate.service.api.requests import PlainAcquireRequest, RequestKey, new_t
 from tidegate.service.api.responses import (
     DONE,
     AnswerResponse,
+    AuditInfo,
+    AuditResponse,
     BlockInfo,
     BlockResponse,
     BlocksResponse,
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from tidegate.core.decision import Decision
+    from tidegate.policy import Key
     from tidegate.service.api.requests import (
         AcquireRequest,
+        AuditedRequest,
         BatchRequest,
         BlockRequest,
         CancelRequest,
@@ -46,9 +50,9 @@ if TYPE_CHECKING:
         LeaseRequest,
         PeekRequest,
         ReserveRequest,
-        SubjectRequest,
         TargetRequest,
     )
+    from tidegate.service.decisions.audit import Origin
     from tidegate.service.decisions.decider import Decider
     from tidegate.service.decisions.idempotency import KeyedCall
 
@@ -159,26 +163,31 @@ class Verbs:
         await self.decider.refund(request.subject, request.cost, call)
         return DONE
 
-    async def reset(self, request: SubjectRequest) -> DoneResponse:
+    async def reset(self, request: AuditedRequest, origin: Origin) -> DoneResponse:
         """Delete the state of a key."""
-        await self.decider.reset(request.subject)
+        await self.decider.reset(request.subject, origin)
         return DONE
 
-    async def block(self, request: BlockRequest) -> BlockResponse:
+    async def block(self, request: BlockRequest, origin: Origin) -> BlockResponse:
         """Deny a key for some time."""
-        return BlockResponse(ok=True, seconds=await self.decider.block(request.subject, request.seconds))
+        return BlockResponse(ok=True, seconds=await self.decider.block(request.subject, request.seconds, origin))
 
-    async def unblock(self, request: SubjectRequest) -> DoneResponse:
+    async def unblock(self, request: AuditedRequest, origin: Origin) -> DoneResponse:
         """Remove the block of a key."""
-        await self.decider.unblock(request.subject)
+        await self.decider.unblock(request.subject, origin)
         return DONE
 
     async def blocks(self) -> BlocksResponse:
         """List the blocks."""
         return BlocksResponse([
-            BlockInfo(policy=policy, key=key if isinstance(key, str) else list(key), seconds=seconds)
+            BlockInfo(policy=policy, key=as_json_key(key), seconds=seconds)
             for policy, key, seconds in await self.decider.find_blocks()
         ])  # fmt: skip
+
+    async def audit(self) -> AuditResponse:
+        """List the latest entries of the audit log."""
+        entries = (entry._asdict() for entry in await self.decider.audit.read())
+        return AuditResponse([AuditInfo(**{**each, "key": as_json_key(each["key"])}) for each in entries])  # type: ignore[typeddict-item]  # the same fields
 
     async def policies(self) -> PoliciesInfo:
         """List the policies."""
@@ -219,6 +228,11 @@ class Verbs:
         for number, invalid in errors.items():
             results.insert(number, invalid)
         return results
+
+
+def as_json_key(key: Key) -> str | list[str]:
+    """Return a key as JSON has it."""
+    return key if isinstance(key, str) else list(key)
 
 
 def _encode_response(function: Callable[..., Coroutine[Any, Any, object]]) -> Function:

@@ -170,11 +170,11 @@ class Commands:
 
     def _independent(self, commands: Sequence[Command], start: int) -> int:
         """Return how many commands from `start` on are run together: the same command, none of which may wait."""
-        name = command_name(commands[start])
-        entry = self._table.get(name)
+        action = action_of(commands[start])
+        entry = self._table.get(command_name(commands[start]))
         end = start + 1
         if entry is not None and entry.independent and not may_wait(commands[start]):
-            while end < len(commands) and command_name(commands[end]) == name and not may_wait(commands[end]):
+            while end < len(commands) and action_of(commands[end]) == action and not may_wait(commands[end]):
                 end += 1
         return end - start
 
@@ -354,6 +354,12 @@ def _same_command(verb: str, words: Sequence[str]) -> KeyedCall:
 def command_name(command: Command) -> str:
     """Return the name of a command."""
     return command[0].decode("ascii", "replace").upper()
+
+
+def action_of(command: Command) -> tuple[str, bytes]:
+    """Return the name of a command and, of a provider's command, what it does: ACQUIRE, PEEK or USAGE."""
+    name = command_name(command)
+    return name, command[1].upper() if name == "TG.PROVIDER" and len(command) > 1 else b""
 
 
 def may_wait(command: Command) -> bool:

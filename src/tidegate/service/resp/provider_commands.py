@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidegate.service.resp.arguments import ArgumentError, read_options, shorten
@@ -50,6 +51,8 @@ class ProviderCommands:
             result = await self._decider.acquire_provider(target, **options)
         finally:
             self._app.waiting -= waits
+        if result.id is not None:
+            session.refunds.append(partial(self._decider.cancel_abandoned, result.id))
         return write_decision(result.decision, result.id, session.protocol)
 
     async def _peek(self, _session: Session, target: str, words: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from tidegate.event_loop import run_loop
 from tidegate.observe.logs import DecisionLog
 from tidegate.service.config.reload import Reloader
 from tidegate.service.config.settings import ListenAddress, Settings
+from tidegate.service.dashboard.stored_history import StoredHistory
 from tidegate.service.decisions.block_directory import BlockDirectory
 from tidegate.service.decisions.decider import Decider
 from tidegate.service.decisions.service_directory import ServiceDirectory
@@ -96,6 +97,10 @@ class ServiceProcess:
         self.directory: ServiceDirectory = ServiceDirectory(self.store, service_name(settings), identity)
         self.app.overview.directory = self.directory
         self.block_directory: BlockDirectory = BlockDirectory(self.store, self.directory, self.decider.blocks)
+        self.stored_history: StoredHistory = StoredHistory(
+            self.store, self.app.overview.history, service_name(settings)
+        )
+        self._restored = link is not None and link.restored
         self._announces = link is None or link.first
         self._systemd = SystemdNotifier(os.environ if self._announces else {})
         self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
@@ -133,9 +138,8 @@ class ServiceProcess:
         http = http_server(self.app, self._connections, self.store.clock)
         denial_counts = log_denial_counts(self.denials, self.store.clock)
         watchdog = self._systemd.run(self.store.clock)
-        background = asyncio.gather(
-            self.reloader.run(), self.decider.blocks.watch(), denial_counts, watchdog, self._announce()
-        )
+        tasks = (denial_counts, watchdog, self._announce(), self._keep_history())
+        background = asyncio.gather(self.reloader.run(), self.decider.blocks.watch(), *tasks)
         envoy = resp = None
         try:
             if self.settings.grpc is not None:
@@ -166,6 +170,17 @@ class ServiceProcess:
         """Let the services that share the store list this one, and its blocks."""
         if self._announces:
             await asyncio.gather(self.directory.run(self.app.overview.count_decisions), self.block_directory.run())
+
+    async def _keep_history(self) -> None:
+        """Continue the history that the store has, and write each minute to the store."""
+        if not self._restored:
+            try:
+                await self.stored_history.restore()
+            except Exception:  # the page then shows the time since the start
+                log.exception("the history of the dashboard was not read from the store")
+            self.app.overview.history.add_mark("start", "the service started")
+        if self._announces:
+            await self.stored_history.run()
 
     async def _drain(self, http: HttpServer) -> None:
         """Report that the service is not ready, and give load balancers time to notice."""

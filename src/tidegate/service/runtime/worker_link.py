@@ -87,6 +87,7 @@ class WorkerLink:
         self._own_panels: dict[str, Panel] = {}  # in the first worker: those that it publishes
         self._stats: SharedStats | None = None
         self.status: WorkerStatus | None = None
+        self.restored: bool = False  # whether the history of another worker is continued
 
     @property
     def first(self) -> bool:
@@ -104,7 +105,7 @@ class WorkerLink:
         self._app = app
         self.status = WorkerStatus(self._memory, self._number, app, stats)
         app.overview.use_source(self.status)
-        self.status.restore_history()
+        self.restored = self.status.restore_history()
         self.check()
 
     def share_panels(self, names: list[str]) -> None:
@@ -127,7 +128,7 @@ class WorkerLink:
         self._version = version
         rules: RulesInEffect = pickle.loads(data)  # noqa: S301 - the parent process has written it
         self._app.reloads = rules.reloads
-        self._app.refused = rules.refused
+        self._app.record_refusal(rules.refused)
         if rules.policies != self._app.decider.policies:
             self._app.update_policies(rules.policies)
 

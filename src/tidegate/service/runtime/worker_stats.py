@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
+from tidegate.service.dashboard.denied_keys import MAX_TOP, merge_top
+from tidegate.service.dashboard.history import DecisionHistory
 from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.dashboard.status import ProcessReport, ServiceStatus, merge_reports, merge_store, report_process
 from tidegate.service.decisions.stats import LATENCY_BUCKETS, DecisionCount, LatencyHistogram, Stats
@@ -43,6 +45,7 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 Label = TypeVar("Label", bound=str | tuple[str, str])
 
 PUBLISH_INTERVAL: Final = SECOND // 4
+DUMP_SECONDS: Final = 10  # between two copies of the history for the replacement of a worker
 VIEWED_TTL: Final = 3 * SECOND  # after a request for the overview, all workers record keys near a limit
 PANEL_TTL: Final = 2 * SECOND
 PANEL_POLL_INTERVAL: Final = SECOND // 20
@@ -240,6 +243,14 @@ class WorkerStatus:
             found.update(report.waiting_by_policy)
         return found
 
+    def top_denied(self) -> list[dict[str, Any]]:
+        """Return the keys that were denied most in the last minute, in all workers."""
+        return merge_top((row for report in self._read_reports() for row in report.top), MAX_TOP)
+
+    def store_lost(self) -> bool:
+        """Return whether the store is unavailable for this worker."""
+        return self._app.decider.store.unavailable
+
     def mark_viewed(self) -> None:
         """Let all workers record keys near a limit for a while, and the first one publish its panels."""
         self._area.viewed_at = self._clock.steady()
@@ -293,7 +304,7 @@ class WorkerStatus:
         self._stats.write_store(report.store)
         fields: dict[str, Any] = asdict(report)
         while not self._area.report.write(json.dumps(fields, separators=(",", ":")).encode()):
-            for name in ("near", "reset_keys", "denials", "blocks"):
+            for name in ("near", "reset_keys", "denials", "blocks", "top"):
                 fields[name] = fields[name][: len(fields[name]) // 2]
 
     def tick(self) -> None:
@@ -302,9 +313,9 @@ class WorkerStatus:
         if self.viewed:
             self._stats.near_limit.samples_left = MAX_SAMPLES_PER_SECOND // (SECOND // PUBLISH_INTERVAL)
         history = self._app.overview.history
-        if history.tick != self._history_tick:
+        if history.tick - self._history_tick >= DUMP_SECONDS:
             self._history_tick = history.tick
-            self._area.history.write(json.dumps(history.dump(), separators=(",", ":")).encode())
+            self._area.history.write(history.dump())
 
     @property
     def panels_due(self) -> bool:
@@ -318,8 +329,13 @@ class WorkerStatus:
             too_large: dict[str, object] = {"error": "too large to be shown by several workers"}
             self._area.panels.write(json.dumps({"at": at, "panels": dict.fromkeys(panels, too_large)}).encode())
 
-    def restore_history(self) -> None:
-        """Continue the longest history that a worker has left, or still writes."""
-        dumps = [json.loads(data) for area in self._memory.areas if (data := area.history.read()) is not None]
-        if dumps:
-            self._app.overview.history.restore(max(dumps, key=lambda dump: (len(dump["median"]), dump["tick"])))
+    def restore_history(self) -> bool:
+        """Continue the longest history that a worker has left, or still writes; return whether there is one."""
+        history = self._app.overview.history
+        dumps = [data for area in self._memory.areas if (data := area.history.read()) is not None]
+        copies = [DecisionHistory.read_dump(data) for data in dumps]
+        if copies:
+            history.restore(
+                max(copies, key=lambda copy: (copy.tiers[-1].steps, copy.tiers[0].steps, copy.tiers[0].tick))
+            )
+        return bool(copies)

@@ -14,6 +14,7 @@ from tidegate.lock import Lock, locked
 from tidegate.stores.base import Store, decide_in_turn
 from tidegate.stores.memory.fast_path import StoreAccess, build_fast_path
 from tidegate.stores.memory.fast_peek import build_fast_peek
+from tidegate.stores.memory.fast_together import build_fast_together
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
 
@@ -24,15 +25,13 @@ if TYPE_CHECKING:
     from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
-    from tidegate.stores.base import Ask, Disable, T, TryAcquire
+    from tidegate.stores.base import AcquireTogether, Ask, Disable, T, TryAcquire
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import Entry
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ZERO_COST: Final = (0,)
 CHANGING_VERBS: Final = frozenset(("acquire", "hold", "adjust"))
-NEW_TUPLE: Final = tuple.__new__  # faster than the constructor
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
 
@@ -112,6 +111,10 @@ class MemoryStore(Store):
         """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
         return build_fast_peek(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
 
+    def fast_together(self, policies: Sequence[Policy]) -> AcquireTogether | None:
+        """Build a function that charges 1 to a key of each policy, if all are known and allow it."""
+        return build_fast_together(policies, [self._prepare_table(policy) for policy in policies], self._access())
+
     def _access(self) -> StoreAccess:
         return StoreAccess(self.lock, self._ns, self._insert, self._has_room_for)
 
@@ -161,42 +164,6 @@ class MemoryStore(Store):
         finally:
             if self._warn:
                 self._warn_full()
-
-    def acquire_known(self, asks: Sequence[Ask]) -> list[Decision] | None:
-        """Charge several keys together as `apply` does, if they are known, have one limit each, and all allow it.
-
-        Returns None in all other cases: then nothing is charged, and `apply` decides. The keys must differ.
-        """
-        lock = self.lock
-        held = lock.token
-        try:
-            del held[0]
-        except IndexError:
-            lock.contend()
-        try:
-            if self._counting:
-                return None
-            now = self._ns() // 1000
-            tables = self._tables
-            charged = []
-            decisions = []
-            for policy, key, costs in asks:
-                limit, table = policy.only, tables.get(policy.name)
-                if limit is None or table is None or now >= table.due:
-                    return None
-                entry = table.entries.get(key)
-                if entry is None or entry[0] is not limit:
-                    return None
-                state = limit.charge(entry, limit, costs[0], now)
-                if state is None:
-                    return None
-                charged.append((table.entries, key, state))
-                decisions.append(NEW_TUPLE(Decision, (True, now, policy.limits, (state,), ZERO_COST)))
-            for entries, key, state in charged:
-                entries[key] = state
-            return decisions
-        finally:
-            lock.release(None)
 
     @locked
     def _apply(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:

@@ -51,7 +51,7 @@ class ConnectionRequest(Generic[T]):
         return self.taken_by is not None and not self.done and not self.taken_by.alive
 
 
-class Pool(Generic[T]):
+class ConnectionPool(Generic[T]):
     """At most `size` connections. A caller that finds none free waits in a FIFO queue.
 
     It waits as long as connections become free. If none has for `patience` microseconds, the store is unavailable.

@@ -32,7 +32,7 @@ from tidegate.stores.postgres.call import (
 from tidegate.stores.postgres.connection import Connection, ConnectionTarget, ServerError
 from tidegate.stores.postgres.heartbeat import Heartbeat
 from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskCaller, ThreadCaller
-from tidegate.stores.postgres.pool import Pool
+from tidegate.stores.postgres.pool import ConnectionPool
 from tidegate.stores.postgres.schema import Schema, read_schema
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class PostgresStore(Store):
         self._heartbeat: Heartbeat | None = None
         if silence is not None:
             self._heartbeat = Heartbeat(self.target, round(silence * SECOND), self._connect_timeout)
-        self._pool: Pool[StoreCall] = Pool(pool_size, self._timeout, self._open_flow)
+        self._pool: ConnectionPool[StoreCall] = ConnectionPool(pool_size, self._timeout, self._open_flow)
         self._background = BackgroundTasks()
         self._closed = False
         self._refunded = 0

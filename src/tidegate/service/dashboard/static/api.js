@@ -1,5 +1,7 @@
 // HTTP requests to the service. The token is stored in this tab only and sent in the Authorization header.
 
+/** The URL of the service: these files are in its folder "dashboard". A proxy may add a prefix to the path. */
+const BASE = new URL("..", import.meta.url);
 const STORAGE_KEY = "tidegate-token";
 
 let tokenInMemory = ""; // used if the browser blocks sessionStorage
@@ -40,7 +42,7 @@ async function request(path, options) {
   if (readToken()) headers.Authorization = `Bearer ${readToken()}`;
   let response;
   try {
-    response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(10_000) });
+    response = await fetch(new URL(path, BASE), { ...options, headers, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(10_000) });
   } catch {
     throw new RequestError(0, "the service does not respond");
   }
@@ -57,5 +59,5 @@ async function request(path, options) {
 export const get = (path) => request(path, { method: "GET" });
 
 export function post(verb, body) {
-  return request(`/v1/${verb}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  return request(`v1/${verb}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 }

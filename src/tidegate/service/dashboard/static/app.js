@@ -1,61 +1,95 @@
 // The dashboard: requests /v1/overview once a second and renders every panel from the response.
 
-import { RequestError, get, readToken, saveToken } from "./api.js";
-import { Chart } from "./charts.js";
-import { byId, setText } from "./dom.js";
-import { formatCount, formatDuration, formatMicroseconds, formatRate, formatTime } from "./format.js";
-import { History, currentRate, latestValue } from "./history.js";
-import * as keyDialog from "./key_dialog.js";
+import { RequestError, get, readToken } from "./api.js";
+import { Chart, ChartGroup } from "./charts.js";
 import { COMPONENT_PANELS } from "./component_panels.js";
+import { confirmAction, setUpConfirm } from "./confirm.js";
+import { byId, setAttribute, setText } from "./dom.js";
+import { formatCount, formatDate, formatDuration, formatMicroseconds, formatPercent, formatRate, formatTime, parseKey } from "./format.js";
+import { LiveHistory, RangeHistory, currentRate, latestValue, sum } from "./history.js";
+import { refreshKey, setUpKeyPage } from "./key_page.js";
+import { change, onChange, state } from "./page_state.js";
 import { PanelViews } from "./panel_view.js";
 import * as panels from "./panels.js";
+import { renderStatus } from "./status_line.js";
+import { openTokenDialog, setUpTokenDialog } from "./token_dialog.js";
+import { renderTop, setUpTop } from "./top_denied.js";
 
 const POLL_INTERVAL = 1000; // milliseconds
 const MIN_PAUSE = 100; // milliseconds between two requests
-const history = new History();
+const COPIED_TIME = 1500; // milliseconds
+const live = new LiveHistory();
+const ranges = new RangeHistory();
 const facePanels = new PanelViews(byId("face-panels"), COMPONENT_PANELS);
-let selectedPolicy = null; // the only policy in the chart; null: all policies
 let lastOverview = null;
 let lastResponseAt = 0; // milliseconds since 1970
 let waitingForToken = false;
 let requesting = false; // two requests at once would return the same seconds twice
 
-const decisionChart = new Chart(byId("chart-decisions"), byId("legend-decisions"), [
-  { name: "admitted", title: "admitted", filled: true },
-  { name: "denied", title: "denied" },
-  { name: "waiting", title: "waiting" },
-], formatRate, "Decisions per second");
-const latencyChart = new Chart(byId("chart-latency"), byId("legend-latency"), [
-  { name: "median", title: "median", filled: true },
-  { name: "p99", title: "p99" },
-], formatMicroseconds, "Latency");
+const charts = new ChartGroup((from, to) => change({ from, to }));
+new Chart(charts, byId("chart-decisions"), byId("legend-decisions"), {
+  title: "Decisions per second",
+  format: formatRate,
+  series: [
+    { name: "admitted", title: "admitted", stacked: true },
+    { name: "denied", title: "denied", stacked: true },
+    { name: "waiting", title: "waiting" },
+  ],
+});
+new Chart(charts, byId("chart-latency"), byId("legend-latency"), {
+  title: "Latency",
+  format: formatMicroseconds,
+  log: true,
+  series: [{ name: "median", title: "median" }, { name: "p99", title: "p99" }],
+});
 
-function render(overview) {
+// ---- rendering ------------------------------------------------------------------------------------------------------
+
+const openKey = (key) => change({ key });
+const selectPolicy = (policy) => change({ policy });
+const confirm = (verb, policy, key) => confirmAction(verb, policy, key, update);
+const actions = { openKey, selectPolicy, confirm, confirmBlock: (policy, key) => confirm("block", policy, key), copy };
+
+function render(overview, columns) {
   lastOverview = overview;
-  const totals = history.totals();
-  const [admitted, denied] = totals;
-  if (!history.policies.has(selectedPolicy)) selectedPolicy = null;
-  decisionChart.update(selectedPolicy === null ? totals : history.policy(selectedPolicy));
-  setText(byId("note-decisions"), selectedPolicy === null ? "all policies" : selectedPolicy);
-  latencyChart.update(history.latency);
-  setText(byId("now-admitted"), formatRate(currentRate(admitted)));
-  setText(byId("now-denied"), formatRate(currentRate(denied)));
-  setText(byId("now-waiting"), formatCount(overview.waiting));
-  setText(byId("now-median"), formatMicroseconds(latestValue(history.latency[0])));
-  setText(byId("now-p99"), formatMicroseconds(latestValue(history.latency[1])));
-  keyDialog.setBlocks(overview.blocks);
-  panels.renderSearchPolicies(overview);
-  panels.renderPolicies(overview, history, selectedPolicy, selectPolicy);
-  panels.renderNearLimit(overview, keyDialog.open);
-  panels.renderDenials(overview, keyDialog.open);
+  const { policy } = state();
+  const isShown = (item) => policy === null || item.policy === policy;
+  renderStatus(overview, actions);
+  renderFilter(overview, columns);
+  renderStats(overview, policy);
+  charts.update(columns);
+  renderTop(columns.top.filter(isShown), Math.round(sum(columns.denied) * columns.step), overview.blocks, actions);
+  panels.renderPolicies(overview, live, policy, selectPolicy);
+  panels.renderNearLimit(overview, isShown, openKey);
+  panels.renderDenials(overview, isShown, openKey);
+  panels.renderAudit(overview, isShown, openKey);
+  panels.renderHints(overview);
   panels.renderState(overview);
   facePanels.update(overview.panels, overview.at);
   renderFooter(overview);
+  byId("main").dataset.loading = "no";
 }
 
-function selectPolicy(policy) {
-  selectedPolicy = policy;
-  render(lastOverview);
+function renderFilter(overview, { from, to }) {
+  const { range, from: zoomedFrom, policy } = state();
+  const zoomed = zoomedFrom !== null;
+  panels.renderPolicyFilter(overview, policy);
+  if (byId("range").value !== range) byId("range").value = range;
+  byId("zoom-out").hidden = !zoomed;
+  setText(byId("filter-note"), zoomed ? `${formatDate(from)} to ${formatTime(to)}` : "");
+  setText(byId("note-decisions"), policy ?? "all policies");
+}
+
+function renderStats(overview, policy) {
+  const [admitted, denied] = (policy === null ? live.totals() : live.policy(policy)).map(currentRate);
+  const waiting = policy === null ? overview.waiting : overview.policies.find(({ name }) => name === policy)?.waiting ?? 0;
+  setText(byId("now-admitted"), formatRate(admitted));
+  setText(byId("now-denied"), formatRate(denied));
+  setText(byId("now-share"), denied > 0 ? `per second, ${formatPercent(denied, admitted + denied)} of calls` : "per second");
+  setAttribute(byId("stat-denied"), "data-level", denied > 0.25 * (admitted + denied) && denied > 0 ? "bad" : denied > 0 ? "some" : "none");
+  setText(byId("now-waiting"), formatCount(waiting));
+  setText(byId("now-median"), formatMicroseconds(latestValue(live.latency[0])));
+  setText(byId("now-p99"), formatMicroseconds(latestValue(live.latency[1])));
 }
 
 function renderFooter({ process, at }) {
@@ -63,41 +97,53 @@ function renderFooter({ process, at }) {
   setText(byId("process"), `tidegate ${process.version} · process ${process.id}${workers} · up ${formatDuration((at - process.since) / 1000)}`);
 }
 
-function setHealth(state, label) {
-  byId("health").dataset.state = state;
-  setText(byId("health-text"), label);
+function setConnection(connectionState, label) {
+  byId("connection").dataset.state = connectionState;
+  setText(byId("connection-text"), label);
 }
 
 function setNotice(message) {
   setText(byId("notice"), message);
 }
 
+/** Copy text to the clipboard, and say so in the button. */
+async function copy(value, button) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(value);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed"; // without HTTPS, browsers forbid it
+  }
+  setTimeout(() => { button.textContent = label; }, COPIED_TIME);
+}
+
 // ---- polling --------------------------------------------------------------------------------------------------------
 
 async function updateOverview() {
-  let overview = await get(`/v1/overview${history.query}`);
-  if (!history.add(overview)) {
-    overview = await get("/v1/overview");
-    history.add(overview);
+  let overview = await get(`v1/overview${live.query}`);
+  if (!live.add(overview)) {
+    overview = await get("v1/overview");
+    live.add(overview);
   }
   lastResponseAt = Date.now();
-  render(overview);
-  const lost = overview.store.lost;
-  setHealth(lost ? "bad" : "good", lost ? "store down" : "live");
-  const error = overview.rules.error;
-  setNotice(error ? `The configuration file is invalid, the previous configuration stays active: ${error}` : "");
+  const columns = await ranges.read(state(), overview.at) ?? live.columns(overview, state().policy);
+  render(overview, columns);
+  await refreshKey(overview.at);
+  setConnection("good", "live");
+  setNotice("");
 }
 
 async function update() {
   if (requesting || waitingForToken || document.hidden) return;
   requesting = true;
   try {
-    await Promise.all([updateOverview(), keyDialog.refresh()]);
+    await updateOverview();
   } catch (error) {
     if (!(error instanceof RequestError)) throw error;
-    if (error.needsToken) openTokenDialog(error.message);
+    if (error.needsToken) requestToken(error.message);
     else {
-      setHealth("bad", "no response");
+      setConnection("bad", "no response");
       setNotice(`${error.message}${lastResponseAt ? `; the values are from ${formatTime(lastResponseAt)}` : ""}; retrying`);
     }
   } finally {
@@ -116,48 +162,53 @@ async function poll() {
   }
 }
 
-// ---- token ----------------------------------------------------------------------------------------------------------
-
-function openTokenDialog(message) {
+function requestToken(message) {
   waitingForToken = !lastResponseAt;
-  if (waitingForToken) setHealth("wait", "token required");
-  setText(byId("token-message"), message);
-  if (!byId("token").open) byId("token").showModal();
-  byId("token-value").focus();
+  if (waitingForToken) setConnection("wait", "token required");
+  openTokenDialog(message);
 }
 
-function setUpTokenDialog() {
-  byId("token-open").addEventListener("click", () => openTokenDialog(readToken() ? "A token is set." : "No token is set."));
-  byId("token-form").addEventListener("submit", (event) => {
+// ---- start ----------------------------------------------------------------------------------------------------------
+
+function setUpControls() {
+  byId("search").addEventListener("submit", (event) => {
     event.preventDefault();
-    const value = byId("token-value").value.trim();
-    if (!/^[!-~]+$/.test(value)) {
-      setText(byId("token-message"), "A token consists of printable ASCII characters without spaces.");
-      return;
-    }
-    saveToken(value);
-    closeTokenDialog();
+    const input = byId("search-key").value.trim();
+    if (input) openKey(parseKey(input));
   });
-  byId("token-forget").addEventListener("click", () => {
-    saveToken("");
-    closeTokenDialog();
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, select, textarea, dialog");
+    if (event.key === "Escape" && !typing && state().key !== null) change({ key: null });
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || typing) return;
+    event.preventDefault();
+    byId("search-key").focus();
   });
-}
-
-function closeTokenDialog() {
-  byId("token-value").value = "";
-  waitingForToken = false;
-  byId("token").close();
-  update();
+  byId("range").addEventListener("change", () => change({ range: byId("range").value, from: null, to: null }));
+  byId("policy").addEventListener("change", () => change({ policy: byId("policy").value || null }));
+  byId("zoom-out").addEventListener("click", () => change({ from: null, to: null }));
+  byId("share").addEventListener("click", () => copy(location.href, byId("share")));
 }
 
 async function start() {
-  setUpTokenDialog();
-  keyDialog.setUp(openTokenDialog);
+  setUpTokenDialog(() => {
+    waitingForToken = false;
+    update();
+  });
+  setUpConfirm(openTokenDialog);
+  setUpKeyPage(copy);
+  setUpTop();
+  setUpControls();
+  onChange(({ key }) => {
+    if (lastOverview === null) return;
+    if (state().range === "5m" && state().from === null) render(lastOverview, live.columns(lastOverview, state().policy));
+    refreshKey(lastOverview.at).catch(() => {});
+    if (key !== null) byId("key-page").scrollIntoView({ block: "start" });
+    update();
+  });
   document.addEventListener("visibilitychange", update);
   try {
-    const access = await get("/dashboard/access.json");
-    if (access.token && !readToken()) openTokenDialog("This service requires a token.");
+    const access = await get("dashboard/access.json");
+    if (access.token && !readToken()) requestToken("This service requires a token.");
   } catch (error) {
     if (!(error instanceof RequestError)) throw error;
   }

@@ -1,187 +1,291 @@
-// SVG charts with one point per second, the newest at the right. They show one minute at first, then up to five.
+// SVG charts of columns with one value per step. All charts of a ChartGroup share the time axis, the cursor and the zoom.
 
 import { createElement, createSvg, setAttribute, setText } from "./dom.js";
+import { formatTimeOfDay, formatTime } from "./format.js";
+import { RUNNING, STORE_LOST } from "./history.js";
 
-export const MAX_SECONDS = 300;
-const TIME_SPANS = [60, 120, MAX_SECONDS]; // seconds
+const WIDTH = 1000;
 const HEIGHT = 100;
-
-/** Return how many seconds a chart shows if this many are known. */
-export function visibleSeconds(known) {
-  return TIME_SPANS.find((seconds) => seconds >= known) ?? MAX_SECONDS;
-}
-
-/** Round up to 1, 2, 3, 5 or 10 times a power of ten, so that the scale of a chart rarely changes. */
-export function roundUp(value) {
-  if (value <= 0) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
-  for (const step of [1, 2, 3, 5, 10]) if (step * power >= value) return step * power;
-  return 10 * power;
-}
+const MIN_DRAG = 8; // pixels
 
 const round = (value) => Math.round(value * 100) / 100;
 
-/** Return the SVG path of a line, interrupted where a value is null. */
-export function linePath(values, highest, seconds = MAX_SECONDS) {
-  const start = seconds - values.length;
+/** Round up to 1, 2, 4, 6, 8 or 10 times a power of ten: so that half of it is short, and it rarely changes. */
+export function roundUp(value) {
+  if (value <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 4, 6, 8, 10].find((step) => step * power >= value);
+}
+
+/** A linear scale from 0: its labels, and the height of a value. */
+export function linearScale(highest) {
+  const top = Math.max(2, roundUp(highest * 1.05));
+  return { labels: [top, top / 2, 0], y: (value) => HEIGHT - (value / top) * HEIGHT };
+}
+
+/** A logarithmic scale: its labels are powers of ten, at most four. */
+export function logScale(lowest, highest) {
+  const low = Math.floor(Math.log10(Math.max(1, lowest)));
+  const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(1, highest))));
+  const every = Math.ceil((high - low) / 4);
+  const labels = [];
+  for (let power = high; power >= low; power -= every) labels.push(10 ** power);
+  return { labels, y: (value) => HEIGHT - ((Math.log10(Math.max(1, value)) - low) / (high - low)) * HEIGHT };
+}
+
+/** Whether a step or one beside it has a value above 0: the line of an empty area would hide the one below. */
+const isNearValue = (values, step) => values[step - 1] > 0 || values[step] > 0 || values[step + 1] > 0;
+
+/** The x of the end of each step, as a function of its place in the columns. */
+function stepPositions({ from, to, end, step }, length) {
+  const x = (time) => ((time - from) / (to - from)) * WIDTH;
+  return (index) => round(x(end - (length - 1 - index) * step * 1000));
+}
+
+/** Return the SVG path of a line; it is interrupted where a value is null. */
+export function linePath(values, position, y) {
   let path = "";
   let command = "M";
   values.forEach((value, index) => {
-    if (value === null) {
-      command = "M";
-      return;
+    if (value === null) command = "M";
+    else {
+      path += `${command}${position(index)} ${round(y(value))}`;
+      command = "L";
     }
-    path += `${command}${start + index} ${round(HEIGHT - (value / highest) * HEIGHT)}`;
-    command = "L";
   });
   return path;
 }
 
-/** Return the SVG path of the area below a line. */
-export function areaPath(values, highest, seconds = MAX_SECONDS) {
-  if (!values.length) return "";
-  const known = values.map((value) => value ?? 0);
-  return `${linePath(known, highest, seconds)}L${seconds - 1} ${HEIGHT}L${seconds - values.length} ${HEIGHT}Z`;
+/** Return the SVG path of the area between two lines: `lower` and `upper` have values at the same steps. */
+export function areaPath(lower, upper, position, y) {
+  let path = "";
+  let start = null;
+  const close = (end) => {
+    for (let index = end; index >= start; index -= 1) path += `L${position(index)} ${round(y(lower[index]))}`;
+    path += "Z";
+    start = null;
+  };
+  upper.forEach((value, index) => {
+    if (value === null) {
+      if (start !== null) close(index - 1);
+      return;
+    }
+    path += `${start === null ? "M" : "L"}${position(index)} ${round(y(value))}`;
+    start ??= index;
+  });
+  if (start !== null) close(upper.length - 1);
+  return path;
 }
 
-function createPlot(attributes) {
-  return createSvg("svg", { viewBox: `0 0 ${MAX_SECONDS - 1} ${HEIGHT}`, preserveAspectRatio: "none", ...attributes });
-}
-
-/** A line chart with a scale, a legend, and a tooltip for the second under the pointer. */
+/**
+ * A chart. `series` are { name, title, stacked }: those that are stacked are drawn as areas, one above the other.
+ * `log` selects a logarithmic scale.
+ */
 export class Chart {
-  constructor(host, legend, series, format, title) {
-    this.series = series;
-    this.format = format;
-    this.title = title;
-    this.values = series.map(() => []);
-    this.plot = createPlot({ role: "img" });
-    this.paths = series.map(({ name, filled }) => {
-      const fill = filled ? createSvg("path", { class: `fill s-${name}` }) : null;
+  constructor(group, host, legend, { series, format, title, log = false }) {
+    Object.assign(this, { group, series, format, title, log });
+    this.plot = createSvg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.bands = createSvg("g");
+    this.plot.append(this.bands);
+    this.paths = series.map(({ name, stacked }) => {
+      const area = stacked ? createSvg("path", { class: `fill s-${name}` }) : null;
       const stroke = createSvg("path", { class: `stroke s-${name}` });
-      if (fill) this.plot.append(fill);
-      this.plot.append(stroke);
-      return { fill, stroke };
+      this.plot.append(...(area ? [area, stroke] : [stroke]));
+      return { area, stroke };
     });
-    this.yLabels = [1, 0.5, 0].map((fraction) => ({ fraction, label: createElement("span", { class: "y-label" }) }));
-    for (const { fraction, label } of this.yLabels) label.style.top = `${(1 - fraction) * 100}%`;
+    this.yLabels = createElement("div", { class: "y-labels", "aria-hidden": "true" });
     this.cursor = createElement("span", { class: "cursor", hidden: "" });
-    this.tooltip = createElement("span", { class: "tooltip", hidden: "" });
-    this.area = createElement("div", { class: "plot" });
-    this.area.append(this.plot, this.cursor);
-    this.startLabel = createElement("span");
-    const xLabels = createElement("p", { class: "x-labels", "aria-hidden": "true" }, this.startLabel, createElement("span", {}, "now"));
-    host.append(...this.yLabels.map(({ label }) => label), this.area, this.tooltip, xLabels);
+    this.selection = createElement("span", { class: "selection", hidden: "" });
+    this.marks = createElement("div", { class: "markers" });
+    this.bandLabel = createElement("span", { class: "band-label", hidden: "" }, "store unavailable");
+    this.tooltip = createElement("p", { class: "tooltip", hidden: "" });
+    this.area = createElement("div", { class: "plot", tabindex: "0", role: "group" }, this.plot, this.marks, this.bandLabel, this.cursor, this.selection);
+    this.xLabels = createElement("p", { class: "x-labels", "aria-hidden": "true" }, createElement("span"), createElement("span"), createElement("span"));
+    host.append(this.yLabels, this.area, this.tooltip, this.xLabels);
     for (const { name, title: label } of series) legend.append(createElement("li", { class: `s-${name}` }, createElement("i"), label));
-    this.area.addEventListener("pointermove", (event) => this.onPointerMove(event));
-    this.area.addEventListener("pointerleave", () => this.hideTooltip());
-    this.highest = 1;
-    this.seconds = TIME_SPANS[0];
-    this.updateLabels();
+    group.add(this);
   }
 
-  update(values) {
-    this.values = values;
-    const highest = Math.max(0, ...values.flat().filter((value) => value !== null));
-    this.highest = roundUp(highest * 1.05);
-    this.seconds = visibleSeconds(values[0].length);
-    setAttribute(this.plot, "viewBox", `0 0 ${this.seconds - 1} ${HEIGHT}`);
-    this.paths.forEach(({ fill, stroke }, index) => {
-      stroke.setAttribute("d", linePath(values[index], this.highest, this.seconds));
-      if (fill) fill.setAttribute("d", areaPath(values[index], this.highest, this.seconds));
+  update(columns) {
+    this.columns = columns;
+    const values = this.series.map(({ name }) => columns[name].map((value, index) => ((columns.states[index] ?? RUNNING) & RUNNING ? value : null)));
+    const tops = [];
+    let below = columns.admitted.map(() => 0);
+    values.forEach((column, index) => {
+      if (!this.series[index].stacked) tops.push(column);
+      else {
+        const lower = below;
+        below = column.map((value, step) => (value === null ? lower[step] : value + lower[step]));
+        tops.push(column.map((value, step) => (value === null ? null : below[step])));
+      }
     });
-    this.updateLabels();
-    if (this.pointedSecond !== undefined) this.showTooltip();
+    const numbers = tops.flat().filter((value) => value !== null);
+    const highest = numbers.reduce((a, b) => Math.max(a, b), 0);
+    const scale = this.log ? logScale(numbers.reduce((a, b) => Math.min(a, b), highest), highest) : linearScale(highest);
+    const position = stepPositions(columns, columns.admitted.length);
+    let lower = columns.admitted.map(() => 0);
+    this.paths.forEach(({ area, stroke }, index) => {
+      const line = area && index ? tops[index].map((value, step) => (isNearValue(values[index], step) ? value : null)) : tops[index];
+      stroke.setAttribute("d", linePath(line, position, scale.y));
+      if (!area) return;
+      area.setAttribute("d", areaPath(lower, tops[index], position, scale.y));
+      lower = tops[index].map((value, step) => value ?? lower[step]);
+    });
+    this.drawScale(scale, position, numbers.length > 0);
+    this.describe(numbers.length > 0);
   }
 
-  updateLabels() {
-    setText(this.startLabel, `${this.seconds / 60} min ago`);
-    for (const { fraction, label } of this.yLabels) setText(label, this.format(this.highest * fraction));
-    const current = this.series.map(({ title }, index) => `${title} ${this.format(this.values[index].at(-1) ?? 0)}`);
-    setAttribute(this.plot, "aria-label", `${this.title}. Now: ${current.join(", ")}.`);
+  drawScale(scale, position, hasValues) {
+    const { columns } = this;
+    const labels = (hasValues || !this.log ? scale.labels : []).map((value) => {
+      const label = createElement("span", { class: "y-label" }, this.format(value));
+      label.style.top = `${scale.y(value)}%`;
+      return label;
+    });
+    this.yLabels.replaceChildren(...labels);
+    const times = [columns.from, (columns.from + columns.to) / 2, columns.to];
+    times.forEach((time, index) => setText(this.xLabels.children[index], formatTimeOfDay(time, columns.to - columns.from)));
+    this.drawBands(position);
+    this.drawMarks();
   }
 
-  onPointerMove(event) {
-    const box = this.area.getBoundingClientRect();
-    const fraction = Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
-    this.pointedSecond = Math.round(fraction * (this.seconds - 1));
-    this.showTooltip();
+  /** Draw a band for each time in which the store was unavailable. */
+  drawBands(position) {
+    const { states } = this.columns;
+    const bands = [];
+    let start = null;
+    [...states, 0].forEach((state, index) => {
+      if (state & STORE_LOST) start ??= index;
+      else if (start !== null) {
+        const [x, end] = [start ? position(start - 1) : position(start), position(index - 1)];
+        bands.push(createSvg("rect", { class: "band", x, y: 0, width: Math.max(2, end - x), height: HEIGHT }));
+        start = null;
+      }
+    });
+    this.bands.replaceChildren(...bands);
+    this.bandLabel.hidden = bands.length === 0;
+    if (bands.length) this.bandLabel.style.left = `${Math.max(0, Math.min(62, Number(bands.at(-1).getAttribute("x")) / 10))}%`;
   }
 
-  showTooltip() {
-    const labels = this.series.map(({ title }, index) => {
-      const values = this.values[index];
-      const value = values[this.pointedSecond - (this.seconds - values.length)];
+  drawMarks() {
+    const { from, to, marks } = this.columns;
+    const visible = marks.filter(({ at }) => at >= from && at <= to);
+    const nodes = visible.map((mark) => {
+      const node = createElement("span", { class: "marker", "data-kind": mark.kind, title: describeMark(mark) }, createElement("i"));
+      node.style.left = `${((mark.at - from) / (to - from)) * 100}%`;
+      return node;
+    });
+    this.marks.replaceChildren(...nodes);
+  }
+
+  describe(hasValues) {
+    const latest = this.series.map(({ name, title }) => `${title} ${this.format(this.columns[name].findLast((value) => value !== null) ?? 0)}`);
+    const help = "Arrow keys move the cursor, drag to zoom.";
+    setAttribute(this.area, "aria-label", `${this.title}. ${hasValues ? `Latest: ${latest.join(", ")}.` : "No data."} ${help}`);
+  }
+
+  /** Show the values at a time; null hides them. */
+  showCursor(time) {
+    const { columns } = this;
+    const hidden = time === null || !columns;
+    this.cursor.hidden = this.tooltip.hidden = hidden;
+    if (hidden) return;
+    const last = columns.admitted.length - 1;
+    const index = last - Math.floor((columns.end - time) / (columns.step * 1000));
+    const state = columns.states[index];
+    const labels = this.series.map(({ name, title }) => {
+      const value = columns[name][index];
       return `${title} ${value === undefined || value === null ? "–" : this.format(value)}`;
     });
-    const ago = this.seconds - 1 - this.pointedSecond;
-    setText(this.tooltip, `${ago ? `${ago} s ago` : "now"} · ${labels.join(" · ")}`);
-    this.cursor.style.left = `${(this.pointedSecond / (this.seconds - 1)) * 100}%`;
-    this.cursor.hidden = this.tooltip.hidden = false;
+    const marks = columns.marks.filter(({ at }) => Math.abs(at - time) <= Math.max(columns.step * 1000, (columns.to - columns.from) / 200));
+    const notes = [...(state & STORE_LOST ? ["store unavailable"] : []), ...(state === 0 ? ["not running"] : []), ...marks.map(describeMark)];
+    setText(this.tooltip, [formatTime(time), ...labels, ...notes].join(" · "));
+    this.cursor.style.left = `${((time - columns.from) / (columns.to - columns.from)) * 100}%`;
   }
 
-  hideTooltip() {
-    this.pointedSecond = undefined;
-    this.cursor.hidden = this.tooltip.hidden = true;
+  showSelection(from, to) {
+    this.selection.hidden = from === null;
+    if (from === null) return;
+    const percent = (time) => ((time - this.columns.from) / (this.columns.to - this.columns.from)) * 100;
+    this.selection.style.left = `${percent(from)}%`;
+    this.selection.style.width = `${percent(to) - percent(from)}%`;
   }
 }
 
-/** Render a small chart of admitted and denied calls in a table cell. */
-export function renderSparkline(cell, admitted, denied) {
-  if (!cell.firstElementChild) {
-    const plot = createPlot({ class: "spark", "aria-hidden": "true" });
-    for (const name of ["fill s-admitted", "stroke s-admitted", "stroke s-denied"]) plot.append(createSvg("path", { class: name }));
-    cell.append(plot);
-  }
-  const highest = Math.max(1, ...admitted, ...denied) * 1.1;
-  const seconds = visibleSeconds(admitted.length);
-  setAttribute(cell.firstElementChild, "viewBox", `0 0 ${seconds - 1} ${HEIGHT}`);
-  const [fill, admittedLine, deniedLine] = cell.firstElementChild.children;
-  fill.setAttribute("d", areaPath(admitted, highest, seconds));
-  admittedLine.setAttribute("d", linePath(admitted, highest, seconds));
-  deniedLine.setAttribute("d", linePath(denied, highest, seconds));
+function describeMark({ kind, text, at }) {
+  return kind === "rules" ? `rules changed at ${formatTime(at)}: ${text}` : `${text} at ${formatTime(at)}`;
 }
 
-/** A step chart of the capacity of a resource, with a marker for each reduction. */
-export class CapacityChart {
-  constructor() {
-    this.title = createElement("h3");
-    this.label = createElement("span", { class: "aside" });
-    this.plot = createPlot({ role: "img" });
-    this.fill = createSvg("path", { class: "fill s-admitted" });
-    this.stroke = createSvg("path", { class: "stroke s-admitted" });
-    this.original = createSvg("path", { class: "stroke s-original" });
-    this.plot.append(this.fill, this.original, this.stroke);
-    this.markers = createElement("div", { class: "markers" });
-    const plot = createElement("div", { class: "plot" });
-    plot.append(this.plot, this.markers);
-    this.node = createElement("div", { class: "resource" }, createElement("div", { class: "head" }, this.title, this.label), plot);
+/** Charts with one time axis. `onZoom` is called with the start and the end of a selection. */
+export class ChartGroup {
+  constructor(onZoom) {
+    this.charts = [];
+    this.onZoom = onZoom;
+    this.time = null;
+    this.dragStart = null; // { x, time }
   }
 
-  /** `points` are [milliseconds, total, original]; `label` is the current capacity as text. */
-  update(name, points, reductions, now, label) {
-    const seconds = visibleSeconds(points.length ? (now - points[0][0]) / 1000 : 0);
-    const x = (at) => Math.max(0, seconds - 1 - (now - at) / 1000);
-    setAttribute(this.plot, "viewBox", `0 0 ${seconds - 1} ${HEIGHT}`);
-    const highest = Math.max(1, ...points.map((point) => Math.max(point[1], point[2]))) * 1.1;
-    const y = (value) => round(HEIGHT - (value / highest) * HEIGHT);
-    let path = "";
-    for (const [at, total] of points) path += path ? `H${round(x(at))}V${y(total)}` : `M${round(x(at))} ${y(total)}`;
-    const [first, last] = [points[0], points.at(-1)];
-    if (path) path += `H${seconds - 1}`;
-    this.stroke.setAttribute("d", path);
-    this.fill.setAttribute("d", path && `${path}V${HEIGHT}H${round(x(first[0]))}Z`);
-    this.original.setAttribute("d", last ? `M0 ${y(last[2])}H${seconds - 1}` : "");
-    setText(this.title, name);
-    setText(this.label, label);
-    const visible = reductions.filter(({ at }) => now - at < seconds * 1000);
-    while (this.markers.children.length > visible.length) this.markers.lastElementChild.remove();
-    visible.forEach((reduction, index) => {
-      const marker = this.markers.children[index] ?? this.markers.appendChild(createElement("span", { class: "marker" }, "▾"));
-      marker.style.left = `${(x(reduction.at) / (seconds - 1)) * 100}%`;
-      setAttribute(marker, "title", `reduced to ${reduction.capacity}: ${reduction.reason || "no reason given"}`);
+  add(chart) {
+    this.charts.push(chart);
+    const { area } = chart;
+    area.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0 || event.pointerType === "touch") return; // a finger scrolls the page
+      area.setPointerCapture(event.pointerId);
+      this.dragStart = { x: event.clientX, time: this.timeAt(chart, event) };
     });
-    const count = visible.length ? `, ${visible.length} recent reductions` : "";
-    setAttribute(this.plot, "aria-label", `Capacity of ${name}: ${label}${count}.`);
+    area.addEventListener("pointermove", (event) => this.onPointerMove(chart, event));
+    area.addEventListener("pointerup", (event) => this.onPointerUp(chart, event));
+    area.addEventListener("pointercancel", () => this.endDrag());
+    area.addEventListener("pointerleave", () => this.setCursor(null));
+    area.addEventListener("blur", () => this.setCursor(null));
+    area.addEventListener("keydown", (event) => this.onKeyDown(chart, event));
+  }
+
+  update(columns) {
+    for (const chart of this.charts) chart.update(columns);
+    this.setCursor(this.time);
+  }
+
+  timeAt({ area, columns }, event) {
+    const box = area.getBoundingClientRect();
+    const fraction = Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
+    return columns.from + fraction * (columns.to - columns.from);
+  }
+
+  setCursor(time) {
+    this.time = time;
+    for (const chart of this.charts) chart.showCursor(time);
+  }
+
+  onPointerMove(chart, event) {
+    if (!chart.columns) return;
+    const time = this.timeAt(chart, event);
+    this.setCursor(time);
+    const dragging = this.dragStart !== null && Math.abs(event.clientX - this.dragStart.x) >= MIN_DRAG;
+    const [from, to] = dragging ? [this.dragStart.time, time].sort((a, b) => a - b) : [null, null];
+    for (const each of this.charts) each.showSelection(from, to);
+  }
+
+  onPointerUp(chart, event) {
+    const start = this.dragStart;
+    this.endDrag();
+    if (start === null || Math.abs(event.clientX - start.x) < MIN_DRAG) return;
+    const [from, to] = [start.time, this.timeAt(chart, event)].sort((a, b) => a - b);
+    this.onZoom(Math.round(from), Math.round(to));
+  }
+
+  endDrag() {
+    this.dragStart = null;
+    for (const each of this.charts) each.showSelection(null);
+  }
+
+  onKeyDown(chart, event) {
+    const steps = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === "Escape") this.setCursor(null);
+    if (!steps || !chart.columns) return;
+    event.preventDefault();
+    const { from, to, step } = chart.columns;
+    const jump = step * 1000 * steps * (event.shiftKey ? 10 : 1);
+    this.setCursor(Math.max(from, Math.min(to, (this.time ?? to) + jump)));
   }
 }

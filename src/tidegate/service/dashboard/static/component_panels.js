@@ -9,11 +9,24 @@
 //
 // To add a panel: a function in panels.py that returns its data, and an entry here.
 
-import { CapacityChart } from "./charts.js";
+import { CapacityChart } from "./small_charts.js";
 import { count, duration, meter, name, share, text, time } from "./cells.js";
 import { formatCount, formatDuration, formatPercent } from "./format.js";
 
 export const COMPONENT_PANELS = {
+  inbound: {
+    title: "Inbound requests",
+    note: () => "by category and route, since the start",
+    tables: [{
+      rows: (routes) => routes,
+      columns: [
+        ["Category", (route) => name(route.category)],
+        ["Route", (route) => name(route.route)],
+        ["Limits", (route) => route.limits.join(", "), "hide-on-phone"],
+        ["Denied", (route) => meter(route.denied, Math.max(1, route.admitted + route.denied)), "c-wide"],
+      ],
+    }],
+  },
   budgets: {
     title: "Budgets",
     note: (budgets) => (budgets.length === 1 ? `${budgets[0].name}, ${budgets[0].strategy} windows` : ""),

@@ -56,13 +56,6 @@ export function createRow(...classes) {
   return row;
 }
 
-/** Show or hide the message of an empty panel; `message` replaces its text. */
-export function toggleEmptyMessage(table, visible, message) {
-  const paragraph = table.parentElement.querySelector(".empty");
-  if (message !== undefined) setText(paragraph, message);
-  paragraph.hidden = !visible;
-}
-
 const TAIL_LENGTH = 9; // characters at the end of a long name that are always shown
 const MAX_SHORT_NAME = 20;
 

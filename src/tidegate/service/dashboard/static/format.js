@@ -3,11 +3,16 @@
 const INTEGER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const ONE_DECIMAL = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const TIME = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const TIME = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const SHORT_TIME = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const DATE = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const DAY = 86_400_000; // milliseconds
 
 export function formatCount(value) {
   return Math.abs(value) < 100_000 ? INTEGER.format(value) : COMPACT.format(value);
 }
+
+export const countOf = (number, one, several) => `${formatCount(number)} ${number === 1 ? one : several}`;
 
 export function formatRate(value) {
   if (value >= 10_000) return COMPACT.format(value);
@@ -41,17 +46,49 @@ export function formatTime(milliseconds) {
   return TIME.format(new Date(milliseconds));
 }
 
-/** Format a key; the parts of a composite key are separated by "›". */
-export function formatKey(value) {
-  return Array.isArray(value) ? value.join(" › ") : value;
+/** Format a time as hours and minutes; with the date if it is not today. */
+export function formatSince(milliseconds, now) {
+  return (now - milliseconds < DAY / 2 ? SHORT_TIME : DATE).format(new Date(milliseconds));
 }
 
-/** Format a limit: "100 / 1m", or "9,000 tokens / day". */
-export function formatLimit({ quota, unit, name }) {
-  if (name === "blocked") return "blocked";
-  return unit === "requests" ? `${formatCount(quota)} / ${name}` : `${formatCount(quota)} ${unit} / ${name}`;
+export const formatDate = (milliseconds) => DATE.format(new Date(milliseconds));
+
+/** Format a time for the axis of a chart that spans so many milliseconds. */
+export function formatTimeOfDay(milliseconds, span) {
+  return (span < 600_000 ? TIME : SHORT_TIME).format(new Date(milliseconds));
+}
+
+/** Format a key; the parts of a composite key are separated by "›". */
+export function formatKey(value) {
+  return (Array.isArray(value) ? value.join(" › ") : value) || "(empty)";
+}
+
+/** The text that the search field accepts for a key: a composite key as a JSON array. */
+export const copyableKey = (value) => (Array.isArray(value) ? JSON.stringify(value) : value);
+
+/** Parse the search field: a string, or the parts of a composite key as a JSON array. */
+export function parseKey(input) {
+  if (!input.startsWith("[")) return input;
+  try {
+    const parts = JSON.parse(input);
+    if (Array.isArray(parts) && parts.length && parts.every((part) => typeof part === "string")) return parts;
+  } catch {
+    // Not JSON: a string that starts with a bracket.
+  }
+  return input;
+}
+
+export const sameKey = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+
+/** Why a call was denied: "over 5 per minute", or "blocked". */
+export function formatReason(over, shadow = false) {
+  const limits = over.length ? over.join(" and ") : "its limit";
+  const reason = limits === "blocked" ? "blocked" : `over ${limits}`;
+  return shadow ? `${reason} (shadow)` : reason;
 }
 
 export function formatPercent(part, total) {
-  return total > 0 ? `${INTEGER.format((100 * part) / total)} %` : "–";
+  if (!(total > 0)) return "–";
+  const percent = (100 * part) / total;
+  return percent > 0 && percent < 1 ? "< 1 %" : `${INTEGER.format(percent)} %`;
 }

@@ -1,0 +1,98 @@
+"""What the gates of Flask and Quart share: which views decide by themselves, and the routes of default limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.inbound.limiting.limited_functions import STACK_ATTRIBUTE, is_exempt, is_limited, route_name
+from tidegate.inbound.limiting.route_gates import class_handler
+
+if TYPE_CHECKING:
+    from tidegate.inbound.limiting.limited_functions import LimitStack
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.limiting.route_limit import RouteLimit
+
+BLUEPRINT_LIMITS: Final = "__tidegate_blueprint_limits__"
+METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))  # that are cached
+
+
+class ViewGate:
+    """Decides what the middleware left pending, before the view of a route without limits runs.
+
+    Subclasses install themselves before all that the application has registered with `before_request`.
+    """
+
+    def __init__(self, app: Any, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - a Flask or Quart application
+        """Look for limits in this application."""
+        self.app = app
+        self._request_limiter = request_limiter
+        self._defaults = request_limiter.route_limiters
+        self._count = -1
+        self._installed = self._limited = False
+        self._pending: dict[tuple[str | None, str], bool | None] = {}  # by endpoint and method; None: exempt
+
+    def has_limits(self) -> bool:
+        """Return whether some view or blueprint has limits, or routes have default limits.
+
+        Views that were added meanwhile are checked, too.
+        """
+        count, defaults = len(self.app.view_functions), self._request_limiter.route_limiters
+        if count != self._count or defaults is not self._defaults:
+            self._count, self._defaults = count, defaults
+            self._pending.clear()
+            self._limited = (
+                bool(defaults)
+                or any(map(is_limited_view, self.app.view_functions.values()))
+                or any(BLUEPRINT_LIMITS in vars(blueprint) for blueprint in self.app.blueprints.values())
+            )
+            if self._limited and not self._installed:
+                self._installed = True
+                self.install()
+        return self._limited
+
+    def install(self) -> None:
+        """Decide before the functions that the application has registered with `before_request`."""
+        raise NotImplementedError
+
+    def decides(self, request: Any, request_state: RequestState) -> bool:  # noqa: ANN401 - the framework's
+        """Return whether the gate decides what is pending: not for exempt views, nor if limits of the route do."""
+        route = (request.endpoint, request.method)
+        decides = self._pending.get(route, False)
+        if route not in self._pending:
+            view = current_view(self.app, request)
+            limited = view_stack(self.app, request) is not None or blueprint_limits(self.app, request)
+            decides = None if is_exempt(view) else not limited
+            if request.endpoint is not None and request.method in METHODS:
+                self._pending[route] = decides
+        if decides is None:
+            request_state.pending = ()
+        if decides and request_state.by_route and request.endpoint is not None:
+            request_state.choose_route(route_name(current_view(self.app, request)))
+        return bool(decides)
+
+
+def is_limited_view(view: Any) -> bool:  # noqa: ANN401 - any function
+    """Return whether a view has limits, or is exempt."""
+    methods = vars(view.view_class).values() if hasattr(view, "view_class") else ()
+    return is_limited(view) or is_exempt(view) or any(map(is_limited, methods))
+
+
+def current_view(app: Any, request: Any) -> Any:  # noqa: ANN401 - any function
+    """Return the view of the current route; None if no route matches."""
+    return app.view_functions.get(request.endpoint or "")
+
+
+def view_stack(app: Any, request: Any) -> LimitStack | None:  # noqa: ANN401 - as above
+    """Return the limits of the view of the current route."""
+    view = current_view(app, request)
+    found: LimitStack | None = getattr(view, STACK_ATTRIBUTE, None)
+    if found is None and hasattr(view, "view_class"):
+        found = getattr(class_handler(view.view_class, request.method), STACK_ATTRIBUTE, None)
+    return found
+
+
+def blueprint_limits(app: Any, request: Any) -> list[RouteLimit]:  # noqa: ANN401 - as above
+    """Return the limits of the blueprints of the current route."""
+    blueprints = (app.blueprints.get(name) for name in request.blueprints)
+    return [limit for blueprint in blueprints for limit in vars(blueprint).get(BLUEPRINT_LIMITS, ())]

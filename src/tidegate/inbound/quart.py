@@ -1,0 +1,117 @@
+"""Limits on single routes in Quart: `@limit("5/1m")` below `@app.get("/…")`."""
+
+from __future__ import annotations
+
+from operator import call
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import ConfigError
+from tidegate.flow import run_async
+from tidegate.inbound.limiting.asgi_responses import ScopeRequests, make_request
+from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_functions import exempt
+from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.route_limit import F, RouteLimit
+from tidegate.inbound.limiting.view_gate import ViewGate
+
+try:
+    import quart
+    from werkzeug.datastructures import Headers
+    from werkzeug.exceptions import HTTPException
+except ImportError as error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from error
+
+if TYPE_CHECKING:
+    from tidegate.core.decision import Decision
+    from tidegate.inbound import responses
+    from tidegate.inbound.limiting.charges import DecidedCharge
+
+__all__ = ["exempt", "limit"]
+
+
+class QuartFramework(ScopeRequests):
+    """Requests and responses of Quart."""
+
+    def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
+        """Return the current request, or the current websocket."""
+        del function, args, kwargs
+        proxy: Any = quart.request if quart.has_request_context() else quart.websocket
+        return proxy._get_current_object()  # noqa: SLF001 - a public method of proxies
+
+    def make_response(self, response: responses.response.Response) -> quart.Response:
+        """Return the response to a denied request."""
+        return quart.Response(response.body, response.status, headers=Headers(response.headers))
+
+    def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - any response
+        """Add header fields to the response that Quart makes of the result of a view."""
+        if fields:
+
+            @quart.after_this_request
+            def add(made: Any) -> Any:  # noqa: ANN401 - any response
+                made.headers.update(dict(fields))
+                return made
+
+        return response
+
+    def error_response(self, error: Exception) -> HTTPException | None:
+        """Return the exception if it is one that Quart sends as a response."""
+        return error if isinstance(error, HTTPException) else None
+
+    def status(self, response: Any) -> int:  # noqa: ANN401 - as above
+        """Return the status of the result of a view: a response, a tuple with a status, or a body."""
+        if isinstance(response, HTTPException):
+            return response.code or 500
+        given = response[1] if isinstance(response, tuple) and len(response) > 1 else None
+        return given if isinstance(given, int) else getattr(response, "status_code", 200)
+
+    def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
+        """Return the exception for a denied request."""
+        del decision, native
+        denial: Any = self.make_response(response)
+        return HTTPException(response=denial)
+
+    def report(self, native: object, decided: list[DecidedCharge]) -> None:
+        """Set `quart.g.limited` if a limit with `block=False` is exceeded."""
+        del native
+        if decided:
+            quart.g.limited = any(not each.decision.within_limits for each in decided)
+
+
+FRAMEWORK: Final = QuartFramework()
+
+
+class limit(RouteLimit):  # noqa: N801 - used as a decorator
+    """Limits the views that it decorates."""
+
+    def __call__(self, view: F) -> F:
+        """Decorate a view, sync or async."""
+        return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
+
+    def check(self, request: quart.Request | quart.Websocket) -> LimitedBlock:
+        """Limit a block: `async with limit.check(request):`; a denial raises Werkzeug's HTTPException."""
+        return LimitedBlock(self, request, FRAMEWORK)
+
+
+class QuartGate(ViewGate):
+    """Decides what the middleware left pending, before the view of a route without limits runs."""
+
+    def install(self) -> None:
+        """Decide before the functions that the application has registered with `before_request`."""
+        preprocess = self.app.preprocess_request
+
+        async def preprocess_request(*args: Any) -> Any:  # noqa: ANN401 - as Quart has it
+            denial = await self._decide_before_view()
+            return await preprocess(*args) if denial is None else denial
+
+        self.app.preprocess_request = preprocess_request
+
+    async def _decide_before_view(self) -> quart.Response | None:
+        request = FRAMEWORK.find_request(None, (), {})
+        scope = request.scope
+        request_state = scope.get(STATE_KEY)
+        if request_state is None or not request_state.pending or not self.decides(request, request_state):
+            return None
+        seen = make_request(scope, request_state.client)
+        result = await run_async(request_state.charge_flow((), seen, tasks=True), call)
+        return None if result.allowed else FRAMEWORK.make_response(write_result(result, seen, seen))

@@ -1,0 +1,161 @@
+"""The audit log: who reset, blocked or unblocked a key, when and why.
+
+A shared or durable store keeps the entries for 32 days, as long as the longest block and a day: so they outlive the
+service, and all services on the store write to one log. Each day has a bounded number of places, filled in order; an
+entry is a JSON object (see `stored_bytes`). A store in memory ends with the process, and so does its log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidegate.core.bounds import SECOND
+from tidegate.service.decisions.stored_bytes import StoredBytes
+
+if TYPE_CHECKING:
+    from tidegate.policy import Key
+    from tidegate.stores import Store
+
+log: logging.Logger = logging.getLogger("tidegate.service")
+
+DAY: Final = 86_400  # seconds
+KEPT_DAYS: Final = 32
+MAX_ENTRIES_PER_DAY: Final = 1000
+MAX_LISTED: Final = 200
+MAX_REASON_LENGTH: Final = 200  # characters; also of the actor
+CACHE_TTL: Final = 2 * SECOND
+
+
+class Origin(NamedTuple):
+    """Who makes a change, from where, and why; as given, not verified."""
+
+    actor: str = ""
+    address: str = ""
+    reason: str = ""
+
+
+NO_ORIGIN: Final = Origin()
+
+
+class AuditEntry(NamedTuple):
+    """A change that somebody made."""
+
+    at: int  # milliseconds since 1970
+    action: str  # reset, block or unblock
+    policy: str
+    key: Key
+    seconds: float | None  # the duration of a block
+    actor: str
+    address: str
+    reason: str
+
+
+class AuditLog:
+    """The audit log of the services on one store."""
+
+    def __init__(self, store: Store) -> None:
+        """Keep the log in this store."""
+        self._clock = store.clock
+        self._durable = not store.instant
+        self._stored = StoredBytes(store, "tidegate.audit", KEPT_DAYS * DAY)
+        self._recent: deque[AuditEntry] = deque(maxlen=MAX_LISTED)  # of this process
+        self._ends: dict[int, int] = {}  # by day: its first free place, as far as known
+        self._days: dict[int, list[AuditEntry | None]] = {}  # the entries that were read; None: not complete
+        self._ended: set[int] = set()  # days of which all entries were read
+        self._cached: tuple[int, list[AuditEntry]] | None = None  # until when, in steady time
+
+    async def add(self, action: str, policy: str, key: Key, origin: Origin, seconds: float | None = None) -> None:
+        """Write an entry. If the store does not accept it, it is logged and kept in this process."""
+        at = self._clock.ns() // 1_000_000
+        actor, address, reason = (part[:MAX_REASON_LENGTH] for part in origin)
+        entry = AuditEntry(at, action, policy, key, seconds, actor, address, reason)
+        self._recent.append(entry)
+        self._cached = None
+        who, why = actor or address or "unknown", reason or "no reason given"
+        log.info("%s of key %r of policy %r by %s: %s", action, key, policy, who, why)
+        if self._durable and not await self._append(entry):
+            log.warning("the audit log in the store is full or unavailable: this process keeps the entry")
+
+    async def _append(self, entry: AuditEntry) -> bool:
+        now = await self._stored.now()
+        if now is None:
+            return False
+        day = now // DAY
+        data = json.dumps(entry, separators=(",", ":")).encode()
+        while (place := await self._find_end(day)) < MAX_ENTRIES_PER_DAY:
+            written = await self._stored.write((f"{day}", f"{place}"), data)
+            if written is not False:
+                return bool(written)
+        return False
+
+    async def _find_end(self, day: int) -> int:
+        """Return the first free place of a day."""
+        low = high = self._ends.get(day, 0)
+        step = 1
+        while high < MAX_ENTRIES_PER_DAY and await self._stored.has((f"{day}", f"{high}")):
+            low, high, step = high + 1, high + step, step * 2
+        high = min(high, MAX_ENTRIES_PER_DAY)
+        while low < high:
+            middle = (low + high) // 2
+            if await self._stored.has((f"{day}", f"{middle}")):
+                low = middle + 1
+            else:
+                high = middle
+        self._ends = {known: end for known, end in self._ends.items() if known > day - KEPT_DAYS} | {day: low}
+        return low
+
+    async def read(self) -> list[AuditEntry]:
+        """Return the latest entries, the newest first: of all services on the store."""
+        if not self._durable:
+            return list(self._recent)[::-1]
+        steady = self._clock.steady()
+        if self._cached is None or self._cached[0] <= steady:
+            self._cached = (steady + CACHE_TTL, await self._read_store())
+        return self._cached[1]
+
+    async def _read_store(self) -> list[AuditEntry]:
+        now = await self._stored.now()
+        if now is not None:
+            today = now // DAY
+            for day in range(today, today - KEPT_DAYS, -1):
+                if sum(map(len, self._days.values())) >= MAX_LISTED and day not in self._days:
+                    break
+                await self._read_day(day, ended=day < today)
+            self._days = {day: entries for day, entries in self._days.items() if day > today - KEPT_DAYS}
+        found = dict.fromkeys(entry for entries in self._days.values() for entry in entries if entry is not None)
+        found |= dict.fromkeys(self._recent)
+        return sorted(found, key=lambda entry: -entry.at)[:MAX_LISTED]
+
+    async def _read_day(self, day: int, *, ended: bool) -> None:
+        """Read the entries of a day that are not known; entries never change, and no entry is added to an ended day."""
+        if day in self._ended:
+            return
+        known = self._days.setdefault(day, [])
+        end = await self._find_end(day)
+        keys = [(f"{day}", f"{place}") for place in range(len(known), end)]
+        known += [read_entry(data) for data in await self._stored.read_many(keys)]
+        if ended:
+            self._ended.add(day)
+
+    async def find_last(self, policy: str, key: Key, action: str) -> AuditEntry | None:
+        """Return the latest entry about a key."""
+        wanted = (action, policy, key)
+        return next((entry for entry in await self.read() if (entry.action, entry.policy, entry.key) == wanted), None)
+
+
+def read_entry(data: bytes | None) -> AuditEntry | None:
+    """Read an entry; None if it is not what `AuditLog` writes."""
+    try:
+        values: list[Any] = json.loads(data or b"")
+        entry = AuditEntry(*values)
+    except (ValueError, TypeError):
+        return None
+    return entry if isinstance(entry.key, str) else entry._replace(key=tuple(entry.key))
+
+
+def describe_entry(entry: AuditEntry) -> dict[str, Any]:
+    """Describe an entry for everybody who may see the dashboard: without its address, which only /v1/audit shows."""
+    return {name: value for name, value in entry._asdict().items() if name != "address"}

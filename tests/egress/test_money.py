@@ -1,0 +1,96 @@
+"""Money and pools: what callers spend, ceilings of callers, and the member of a pool that sends a call."""
+
+import json
+
+import pytest
+
+from tests.egress.harness import TOKEN, running, settled
+from tests.outbound.server import QuotaServer, as_json
+
+PRICES = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 10}}}
+USAGE = {"usage": {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}}
+CONTENT = {"model": "m", "max_tokens": 500, "messages": []}
+COST = 100 * 1 + 50 * 10  # micros
+OTHER = "token-of-another-9999"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with QuotaServer() as server:
+        yield server
+
+
+@pytest.fixture
+def upstream(server):
+    server.requests.clear()
+    server.respond = lambda _request: as_json(USAGE)
+    return server
+
+
+async def post(gateway, token=TOKEN):
+    headers = {"Authorization": f"Bearer {token}", "X-Tidegate-Timeout": "0"}
+    return await gateway.send("POST", "/up/v1/chat/completions", json=CONTENT, headers=headers)
+
+
+async def test_what_a_caller_spends_is_shown(upstream):
+    settings = {"callers": {"a": {"token": TOKEN}}}
+    async with running(
+        upstream.url, settings, profile="openai", price=PRICES, limits=["100/1m", "1/day unit=usd"]
+    ) as gateway:
+        for _ in range(3):
+            status, headers, _ = await post(gateway)
+            assert (status, "usd_micros=" in headers["X-Tidegate-Cost"]) == (200, True)
+        await settled(lambda: gateway.gateway.stats.counts("a", "up").active == 0)
+        assert gateway.gateway.describe()["rows"][0]["cost_micros"] == 3 * COST
+
+
+async def test_a_callers_own_budget_of_money_holds(upstream):
+    budget = {"token": TOKEN, "limits": ["12_000/day unit=usd_micros"]}
+    settings = {"callers": {"a": budget, "b": {"token": OTHER}}}
+    fields = {"profile": "openai", "price": PRICES, "limits": ["1000/1m", "1/day unit=usd"]}
+    async with running(upstream.url, settings, **fields) as gateway:
+        statuses = [(await post(gateway))[0] for _ in range(20)]
+        allowed = statuses.count(200)
+        # 5,0xx micros are reserved for a call that costs 600 in the end.
+        assert statuses == [200] * allowed + [429] * (20 - allowed)
+        assert 10 <= allowed <= 13
+        assert (await post(gateway, OTHER))[0] == 200
+
+
+async def test_each_caller_is_a_team_of_the_providers_ceilings(upstream):
+    settings = {"callers": {"a": {"token": TOKEN}, "b": {"token": OTHER}}}
+    spend = [{"limit": 0.006, "period": "day", "unit": "usd", "per": "team"}]
+    async with running(
+        upstream.url, settings, profile="openai", price=PRICES, limits=["100/1m"], spend=spend
+    ) as gateway:
+        statuses = [(await post(gateway))[0] for _ in range(4)]
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+        assert (await post(gateway, OTHER))[0] == 200
+
+
+async def test_a_pool_sends_with_the_member_that_has_room(upstream):
+    members = [{"name": f"m{number}", "api_key": f"key-{number}", "limits": ["2/1h"]} for number in (1, 2)]
+    fields = {"pool": {"members": members}, "key": {"header": "Authorization", "prefix": "Bearer"}, "limits": ["2/1h"]}
+    async with running(upstream.url, {"callers": {"a": {"token": TOKEN}}}, **fields) as gateway:
+        found = [await post(gateway) for _ in range(5)]
+        assert [status for status, *_ in found] == [200, 200, 200, 200, 429]
+        assert [headers.get("X-Tidegate-Member") for _, headers, _ in found] == ["m1", "m1", "m2", "m2", None]
+        assert json.loads(found[-1][2])["status"] == 429
+    keys = [request.headers["authorization"] for request in upstream.requests]
+    assert keys == ["Bearer key-1", "Bearer key-1", "Bearer key-2", "Bearer key-2"]
+    assert TOKEN not in str(upstream.requests)
+
+
+async def test_a_member_may_have_a_url_of_its_own(upstream):
+    members = [
+        {"name": "here", "api_key": "key-1", "limits": ["1/1h"]},
+        {"name": "there", "api_key": "key-2", "limits": ["1/1h"], "url": upstream.url + "/region"},
+    ]
+    fields = {"pool": {"members": members}, "key": {"header": "X-Api-Key"}, "limits": ["1/1h"]}
+    async with running(upstream.url, **fields) as gateway:
+        for member in ("here", "there"):
+            status, headers, _ = await gateway.get("/up/v1/x?a=b", headers={"X-Api-Key": "dummy"})
+            assert (status, headers["X-Tidegate-Member"]) == (200, member)
+    assert [request.path for request in upstream.requests] == ["/v1/x?a=b", "/region/v1/x?a=b"]
+    assert [request.headers["x-api-key"] for request in upstream.requests] == ["key-1", "key-2"]

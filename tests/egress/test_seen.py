@@ -1,0 +1,84 @@
+"""What can be seen: metrics, the overview, the access log and OpenTelemetry spans."""
+
+import json
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.egress.harness import running
+from tests.outbound.server import Answer, QuotaServer, as_json
+from tidegate.egress.tracing import Tracing
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with QuotaServer() as server:
+        yield server
+
+
+@pytest.fixture
+def upstream(server):
+    server.requests.clear()
+    server.respond = lambda request: as_json({"path": request.path})
+    return server
+
+
+async def test_metrics_count_by_caller_and_provider(upstream):
+    async with running(upstream.url, limits=["2/1h"]) as gateway:
+        for _ in range(3):
+            await gateway.get("/up/x", headers={"X-Tidegate-Timeout": "0"})
+        status, headers, body = await gateway.get("/metrics")
+        assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        lines = body.decode().splitlines()
+        labels = '{caller="local",provider="up"}'
+        assert f"tidegate_egress_requests_total{labels} 2" in lines
+        assert f"tidegate_egress_denied_total{labels} 1" in lines
+        assert f"tidegate_egress_active{labels} 0" in lines
+        assert f"tidegate_egress_first_byte_seconds_count{labels} 2" in lines
+        overview = json.loads((await gateway.get("/v1/overview"))[2])["panels"]["egress"]
+        assert overview["counts"]["sent"] == 2
+        assert overview["rows"][0]["requests"] == 2
+
+
+async def test_the_access_log_has_one_line_for_each_call_without_its_query(upstream, tmp_path):
+    file = tmp_path / "access.log"
+    upstream.respond = lambda _request: as_json({"usage": {"prompt_tokens": 3, "completion_tokens": 4}})
+    settings = {"access_log": str(file)}
+    async with running(upstream.url, settings, profile="openai", limits=["5/1m", "9000/1m unit=tokens"]) as gateway:
+        await gateway.send("POST", "/up/v1/chat/completions?secret=1", json={"model": "m", "max_tokens": 9})
+        await gateway.get("/healthz")
+    (line,) = [json.loads(line) for line in file.read_text().splitlines()]
+    assert (line["caller"], line["provider"], line["method"], line["status"]) == ("local", "up", "POST", 200)
+    assert line["path"] == "/v1/chat/completions"
+    assert line["used"] == {"input": 3, "output": 4}
+    assert line["reserved"]["requests"] == 1
+    assert line["attempts"] == 1
+    assert line["first_byte"] <= line["duration"]
+
+
+async def test_the_traceparent_is_passed_on_unchanged_without_telemetry(upstream):
+    async with running(upstream.url) as gateway:
+        await gateway.get("/up/x", headers={"traceparent": PARENT})
+    assert upstream.requests[0].headers["traceparent"] == PARENT
+
+
+async def test_a_span_is_the_child_of_the_caller_and_the_parent_of_the_provider(upstream):
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    upstream.respond = lambda _request: Answer(503, (), (b"",))
+    async with running(upstream.url, {"telemetry": True}) as gateway:
+        gateway.gateway.use_tracing(Tracing(provider.get_tracer("test")))
+        await gateway.get("/up/v1/x?key=secret", headers={"traceparent": PARENT})
+    (span,) = exporter.get_finished_spans()
+    assert f"{span.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert f"{span.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert upstream.requests[0].headers["traceparent"].split("-")[2] == f"{span.context.span_id:016x}"
+    assert span.attributes["tidegate.provider"] == "up"
+    assert span.attributes["http.response.status_code"] == 503
+    assert not span.status.is_ok
+    assert "secret" not in str(span.to_json())

@@ -1,0 +1,240 @@
+"""The history of a day: its tiers, its bounds, its episodes of denials, and how it outlives the process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.service.harness import START, InProcessService
+from tidegate.service.dashboard import denied_keys, history
+from tidegate.service.dashboard.denied_keys import DeniedKeys
+from tidegate.service.dashboard.history import MAX_POLICIES, MAX_TOP_CHARACTERS, DecisionHistory
+from tidegate.service.dashboard.recent_denials import describe_recent, last_episode
+from tidegate.service.dashboard.stored_history import StoredHistory, decode_minute, encode_minute
+from tidegate.service.decisions.stats import Stats
+from tidegate.stores.sqlite import SQLiteStore
+from tidegate.testing import ManualClock
+
+SECOND = 1_000_000
+
+
+class Source:
+    """Counters that a test sets."""
+
+    def __init__(self):
+        self.stats = Stats()
+        self.top = []
+        self.lost = False
+
+    def totals(self):
+        return self.stats
+
+    def waiting_by_policy(self):
+        return {}
+
+    def top_denied(self):
+        return self.top
+
+    def store_lost(self):
+        return self.lost
+
+    def add(self, policy, admitted, denied):
+        self.stats.count(policy).allowed += admitted
+        self.stats.count(policy).denied += denied
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(start=START)
+
+
+@pytest.fixture
+def source():
+    return Source()
+
+
+@pytest.fixture
+def recorded(source, clock):
+    return DecisionHistory(source, clock)
+
+
+def run(recorded, clock, seconds, step=1):
+    for _ in range(0, seconds, step):
+        clock.advance(step)
+        recorded.sample()
+
+
+def row(key, denied, policy="login"):
+    return {"policy": policy, "key": key, "limits": ["1m"], "denied": denied, "this_minute": 0, "last_at": 0}
+
+
+# ---- tiers and bounds ------------------------------------------------------------------------------------------------
+
+
+def test_each_tier_has_the_calls_of_its_steps(recorded, source, clock):
+    for _ in range(120):
+        source.add("api", 2, 1)
+        run(recorded, clock, 1)
+    seconds, tens, minutes = recorded.tiers
+    assert seconds.policies["api"].admitted.last(3) == [2, 2, 2]
+    assert set(tens.policies["api"].admitted.last(10)) == {20}
+    assert sum(minutes.total.denied.values) == 60 * minutes.steps
+    assert minutes.steps == 2
+
+
+def test_a_day_of_many_policies_is_bounded_in_memory(recorded, source, clock):
+    for number in range(MAX_POLICIES + 50):
+        source.add(f"policy-{number}", 10**9, 10**9)
+    clock.advance(2 * 86_400)
+    recorded.sample()
+    for minute in range(1500):
+        recorded.add_top(minute, [row("x" * 1000 + f"{minute}-{number}", 5) for number in range(40)])
+    assert [tier.steps for tier in recorded.tiers] == [length for _, length in history.TIERS]
+    assert len(recorded.minutes.policies) == MAX_POLICIES
+    assert recorded.byte_size < 6_000_000
+    assert sum(len(each["key"]) for _, rows in recorded.tops for each in rows) <= MAX_TOP_CHARACTERS
+
+
+def test_a_lost_store_is_part_of_the_history(recorded, source, clock):
+    run(recorded, clock, 2)
+    source.lost = True
+    run(recorded, clock, 2)
+    source.lost = False
+    run(recorded, clock, 1)
+    assert recorded.seconds.state.last(5) == [1, 1, 3, 3, 1]
+
+
+def test_a_copy_continues_in_another_process(recorded, source, clock):
+    source.add("api", 5, 5)
+    source.top = [row("bad", 5)]
+    recorded.add_mark("rules", "api: 1/1m → 2/1m")
+    run(recorded, clock, 70)
+    other = DecisionHistory(source, clock)
+    other.restore(DecisionHistory.read_dump(recorded.dump()))
+    run(other, clock, 1)
+    assert other.seconds.steps == 71
+    assert sum(other.seconds.policies["api"].admitted.values) == 5
+    assert other.top_since(300)[0]["key"] == "bad"
+    assert other.marks[0].text == "api: 1/1m → 2/1m"
+
+
+# ---- episodes --------------------------------------------------------------------------------------------------------
+
+
+def test_the_start_of_an_episode_is_found(recorded, source, clock):
+    for second in range(400):
+        source.add("api", 10, 10 if second >= 200 else 0)
+        run(recorded, clock, 1)
+    found = describe_recent(recorded)
+    assert (found["admitted"], found["denied"]) == (600, 600)
+    assert abs(found["since"] - (START + 200) * 1000) <= 1000
+
+
+def test_the_start_of_a_long_episode_is_found_in_a_coarser_tier(recorded, source, clock):
+    for minute in range(180):
+        for _ in range(6):
+            source.add("api", 10, 10 if minute >= 60 else 0)
+            run(recorded, clock, 10, step=10)
+    assert abs(describe_recent(recorded)["since"] - (START + 3600) * 1000) <= 120_000
+
+
+def test_what_is_usual_is_the_median_of_the_day_without_the_last_minutes(recorded, source, clock):
+    for minute in range(60):
+        source.add("api", 90, 10 if minute < 56 else 900)
+        run(recorded, clock, 60, step=60)
+    assert describe_recent(recorded)["usual"] == 0.1
+
+
+def test_a_short_pause_does_not_end_an_episode():
+    assert last_episode([0, 9, 9, 0], [5, 0, 0, 5], 0.5, 3) == 4
+    assert last_episode([0, 9, 9, 0], [5, 0, 0, 5], 0.5, 1) == 1
+    assert last_episode([9, 9], [0, 0], 0.5, 2) == 0
+
+
+# ---- denied keys -----------------------------------------------------------------------------------------------------
+
+
+def test_the_most_denied_keys_of_the_last_minute():
+    keys = DeniedKeys()
+    start = START * SECOND
+    for second in range(30):
+        for _ in range(3):
+            keys.record("login", "attacker", ("1m",), start + second * SECOND)
+        keys.record("login", f"other-{second}", ("1m",), start + second * SECOND)
+    now = start + 30 * SECOND
+    first, second, *_ = keys.top(now, 0)
+    assert (first.key, first.denied, first.limits, second.denied) == ("attacker", 90, ("1m",), 1)
+    assert keys.count_by_policy(now) == {"login": (120, 31)}
+    assert keys.top(start + 100 * SECOND, 0) == []
+    assert keys.count_by_policy(start + 100 * SECOND) == {}
+
+
+def test_a_flood_of_different_keys_does_not_hide_the_most_denied_one():
+    keys = DeniedKeys()
+    for number in range(20 * denied_keys.MAX_SLOT_KEYS):
+        keys.record("login", f"random-{number}", ("1m",), START * SECOND)
+        if number % 10 == 0:
+            keys.record("login", "attacker", ("1m",), START * SECOND)
+    top = keys.top(START * SECOND, 0)
+    assert (top[0].key, top[0].denied) == ("attacker", 2 * denied_keys.MAX_SLOT_KEYS)
+    assert len(keys._counts) <= denied_keys.MAX_SLOT_KEYS  # noqa: SLF001 - the bound
+    assert len(keys._last) <= denied_keys.MAX_SLOT_KEYS  # noqa: SLF001 - as above
+    total, _ = keys.count_by_policy(START * SECOND)["login"]
+    assert total == 22 * denied_keys.MAX_SLOT_KEYS
+
+
+async def test_a_shadow_denial_is_not_counted():
+    async with InProcessService(policies={"trial": {"limits": "1/1m", "mode": "shadow"}}) as site:
+        for _ in range(3):
+            await site.post("acquire", {"policy": "trial", "key": "a"})
+        data = (await site.http.get("/v1/overview")).json()
+        assert (data["recent"]["keys"], len(data["denials"])) == ([], 2)
+
+
+# ---- in the store ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_history_outlives_the_process_where_the_store_does(tmp_path, source, clock):
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    recorded = DecisionHistory(source, clock)
+    stored = StoredHistory(store, recorded, "host:8080")
+    for minute in range(5):
+        source.add("api", 10 * minute, minute)
+        source.top = [row(["tenant", "user"], minute + 1)]
+        if minute == 3:
+            recorded.add_mark("rules", "api: 1/1m → 2/1m")
+        clock.advance(60)
+        assert await stored.write()
+        assert not await stored.write()  # once
+    clock.advance(120)  # the service is down for two minutes
+    after = DecisionHistory(Source(), clock)
+    restored = StoredHistory(store, after, "host:8080")
+    clock.advance(60)
+    after.sample()
+    assert await restored.restore() == 5
+    minutes = after.minutes
+    assert list(minutes.policies["api"].admitted.values) == [0, 10, 20, 30, 40, 0, 0, 0]
+    assert list(minutes.total.denied.values) == [0, 1, 2, 3, 4, 0, 0, 0]
+    assert list(minutes.state.values) == [1, 1, 1, 1, 1, 0, 0, 1]
+    assert [mark.text for mark in after.marks] == ["api: 1/1m → 2/1m"]
+    assert after.top_since(86_400)[0]["denied"] == 15
+    other = DecisionHistory(Source(), clock)
+    assert await StoredHistory(store, other, "other:8080").restore() == 0
+    store.close()
+
+
+async def test_a_minute_of_many_policies_fits(recorded, source, clock):
+    for number in range(MAX_POLICIES):
+        source.add(f"a-policy-with-a-long-name-that-does-not-compress-{number * 7919}", number, number)
+    source.top = [row("k" * 1000, 9), row("short", 8)]
+    run(recorded, clock, 60, step=60)
+    fields = decode_minute(encode_minute(recorded))
+    assert fields["total"][:2] == [sum(range(MAX_POLICIES))] * 2
+    assert len(fields["policies"]) > 20
+    assert [each["key"] for each in fields["top"]] == ["short"]
+
+
+@pytest.mark.parametrize("data", [None, b"", b"x", b"\x78\x9c", json.dumps({"total": [1]}).encode()])
+def test_an_invalid_minute_is_ignored(data):
+    assert decode_minute(data) is None
