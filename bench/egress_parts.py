@@ -23,6 +23,11 @@ from tidegate.outbound import AsyncGate, Providers
 
 HOP_BY_HOP = frozenset(("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"))
 EVENT = b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
+CHAT = json.dumps({
+    "id": "chatcmpl-1", "object": "chat.completion", "created": 1_741_569_952, "model": "fake",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * 100}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42},
+}).encode()  # fmt: skip
 SMALL = json.dumps({"answer": "x" * 180}).encode()
 
 
@@ -31,6 +36,9 @@ async def provide(request: web.BaseRequest) -> web.StreamResponse:
     if request.path == "/small":
         await request.read()
         return web.Response(body=SMALL, content_type="application/json")
+    if request.path == "/v1/chat/completions":
+        await request.read()
+        return web.Response(body=CHAT, content_type="application/json")
     chunks, pause = int(request.query.get("chunks", "20")), float(request.query.get("pause", "0"))
     await request.read()
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -67,7 +67,7 @@ class Simulation:
         self.clock, self.random = ManualClock(START), random.Random(seed)
         self.store = MemoryStore(clock=self.clock)
         limits = [f"{requests}/1m", f"{tokens}/1m unit=tokens name=tpm"]
-        self.known = Providers.of({"domain": "llm.test", "limits": limits, "profile": profile, "strict": True})
+        self.known = self.providers(limits, profile)
         self.tokens, self.requests = Window(tokens), Window(requests)
         self.events, self.order = [], count()
         self.gates = [self.open_gate() for _ in range(processes)]
@@ -77,6 +77,9 @@ class Simulation:
         self.running = set()  # answers that are being produced
         for agent in range(agents):
             self.at(self.random.random() * PERIOD, partial(self.call, agent % processes, 0))
+
+    def providers(self, limits, profile):
+        return Providers.of({"domain": "llm.test", "limits": limits, "profile": profile, "strict": True})
 
     def open_gate(self):
         return Gate(self.known, self.store, timeout=0, tokenizer=lambda _text: INPUT)
@@ -120,8 +123,8 @@ class Simulation:
         request = OutboundRequest("POST", URL, {}.get, lambda: raw, False, lambda _error: False, True)
         gate, sent = self.gates[process], []
 
-        def send(_provider, changed=None):
-            sent.append(json.loads(changed or raw))
+        def send(provider, changed=None):
+            sent.append({**json.loads(changed or raw), "member": provider.member})
 
         flow = gate.send_flow(request, send)
         try:
@@ -135,12 +138,15 @@ class Simulation:
                     break
                 step = flow.send(value)
         except Denied as denied:
-            self.refusals.append((self.now(), self.left()))
+            self.note_refusal(denied)
             wait = denied.decision.retry_after or 0.0
             self.at(min(max(wait, 1.0), 3.0) * (0.5 + self.random.random()), again)
             return
         delay = 0.01 + 0.05 * self.random.random()
         self.at(delay, partial(self.arrive, process, generation, flow, sent[0], again))
+
+    def note_refusal(self, _denied):
+        self.refusals.append((self.now(), self.left()))
 
     def left(self):
         """The share of the quota that is free: neither counted, nor needed by the answers that are being produced."""

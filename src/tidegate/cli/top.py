@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
+MEMBER_COLUMNS: Final = ("member", "state", "left", "refused", "cost")
 CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
 RATE_SECONDS: Final = 5
 CURVE_SECONDS: Final = 30
@@ -99,7 +100,14 @@ def describe(overview: dict[str, Any], rows: int) -> dict[str, Any]:
         "findings": overview.get("findings", []),
         "near": overview["near"][:rows],
         "denials": overview["denials"][:rows],
+        "pools": pool_members(overview)[:rows],
     }
+
+
+def pool_members(overview: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the members of pools; none if the service has no pools, or cannot read them."""
+    found = overview["panels"].get("pools", [])
+    return found if isinstance(found, list) else []
 
 
 def busiest(overview: dict[str, Any]) -> list[dict[str, Any]]:
@@ -136,6 +144,8 @@ def draw(overview: dict[str, Any], url: str, output: Output, rows: int) -> list[
     wide = shutil.get_terminal_size().columns >= MIN_COLUMNS_FOR_CURVES
     lines = [draw_summary(overview, url, output), *draw_findings(overview, output), *draw_services(overview, output)]
     lines += ["", *draw_policies(overview, output, rows, wide=wide)]
+    if members := pool_members(overview)[:rows]:
+        lines += ["", *draw_members(members, output)]
     if overview["near"]:
         lines += ["", output.style("nearest to a limit", "bold"), *draw_nearest(overview["near"][:rows], output)]
     if overview["denials"]:
@@ -183,6 +193,18 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
     lines = [output.style(f"egress gateway on {panel['listen']}", "bold"), ""]
     lines += [output.style(format_row(EGRESS_COLUMNS, widths), "bold"), *(format_row(each, widths) for each in cells)]
     return lines if rows else [*lines, "no calls yet"]
+
+
+def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:
+    """Draw the members of pools: the room of the limit that is nearest to its end, refusals and cost."""
+    cells = []
+    for each in members:
+        nearest = max(each["limits"], key=lambda limit: limit["used"] / limit["quota"])
+        left = f"{nearest['remaining']:,} of {nearest['quota']:,} {nearest['unit']}"
+        name = output.clean(f"{each['pool']}/{each['member']}", 40)
+        cells.append((name, each["state"], left, f"{each['refused']:,}", f"{each['cost_micros'] / 1e6:,.2f}"))
+    widths = [max(len(row[i]) for row in (MEMBER_COLUMNS, *cells)) for i in range(len(MEMBER_COLUMNS))]
+    return [output.style(format_row(MEMBER_COLUMNS, widths), "bold"), *(format_row(each, widths) for each in cells)]
 
 
 def draw_services(overview: dict[str, Any], output: Output) -> list[str]:

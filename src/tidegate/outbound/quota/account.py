@@ -89,6 +89,7 @@ class Account:
         self._lock = fork_safe(threading.RLock())
         self.last_used: int = self.clock.steady()  # when it was last used
         self.refused: int = 0  # responses with status 429 or 503
+        self.spent: int = 0  # what its calls cost, in micros, in this process
         self._rejected: Provider | None = None  # whose key the provider rejected
         self._provider_charges = ProviderCharges()
         self._set_provider(provider)

@@ -125,15 +125,20 @@ class Charge:
         reservation.costs = tuple(old - less for old, less in zip(reservation.costs, costs, strict=True))
         return parts
 
-    def record_spending(self, final: Mapping[str, int] | None = None, topped_up: int = 0) -> None:
-        """Record what the call has cost: its usage by unit, or what was reserved for it if that is unknown."""
-        if self.spending is None or self.label is None:
-            return
+    def record_spending(self, final: Mapping[str, int] | None = None, topped_up: int = 0) -> int:
+        """Record what the call has cost: its usage by unit, or what was reserved for it if that is unknown.
+
+        Returns the amount, in micros.
+        """
+        if self.label is None:
+            return 0
         source, member, model, team, tag, unit, money = self.label
         reserved = money + topped_up
         amount = reserved if final is None else final.get(unit, reserved)
         over = max(0, amount - reserved)
-        self.spending.record(source, unit, amount, over, member=member, model=model, team=team, tag=tag)
+        if self.spending is not None:
+            self.spending.record(source, unit, amount, over, member=member, model=model, team=team, tag=tag)
+        return amount
 
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead (None: keep the estimate)."""

@@ -78,7 +78,7 @@ class GateResponses(GateAccounts):
             if call.unreached(error):
                 yield from suppress_errors_flow(charge.cancel)
             else:
-                charge.record_spending()
+                account.spent += charge.record_spending()
                 yield from complete_flow(account.recharge_if_late_flow(charge), suppress_errors_flow(charge.commit))
             raise
         finally:

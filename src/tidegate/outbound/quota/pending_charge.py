@@ -110,9 +110,14 @@ class _PendingCharge:
         except (ConfigError, StoreUnavailable, GeneratorExit):
             raise
         except BaseException:  # the task was cancelled: the store makes the correction all the same
-            charge.record_spending(spent)
+            self._record(charge, spent)
             raise
-        charge.record_spending(spent)
+        self._record(charge, spent)
+
+    def _record(self, charge: Charge, spent: Mapping[str, int] | None) -> None:
+        amount = charge.record_spending(spent)
+        if self.account is not None:
+            self.account.spent += amount
 
     def _cancel_flow(self) -> CallFlow[None]:
         """Return the permits of a request that was not sent."""

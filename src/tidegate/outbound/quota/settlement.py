@@ -204,7 +204,7 @@ class PendingSettlement:
         self._learn()
         final = self.charged_units = self._final_units(self._with_money(used))
         extended = self._reserved - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
-        self.charge.record_spending(final, self._extra_money(extended))
+        self.account.spent += self.charge.record_spending(final, self._extra_money(extended))
         units = self.charge.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
         if not known:

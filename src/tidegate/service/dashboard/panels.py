@@ -1,6 +1,7 @@
 """Panels of other components on the dashboard. A panel is a function that is called once a second while a page is open.
 
     app.panels["sources"] = sources_panel(service)     # a tidegate.outbound.sources.SourceRunner
+    app.panels["pools"] = pools_panel(gate)            # the members of providers with a pool
     app.panels["budgets"] = budget_panel(budget, …)    # one or more TaskBudget
     app.panels["swarm"] = swarm_panel(bus, secret)     # the agents on a bus
     app.panels["bus"] = bus_panel(bus, url)            # the state of a bus, with or without a swarm
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from tidegate.budget import TaskBudget
     from tidegate.bus import Bus, Event
     from tidegate.core import Limit
+    from tidegate.outbound.providers.pool import Member
+    from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources import SourceRunner
 
     Panel = Callable[[], Awaitable[object] | object]
@@ -52,7 +56,7 @@ def sources_panel(service: SourceRunner) -> Panel:
         gate = service.gate
         now = service.now()
         for provider in list(gate.providers)[:MAX_ROWS]:
-            if not provider.per:
+            if not provider.per and provider.pool is None:
                 gate.open_account(provider, provider.domain)  # so that it is shown before its first request
         accounts = gate.accounts[:MAX_ROWS]
         return {
@@ -75,6 +79,27 @@ async def _describe_account(account: Account) -> dict[str, Any]:
         "frozen_for": account.store.frozen_for(account.provider.policy.name) / SECOND,
         "limits": [{"name": name, "text": format_limit(limit), **amount._asdict()} for limit, (name, amount) in limits],
     }
+
+
+def pools_panel(gate: AsyncGate) -> Panel:
+    """Return a panel of the members of pools: their room, refusals and cost in this process."""
+
+    async def read() -> list[dict[str, Any]]:
+        pools = [provider for provider in gate.providers if provider.pool is not None]
+        members = [(provider, member) for provider in pools if provider.pool for member in provider.pool.members]
+        return [await _describe_member(gate, provider, member) for provider, member in members[:MAX_ROWS]]
+
+    return read
+
+
+async def _describe_member(gate: AsyncGate, provider: Provider, member: Member) -> dict[str, Any]:
+    own = member.provider
+    account = gate.open_account(own, (own.domain, f"member={member.name}"))
+    described = await _describe_account(account)
+    paused = described["frozen_for"]
+    state = "drained" if member.drained else "key rejected" if account.key_rejected else "paused" if paused else "ready"
+    figures = {"pool": provider.name, "member": member.name, "state": state, "refused": account.refused}
+    return {**figures, "cost_micros": account.spent, "frozen_for": paused, "limits": described["limits"]}
 
 
 def format_limit(limit: Limit) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.egress.gateway import EgressGateway
     from tidegate.observe.text_format import Family
     from tidegate.outbound.providers.registry import Permissions, Providers
+    from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources import SourceRunner
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
@@ -122,6 +123,7 @@ class Components:
         self.app.decider.open_providers(gate)
         if gate.bus is not None:
             self.app.checks.append(bus_check(gate.bus))
+        self._add_pools(gate)
 
     async def _open_sources(self) -> None:
         from tidegate.outbound.sources import SourceRunner  # noqa: PLC0415 - needs httpx
@@ -139,9 +141,17 @@ class Components:
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
         self.app.decider.open_providers(self.sources.gate)
+        self._add_pools(self.sources.gate)
         if self.sources.gate.bus is not None:
             self._add_bus(self.sources.gate.bus, str(settings.bus))
         self.app.panels["sources"] = sources_panel(self.sources)
+
+    def _add_pools(self, gate: AsyncGate) -> None:
+        """Show the members of pools, if a provider has one."""
+        from tidegate.service.dashboard.panels import pools_panel  # noqa: PLC0415 - loads the dependencies of the components
+
+        if any(provider.pool is not None for provider in gate.providers):
+            self.app.panels["pools"] = pools_panel(gate)
 
     async def _open_egress(self) -> None:
         """Run the egress gateway in this process; its calls use the gate of the sources."""

@@ -61,6 +61,20 @@ export const COMPONENT_PANELS = {
       ],
     }],
   },
+  pools: {
+    title: "Pools",
+    tables: [{
+      rows: (members) => members.flatMap((member) => member.limits.map((limit, index) => ({ member, index, limit }))),
+      columns: [
+        ["Member", ({ member, index }) => name(index ? "" : `${member.pool}/${member.member}`)],
+        ["Limit", ({ limit }) => limit.text, "hide-on-phone"],
+        ["Used", ({ limit }) => meter(limit.used, limit.quota)],
+        ["State", ({ member, index }) => (index ? "" : text(member.state, { state: member.state === "ready" ? "" : "warn" }))],
+        ["Refused", ({ member, index }) => (index ? "" : count(member.refused)), "num"],
+        ["Cost", ({ member, index }) => (index ? "" : (member.cost_micros / 1e6).toFixed(2)), "num"],
+      ],
+    }],
+  },
   egress: {
     title: "Calls through the gateway",
     note: (panel) => panel.listen,

@@ -1,0 +1,93 @@
+"""Short form of bench/egress_proof.py: a provider with a hidden limit refuses nothing, whatever happens to gateways."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import aiohttp
+
+from tests.outbound.server import QuotaServer
+from tests.servers.process import free_port, until
+from tests.servers.valkey import ValkeyServer
+
+LIMIT, PERIOD = 30, 3
+
+
+class GatewayProcess:
+    """A gateway that can be killed and started again."""
+
+    def __init__(self, folder, upstream, store):
+        self.port = free_port()
+        self._folder = folder
+        self.process = None
+        provider = {"domain": "127.0.0.1", "name": "up", "limits": [f"{LIMIT}/{PERIOD}s"]}
+        (folder / "up.yaml").write_text(json.dumps(provider))
+        settings = {"store": store, "providers": ["up.yaml"], "upstreams": {"up": upstream.url}, "timeout": "2m"}
+        (folder / "egress.yaml").write_text(json.dumps({**settings, "allow_private": ["127.0.0.1"]}))
+
+    def start(self):
+        command = [sys.executable, "-m", "tidegate", "egress", "egress.yaml", "--listen", f"127.0.0.1:{self.port}"]
+        self.process = subprocess.Popen(command, cwd=self._folder, stdout=subprocess.DEVNULL)
+        until(self._listens, "the gateway", 60)
+
+    def _listens(self):
+        with socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def gateways(folder, upstream, store, count):
+    found = [GatewayProcess(folder, upstream, store) for _ in range(count)]
+    try:
+        for each in found:
+            each.start()
+        yield found
+    finally:
+        for each in found:
+            if each.process is not None:
+                each.kill()
+
+
+async def send(ports, calls, connections=40):
+    """Send calls until so many were answered with 200; a gateway that is killed is asked again."""
+    answered = []
+
+    async def worker(session, number):
+        while len(answered) < calls:
+            try:
+                async with session.get(f"http://127.0.0.1:{ports[number % len(ports)]}/up/x") as response:
+                    if response.status == 200:
+                        answered.append(1)
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.05)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(worker(session, number) for number in range(connections)))
+    return len(answered)
+
+
+async def test_a_gateway_that_is_killed_exceeds_nothing(tmp_path):
+    with QuotaServer(LIMIT, PERIOD) as upstream, gateways(tmp_path, upstream, "sqlite:///quota.db", 1) as (gateway,):
+        running = asyncio.create_task(send([gateway.port], 2 * LIMIT))
+        while len(upstream.requests) < LIMIT:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(gateway.kill)
+        await asyncio.to_thread(gateway.start)
+        assert await running >= 2 * LIMIT
+        assert upstream.statuses[429] == 0
+        assert upstream.most_within(PERIOD) <= LIMIT
+
+
+async def test_two_gateways_on_one_server_share_the_quota(tmp_path):
+    with ValkeyServer() as store, QuotaServer(LIMIT, PERIOD) as upstream:
+        with gateways(tmp_path, upstream, f"{store.url}?timeout=5", 2) as found:
+            assert await send([each.port for each in found], 2 * LIMIT) >= 2 * LIMIT
+        assert upstream.statuses[429] == 0
+        assert upstream.most_within(PERIOD) <= LIMIT

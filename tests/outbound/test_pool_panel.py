@@ -1,0 +1,51 @@
+"""The members of a pool on the dashboard and in `tidegate top`: room, state, refusals and cost."""
+
+import httpx
+
+from tidegate.cli.output import Output
+from tidegate.cli.top import draw_members, pool_members
+from tidegate.outbound import Providers
+from tidegate.outbound.httpx import AsyncRateLimitTransport
+from tidegate.service.dashboard.panels import pools_panel
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+KEY = {"header": "X-Key"}
+PRICES = {"date": "2026-11-01", "models": {"m": {"input": 1_000, "output": 5_000}}}
+STATUSES = {"key-a": 429, "key-b": 401}
+
+
+async def test_each_member_has_its_room_state_refusals_and_cost():
+    members = [{"name": name, "api_key": f"key-{name}"} for name in "abc"]
+    members.append({"name": "d", "api_key": "key-d", "drain": True})
+    settings = {"domain": "api.test", "name": "models", "profile": "openai", "limits": ["5/1m"], "key": KEY}
+    known = Providers.of({**settings, "price": PRICES, "pool": {"members": members}})
+
+    def handle(request):
+        status = STATUSES.get(request.headers["x-key"], 200)
+        usage = {"prompt_tokens": 100, "completion_tokens": 30}
+        return httpx.Response(status, json={"usage": usage}, headers={"retry-after": "30"})
+
+    store = MemoryStore(clock=ManualClock(1_767_225_600))
+    transport = AsyncRateLimitTransport(known, store, httpx.MockTransport(handle), timeout=0)
+    async with httpx.AsyncClient(transport=transport) as client:
+        for _ in range(2):
+            await client.post("https://api.test/v1/chat/completions", json={"model": "m", "max_tokens": 50})
+        rows = await pools_panel(transport.gate)()
+    found = {row["member"]: (row["state"], row["refused"], row["cost_micros"]) for row in rows}
+    assert found == {
+        "a": ("paused", 1, 0),
+        "b": ("key rejected", 0, 0),
+        "c": ("ready", 0, 500_000),
+        "d": ("drained", 0, 0),
+    }
+    assert [row["limits"][0]["used"] for row in rows[1:]] == [0, 2, 0]
+    assert rows[0]["frozen_for"] == 30.0
+    lines = draw_members(pool_members({"panels": {"pools": rows}}), Output())
+    assert lines[0].split() == ["member", "state", "left", "refused", "cost"]
+    assert lines[3].split() == ["models/c", "ready", "3", "of", "5", "requests", "0", "0.50"]
+
+
+def test_a_panel_that_failed_shows_no_members():
+    assert pool_members({"panels": {"pools": {"error": "the store is unavailable"}}}) == []
+    assert pool_members({"panels": {}}) == []

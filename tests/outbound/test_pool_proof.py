@@ -1,0 +1,62 @@
+"""A pool and a ceiling of money in virtual time: 200 agents, 5 keys, `max_tokens` 64,000, strict calls, $25 per day."""
+
+from functools import partial
+
+from tests.outbound.virtual_pool import PoolSimulation
+
+USABLE_MONEY = 0.97
+USABLE_QUOTAS = 0.95
+LEFT = 0.03
+DEAR = (1, 4)  # dollars per million tokens of input and output: the ceiling is reached within two minutes
+CHEAP = (0.001, 0.004)
+
+
+def check_nothing_is_exceeded(world):
+    assert world.spent <= world.ceiling
+    assert world.most_charged <= world.ceiling
+    for windows in (world.tokens_of, world.requests_of):
+        assert all(window.most <= window.quota for window in windows.values())
+    assert sum(gate.metrics()["overrun"] for gate in world.gates) == 0
+
+
+def spend_a_day(world, seconds=100):
+    """Let the agents spend the money of a day; returns the used share."""
+    world.next_day()
+    world.run(world.now() + seconds)
+    return world.spent / world.ceiling
+
+
+def test_the_money_of_a_day_is_used_and_never_exceeded():
+    world = PoolSimulation(DEAR, processes=4)
+    world.run(130)  # the first day: answers are learned
+    check_nothing_is_exceeded(world)
+    used = spend_a_day(world)
+    check_nothing_is_exceeded(world)
+    assert used >= USABLE_MONEY
+    assert world.money_left
+    assert max(world.money_left) <= LEFT
+
+
+def test_the_same_while_processes_are_killed():
+    world = PoolSimulation(DEAR, processes=8, seed=2)
+    world.run(130)
+    world.next_day()
+    for number in range(5):
+        world.at(10 * number + 10 * world.random.random(), partial(world.kill, world.random.randrange(8)))
+    world.run(world.now() + 100)
+    check_nothing_is_exceeded(world)
+    assert world.spent / world.ceiling >= USABLE_MONEY
+    assert max(world.money_left) <= LEFT
+
+
+def test_the_quotas_of_all_keys_are_used():
+    world = PoolSimulation(CHEAP, processes=4)
+    world.run(100)
+    for window in world.tokens_of.values():
+        window.total = 0
+    world.refusals.clear()
+    world.run(world.now() + 60)
+    check_nothing_is_exceeded(world)
+    used = sum(window.total for window in world.tokens_of.values()) / world.tokens.quota
+    assert used >= USABLE_QUOTAS
+    assert max((left for _, left in world.refusals), default=0) <= LEFT
