@@ -119,14 +119,15 @@ def test_a_lost_store_comes_first_and_says_what_each_policy_does():
         {"name": name, "on_store_error": mode}
         for name, mode in zip("abcd", ("deny", "deny", "allow", "local"), strict=True)
     ]
-    data = overview(store=lost, policies=policies, recent=recent(0, 100, [("a", "k", 100)]))
+    data = overview(store=lost, policies=policies, recent=recent(0, 100, [("a", "k", 10)], {"a": (10, 1)}))
     store, denials = find_all(data)
     assert (store.level, store.text, store.since) == (BAD, "The store is unavailable: redis", SINCE)
     assert store.meaning == (
         "Until it is back: a and b deny every call; c admits every call, without limits; d decides with a local share "
         "of each limit."
     )
-    assert denials.kind == "denials"
+    assert denials.text == "Nearly all calls denied: mostly because the store is unavailable"
+    assert denials.key is None  # no key is to blame
 
 
 def test_a_refused_file_says_why_and_that_the_previous_policies_stay():

@@ -103,8 +103,9 @@ def find_denials(overview: Overview) -> Iterator[StatusFinding]:
     if denied < MIN_DENIED or share < max(MIN_SHARE, UNUSUAL_FACTOR * recent["usual"]):
         return
     detail, meaning, policy, key = describe_denied(recent)
-    if overview["store"]["lost"] and not detail:
-        detail = "by policies that deny without the store"
+    by_limits = sum(denials for denials, _ in recent["policies"].values())
+    if overview["store"]["lost"] and by_limits < denied / 2:
+        detail, meaning, policy, key = "mostly because the store is unavailable", "", None, None
     level = BAD if share >= BAD_SHARE else WARNING
     yield StatusFinding("denials", level, describe_share(share), detail, meaning, recent["since"], policy, key)
 

@@ -103,7 +103,7 @@ class Overview:
         now = self._clock.ns() // 1_000_000
         begin = read_integer(fields, "from", "milliseconds since 1970", now - HISTORY_SECONDS * 1000)
         end = read_integer(fields, "to", "milliseconds since 1970", now)
-        policy = fields.get("policy", [""])[-1].encode("latin-1").decode("utf-8", "replace")
+        policy = fields.get("policy", [""])[-1]
         self.history.sample()
         return json.dumps(self.describe_history(begin, end, policy), separators=(",", ":")).encode()
 
