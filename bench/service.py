@@ -1,10 +1,9 @@
-"""Compare the decision service with its HTTP server and an empty handler, in turns, in one run.
+"""Measure the decision service in process, and the memory that a million keys take.
 
-    python -m bench.service [--quick] [--only process|http|grpc|keys] [--json FILE]
+    python -m bench.service [--quick] [--only process|keys] [--json FILE]
 
-In process: microseconds per decision of the whole application, without a server. Over HTTP: wrk with 64 connections to
-one process each; the bare servers answer the same request with an empty handler. Batches hold 100 keys and are answered
-in full. Without wrk, nothing is measured over HTTP.
+In process: microseconds per decision of the whole ASGI application, without a server. Batches hold 100 keys. See
+bench/front.py for the network interfaces.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def make_runbook(parts: dict[str, Any]) -> str:
         lines += [f"## {part['title']}", ""]
         for alert, fields in part["alerts"].items():
             lines += [f"### {alert}", "", f"**Severity:** {fields['severity']}, after {fields['for']}.", ""]
-            for title, key in (("What it means", "means"), ("What to look at", "look"), ("What to do", "do")):
+            for title, key in (("What it means", "means"), ("What to check", "look"), ("What to do", "do")):
                 lines += [*wrap(f"**{title}.** {fields[key].strip()}", LINE_LENGTH, break_on_hyphens=False), ""]
     return "\n".join(lines).rstrip() + "\n"
 

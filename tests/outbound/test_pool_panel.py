@@ -32,15 +32,14 @@ async def test_each_member_has_its_room_state_refusals_and_cost():
         for _ in range(2):
             await client.post("https://api.test/v1/chat/completions", json={"model": "m", "max_tokens": 50})
         rows = await pools_panel(transport.gate)()
-    found = [
-        (row["member"], row["state"], row["refused"], row["limits"][0]["used"], row["cost_micros"]) for row in rows
-    ]
-    assert found == [
-        ("a", "paused", 1, 0, 0),
-        ("b", "key rejected", 0, 0, 0),
-        ("c", "ready", 0, 2, 500_000),
-        ("d", "drained", 0, 0, 0),
-    ]
+    found = {row["member"]: (row["state"], row["refused"], row["cost_micros"]) for row in rows}
+    assert found == {
+        "a": ("paused", 1, 0),
+        "b": ("key rejected", 0, 0),
+        "c": ("ready", 0, 500_000),
+        "d": ("drained", 0, 0),
+    }
+    assert [row["limits"][0]["used"] for row in rows[1:]] == [0, 2, 0]
     assert rows[0]["frozen_for"] == 30.0
     lines = draw_members(pool_members({"panels": {"pools": rows}}), Output())
     assert lines[0].split() == ["member", "state", "left", "refused", "cost"]

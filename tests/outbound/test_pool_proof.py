@@ -51,12 +51,12 @@ def test_the_same_while_processes_are_killed():
 
 def test_the_quotas_of_all_keys_are_used():
     world = PoolSimulation(CHEAP, processes=4)
-    world.run(150)
+    world.run(100)
     for window in world.tokens_of.values():
         window.total = 0
     world.refusals.clear()
-    world.run(world.now() + 120)
+    world.run(world.now() + 60)
     check_nothing_is_exceeded(world)
-    used = sum(window.total for window in world.tokens_of.values()) / world.tokens.quota / 2
+    used = sum(window.total for window in world.tokens_of.values()) / world.tokens.quota
     assert used >= USABLE_QUOTAS
     assert max((left for _, left in world.refusals), default=0) <= LEFT

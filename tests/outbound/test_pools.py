@@ -303,6 +303,12 @@ def test_permits_by_the_name_of_the_pool(store):
     gate.close()
 
 
+def test_the_member_of_an_account_is_found_by_its_key():
+    (provider,) = Providers.of(pool("a", "b"))
+    assert provider.for_key(("api.test", "member=b")).member == "b"
+    assert provider.for_key("api.test") is provider
+
+
 async def test_tasks_that_wait_are_served_in_order_as_permits_come_back(store):
     gate = AsyncGate(Providers.of(pool("a", "b", limits=["1/1m"])), store)
     held = [await gate.acquire("models") for _ in range(2)]

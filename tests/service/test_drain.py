@@ -37,6 +37,7 @@ def test_the_order_of_a_stop(tmp_path, workers):
         for _ in range(5):
             response = service.get("/readyz")
             assert (response.status_code, response.json()["state"]) == (503, "stopping")
+            assert response.headers["connection"] == "close"
             assert service.get("/healthz").status_code == 200
             assert service.post("acquire", {"policy": "api", "key": "k"}).json()["allowed"]
         # 2. The listener closes: here at the second SIGTERM, otherwise after drain_for.

@@ -38,6 +38,8 @@ LIKELY = {
     "priority": st.integers(-5, 5),
     "ttl": st.sampled_from([1, 0, 60, 1e9]),
     "seconds": st.sampled_from([1, 0, -1, 60, 1e9]),
+    "reason": st.text(max_size=5) | st.just("x" * 300),
+    "actor": st.text(max_size=5),
     "max_permits": st.integers(-1, 20),
     "id": st.text(max_size=10),
     "provider": st.sampled_from(["fmp", "fmp.example", "https://fmp.example/", "nope", ""]),

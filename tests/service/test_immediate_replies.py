@@ -186,11 +186,11 @@ async def test_an_unexpected_error_is_answered_and_not_repeated(monkeypatch, cap
     async with running() as it:
         calls = []
 
-        def fail(request):
-            calls.append(request)
+        def fail(policy):
+            calls.append(policy)
             raise ZeroDivisionError
 
-        monkeypatch.setitem(it.service.app._verbs.immediate, "acquire", fail)  # noqa: SLF001 - no input causes one
+        monkeypatch.setattr(it.service.decider, "fast_path", fail)  # no input causes one
         client = await it.ask(USUAL["acquire"])
         assert (client.problems(), len(calls)) == (["internal"], 1)
         assert "a request to /v1/acquire failed" in caplog.text

@@ -14,6 +14,8 @@ from tidegate.stores.opened import OpenedStore
 WINDOW = "1000000/1h fixed_window"  # the store applies the limit itself, not a stricter one
 KEYS = 20
 BATCHES = 16
+LEASE = 60  # seconds: a share must not end while a test runs
+WITHOUT_WAITING = 9  # seconds; a call waits for a share that is being requested for up to 10
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ async def service(request, server):
     with redis.Redis(port=server.port) as admin:
         admin.flushall()
     settings = load_settings({"policies": {"api": {"limits": request.param, "on_store_error": "deny"}}})
-    return LeasedService(server.url, settings)
+    return LeasedService(f"{server.url}?deadline=20s", settings)  # for busy machines
 
 
 class LeasedService:
@@ -35,14 +37,17 @@ class LeasedService:
 
     def __init__(self, url, settings):
         self._url, self._settings = url, settings
-        self.store = OpenedStore.open(url, lease=True).store
+        self.store = OpenedStore.open(url, lease=LEASE).store
         self.decider = Decider(settings.policies, self.store)
         self.requests = 0  # to the shared store
+        self.answers = asyncio.Event()  # while it is not set, the shared store does not answer
+        self.answers.set()
         self.store.inner.ask_store_async = self._counting(self.store.inner.ask_store_async)
 
     def _counting(self, apply):
         async def counted(*request):
             self.requests += 1
+            await self.answers.wait()
             return await apply(*request)
 
         return counted
@@ -66,6 +71,25 @@ async def test_concurrent_batches_for_the_same_keys_share_their_requests(service
     assert all(isinstance(each, Decision) and each.allowed for batch in results for each in batch)
     assert service.requests <= KEYS * 6  # not one for each of the KEYS * BATCHES calls
     assert await service.used() == [BATCHES] * KEYS
+
+
+async def test_a_batch_does_not_wait_for_the_renewal_of_a_share(service):
+    for _ in range(3):
+        await asyncio.gather(*(service.decider.batch(asks()) for _ in range(BATCHES)))
+    shares = [each.share for each in service.store.manager.by_policy["api"].key_leases.values()]
+    assert min(share.units for share in shares) >= 2
+    for share in shares:
+        share.renew_below = share.units  # the next call renews it
+    service.answers.clear()
+    before = service.requests
+    async with asyncio.timeout(WITHOUT_WAITING):
+        results = [await service.decider.batch(asks()) for _ in range(2)]
+        assert all(each.allowed for batch in results for each in batch)
+        while service.requests < before + KEYS:  # one renewal of each share, which nobody waits for
+            await asyncio.sleep(0)
+    assert service.requests == before + KEYS
+    service.answers.set()
+    assert await service.used() == [3 * BATCHES + 2] * KEYS
 
 
 async def test_cancelled_batches_leave_no_charge(service):

@@ -88,6 +88,31 @@ async def test_http_1_0_and_close():
         assert b"content-length: 11" in client.written
 
 
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "localhost:", "127.0.0.1", "[::1]", "[::1]:80"])
+async def test_valid_host_fields(host):
+    async with running() as it:
+        assert (await it.ask(GET.replace(b"localhost", host.encode()))).statuses() == [OK]
+        assert (await it.ask(b"GET /healthz HTTP/1.0\r\n\r\n")).statuses() == [OK]
+
+
+async def test_responses_of_a_draining_service_close_their_connections():
+    async with running() as it:
+        await it.ask(post(json.dumps({"policy": "slow", "key": "k"}).encode()))
+        usual = it.connect(post(acquire_body()))
+        waiting = await it.ask(post(json.dumps({"policy": "slow", "key": "k", "timeout": 30}).encode()))
+        half = await it.ask(post(acquire_body())[:-5])
+        it.server.begin_drain()
+        usual.send(post(acquire_body()) * 2)
+        half.send(post(acquire_body())[-5:])
+        refused = await it.ask(post(b"", "Content-Length: 5000"))  # while the client is still sending
+        it.service.clock.advance(30)
+        await it.settle(100)
+        for client, statuses in ((usual, [OK, OK]), (waiting, [OK]), (half, [OK]), (refused, [413])):
+            assert client.statuses() == statuses
+            assert [fields.get("connection") for _, fields, _ in client.responses()][-1] == "close"
+            assert client.state == "closed" or (client is refused and client.eof)
+
+
 async def test_expect_100_continue():
     async with running() as it:
         head, body = post(acquire_body(), "Expect: 100-continue").split(b"\r\n\r\n")
@@ -154,6 +179,10 @@ async def test_trailer_fields_are_dropped():
         post(acquire_body(), "Content-Length: -1"),
         post(acquire_body(), "Content-Length: 1_0"),
         post(acquire_body(), "Transfer-Encoding: chunked, identity"),
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        GET[:-2] + b"Host: localhost\r\n\r\n",
+        post(acquire_body(), "Host: localhost"),
+        *(GET.replace(b"localhost", host) for host in (b"a b", b"a/b", b"user@a", b"a:b", b"[::1", b"a\xff")),
     ],
 )
 async def test_input_that_is_not_http_1_is_refused(sent):

@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="duration",
         help=f"how long to block the key, such as 10m (default: {DEFAULT_DURATION})",
     )
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the audit log and the dashboard")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="the reason, for the audit log and the dashboard")
     parser.add_argument("--remove", action="store_true", help="remove the block of the key")
     add_service_options(parser)
 

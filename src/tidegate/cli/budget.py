@@ -30,8 +30,8 @@ DURATION_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the storage and the display of the budget."""
     parser.description = (
-        "Show the tiers of the task budget configured by RATE_LIMIT_* variables or by a file. With --by, sum what was "
-        "spent in a ledger; with --providers, show the ceilings of money."
+        "Show the tiers of the task budget configured by RATE_LIMIT_* variables or by a file. With --by, sum the "
+        "costs in a ledger; with --providers, show the spending ceilings."
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file, used instead of the variables")
     parser.add_argument(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, and the address."""
     parser.add_argument("config", metavar="FILE", help="the YAML file of the gateway (see docs/egress.md)")
-    parser.add_argument("--listen", metavar="ADDRESS", help="the address to listen on, instead of that of the file")
+    parser.add_argument("--listen", metavar="ADDRESS", help="the address to listen on, instead of the one in the file")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

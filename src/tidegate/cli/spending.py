@@ -46,7 +46,9 @@ CEILING_COLUMNS: Final = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that report money."""
     group = parser.add_argument_group("money")
-    group.add_argument("--by", metavar="COLUMNS", help="sum a ledger by these: day, source, member, model, team, tag")
+    group.add_argument(
+        "--by", metavar="COLUMNS", help="sum a ledger by these columns: day, source, member, model, team, tag"
+    )
     group.add_argument(
         "--ledger", metavar="FILE", action="append", help=f"a ledger; may be repeated (default: {DEFAULT_LEDGER})"
     )
@@ -54,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--until", metavar="DAY", help="the last day of the report")
     group.add_argument("--csv", action="store_true", help="write the report as CSV")
     group.add_argument(
-        "--providers", metavar="PATH", action="append", help="show the ceilings of a provider file or a folder of them"
+        "--providers", metavar="PATH", action="append", help="show the ceilings of provider files: a file or a folder"
     )
     group.add_argument("--store", metavar="URL", help="the store that counts the ceilings")
 
@@ -181,7 +183,7 @@ def write_ceilings(rows: list[dict[str, Any]], output: Output, *, as_csv: bool) 
         return
     output.write_json(rows)
     if not rows:
-        output.write_line("no provider has a limit of money")
+        output.write_line("no provider has a money limit")
         return
     from tidegate.cli.budget import format_duration  # noqa: PLC0415 - it imports this module
 

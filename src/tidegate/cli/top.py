@@ -76,7 +76,9 @@ def show_egress(overview: dict[str, Any], url: str, output: Output, rows: int, *
     """Show who calls which provider through the egress gateway."""
     panel = overview["panels"].get("egress")
     if panel is None:
-        raise ConfigError(f"{redact(url)} runs no egress gateway: start it with egress: ADDRESS", field="--egress")
+        raise ConfigError(
+            f"{redact(url)} has no egress gateway: start the service with egress: ADDRESS", field="--egress"
+        )
     found = panel["rows"][:rows]
     output.write_json({"listen": panel["listen"], "rows": found})
     write_screen(draw_egress(panel, found, output), output, redraw=redraw)

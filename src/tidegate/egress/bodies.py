@@ -110,4 +110,4 @@ class RequestBody:
 
 def too_large(most: int) -> EgressError:
     """Return the answer to a body of more than so many bytes."""
-    return EgressError(413, "too-large", f"the body of a request may have at most {most} bytes here")
+    return EgressError(413, "too-large", f"the body of this request must not exceed {most} bytes")

@@ -202,7 +202,7 @@ def describe_failure(error: BaseException, provider: str) -> EgressError:
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
         return EgressError(502, "upstream-tls", f"the TLS connection to provider {provider} failed")
     if unreached(error):
-        return EgressError(502, "upstream-unreachable", f"provider {provider} cannot be connected to")
+        return EgressError(502, "upstream-unreachable", f"cannot connect to provider {provider}")
     return EgressError(
         502, "upstream-failed", f"provider {provider} closed the connection or sent a malformed response"
     )

@@ -211,7 +211,7 @@ class EgressGateway:
         self, request: web.BaseRequest, exchange: EgressExchange, identity: Identity, target: Target
     ) -> web.StreamResponse:
         if self._session is None:
-            raise Closed("the gateway is not open")
+            raise Closed("the gateway has not been started")
         provider, caller = target.provider, identity.caller
         options = read_options(request.headers, self.settings, caller, provider)
         body = RequestBody(request, self.settings)

@@ -45,7 +45,7 @@ def check_names(settings: EgressSettings, providers: Providers) -> None:
     named += [(f"callers.{caller.name}", name) for caller in settings.callers for name in caller.providers or ()]
     for field, name in named:
         if name not in known:
-            raise ConfigError(f"there is no provider {name!r}: known are {', '.join(sorted(known))}", field=field)
+            raise ConfigError(f"there is no provider {name!r}: expected one of {', '.join(sorted(known))}", field=field)
 
 
 def listen(settings: EgressSettings) -> socket.socket:

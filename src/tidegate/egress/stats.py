@@ -36,7 +36,7 @@ COUNTERS: Final = (
     ("tidegate_egress_denied_total", "counter", "Requests that got no permit in time.", "denied"),
     ("tidegate_egress_refused_total", "counter", "Responses of a provider with status 429 or 503.", "refused"),
     ("tidegate_egress_failed_total", "counter", "Requests that a provider did not answer completely.", "failed"),
-    ("tidegate_egress_gone_total", "counter", "Requests whose client went away.", "gone"),
+    ("tidegate_egress_gone_total", "counter", "Requests whose client disconnected.", "gone"),
     ("tidegate_egress_tunnels_total", "counter", "Tunnels (CONNECT) and upgraded connections.", "tunnels"),
     ("tidegate_egress_input_tokens_total", "counter", "Tokens of input, as providers report them.", "input_tokens"),
     ("tidegate_egress_output_tokens_total", "counter", "Tokens of output, as providers report them.", "output_tokens"),

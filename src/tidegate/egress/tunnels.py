@@ -119,7 +119,7 @@ def client_end(request: web.BaseRequest) -> TunnelEnd:
     queue = ByteQueue(protocol)
     protocol.set_parser(queue)
     if request.transport is None:
-        raise ConnectionResetError("the client has gone")
+        raise ConnectionResetError("the client has disconnected")
     return TunnelEnd(queue.read, request.transport, StreamWriter(protocol, asyncio.get_running_loop()).drain)
 
 

@@ -179,6 +179,14 @@ class Store(ABC):
         del asks
         return False
 
+    def decide_held(self, ask: Ask) -> Decision | None:
+        """Decide an acquire from permits, or from a denial, that this process holds; None, the default, if it cannot.
+
+        Call it from a task: work that follows, such as the renewal of a lease, needs the event loop.
+        """
+        del ask
+        return None
+
     @property
     def unavailable(self) -> bool:
         """Whether calls are decided without the store now."""

@@ -38,7 +38,7 @@ def texts(data):
 
 def test_a_quiet_service_says_so():
     assert texts(overview(recent=recent(0, 0))) == [
-        (GOOD, "No calls in the last minute", "Nothing is denied, nothing waits.")
+        (GOOD, "No calls in the last minute", "No calls are denied or waiting.")
     ]
     assert texts(overview()) == [(GOOD, "All calls admitted", "No call was denied in the last minute.")]
 
@@ -119,14 +119,15 @@ def test_a_lost_store_comes_first_and_says_what_each_policy_does():
         {"name": name, "on_store_error": mode}
         for name, mode in zip("abcd", ("deny", "deny", "allow", "local"), strict=True)
     ]
-    data = overview(store=lost, policies=policies, recent=recent(0, 100, [("a", "k", 100)]))
+    data = overview(store=lost, policies=policies, recent=recent(0, 100, [("a", "k", 10)], {"a": (10, 1)}))
     store, denials = find_all(data)
     assert (store.level, store.text, store.since) == (BAD, "The store is unavailable: redis", SINCE)
     assert store.meaning == (
-        "Until it is back: a and b deny every call; c admits every call, without limits; d decides with a local share "
-        "of each limit."
+        "Until it is available again: a and b deny every call; c admits every call, without limits; d decides with a "
+        "local share of each limit."
     )
-    assert denials.kind == "denials"
+    assert denials.text == "Nearly all calls denied: mostly because the store is unavailable"
+    assert denials.key is None  # no key is to blame
 
 
 def test_a_refused_file_says_why_and_that_the_previous_policies_stay():
@@ -155,10 +156,10 @@ def tier(used, quota=100, runs_out_in=None, reset_after=7200.0):
     [
         (tier(100), (BAD, "A budget is used up: tasks, day: 100 of 100", "Tasks are denied until it resets in 2 h.")),
         (tier(50, runs_out_in=720.0), (
-            WARNING, "A budget runs out: tasks, day: 50 of 100",
+            WARNING, "A budget will run out soon: tasks, day: 50 of 100",
             "At this rate, tasks are denied in 12 min, until it resets in 2 h.")),
         (tier(95), (WARNING, "A budget is nearly used up: tasks, day: 95 of 100",
-                    "The rest has to last until it resets in 2 h.")),
+                    "The remaining quota must last until it resets in 2 h.")),
         (tier(50), (GOOD, "All calls admitted", "No call was denied in the last minute.")),
         (tier(50, runs_out_in=7300.0), (GOOD, "All calls admitted", "No call was denied in the last minute.")),
     ],

@@ -49,6 +49,13 @@ async def test_a_key_is_described_by_all_policies_that_know_it(site):
     assert [(each["policy"], each["denied"]) for each in data["minutes"]] == [("login", 1)]
 
 
+@pytest.mark.parametrize("key", ["ärger", "鍵/€", "a&b=c", " "])
+async def test_a_key_may_have_any_characters(site, key):
+    await acquire(site, "api", key)
+    data = await get(site, "key", key=key)
+    assert (data["key"], [each["policy"] for each in data["policies"]]) == (key, ["api"])
+
+
 async def test_an_unknown_key_was_never_seen_and_stays_unknown(site):
     data = await get(site, "key", key="nobody")
     assert (data["seen"], data["policies"], data["other_policies"]) == (False, [], 3)
@@ -75,6 +82,18 @@ async def test_a_blocked_key_has_its_reason_and_actor_and_its_next_call_is_denie
     data = await get(site, "key", key=["tenant", "a/b"])
     assert data["policies"] == []
     assert [each["action"] for each in data["audit"]] == ["unblock", "block"]
+
+
+async def test_a_block_is_described_after_a_restart(tmp_path):
+    clock = ManualClock(start=START)
+    for _ in range(2):
+        async with InProcessService(SQLiteStore(tmp_path / "limits.db", clock=clock), policies=POLICIES) as site:
+            if (await get(site, "overview"))["audit"] == []:
+                await site.post("block", {"policy": "login", "key": "k", "seconds": 60, "actor": "Ada"})
+            else:
+                await site.decider.blocks.refresh()
+                (login,) = (await get(site, "key", key="k"))["policies"]
+                assert (login["block"]["seconds"], login["block"]["actor"]) == (60.0, "Ada")
 
 
 async def test_an_unblocked_key_is_blocked_nowhere(site):

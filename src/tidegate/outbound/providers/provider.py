@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.pool import Ceiling, Pool
     from tidegate.outbound.providers.prices import Prices
     from tidegate.outbound.providers.secret import Secret
-    from tidegate.policy import Cost
+    from tidegate.policy import Cost, Key
 
 QuotaScope = Literal["host", "path", "credential", "model"]
 Learn = Literal["lower", "off"]
@@ -189,6 +189,13 @@ class Provider:
         key = None if self.key_from is None or self.key_from.startswith("${") else self.key_from
         files = key, self.profile and self.profile.file, self.prices and self.prices.file
         return tuple(file for file in files if file)
+
+    def for_key(self, key: Key) -> Provider:
+        """Return the member of a pool that the key of an account belongs to; without a pool, this provider."""
+        for member in () if self.pool is None or isinstance(key, str) else self.pool.members:
+            if f"member={member.name}" in key:
+                return member.provider
+        return self
 
     @property
     def title(self) -> str:

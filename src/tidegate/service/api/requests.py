@@ -7,7 +7,7 @@ description reads both. Policies, units and totals are checked by the Decider.
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -177,16 +177,13 @@ class WaitingRequest(PeekRequest):
 class AcquireRequest(WaitingRequest):
     """A request of `acquire`."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the request has only a policy and a key that is a string."""
-        return (
-            self.key.__class__ is str
-            and (self.cost is UNSET or self.cost == 1)
-            and self.timeout is UNSET
-            and self.wait is UNSET
-            and not self.priority
-        )
+
+class PlainAcquireRequest(Struct, forbid_unknown_fields=True, gc=False):
+    """The most common request of `acquire`, for a fast path: its fields need no further check."""
+
+    policy: PolicyName
+    key: Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
+    cost: Literal[1] = 1
 
 
 class ReserveRequest(WaitingRequest):

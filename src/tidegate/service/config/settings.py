@@ -101,7 +101,6 @@ class Settings:
     swarm: str | None = field(default=None, repr=False)
     swarm_namespace: str = ""
     telemetry: bool = False
-    fetches: bool = True  # False in all workers but the first: they only grant permits of the providers
     demo: bool = False  # generate demonstration traffic; only set by `start --demo`
     policies: ServicePolicies = field(default_factory=ServicePolicies)
     file: Path | None = None
@@ -114,7 +113,7 @@ class Settings:
     def runs_sources(self) -> bool:
         """Whether the service runs sources: a source, a provider or the data folder is configured."""
         named = (self.providers, self.provider_dirs, self.sources, self.source_dirs, self.data)
-        return self.fetches and any(each for each in named)
+        return any(each for each in named)
 
     @property
     def has_providers(self) -> bool:
@@ -128,7 +127,7 @@ class Settings:
 
     def restart_needed(self, other: Settings) -> tuple[str, ...]:
         """Return the names of the settings that differ and only take effect after a restart."""
-        skipped = ("fetches", "demo", "policies", "file", "flags", "policy_flags", "secrets", "store_origin")
+        skipped = ("demo", "policies", "file", "flags", "policy_flags", "secrets", "store_origin")
         names = [each.name for each in fields(self) if each.name not in skipped]
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 

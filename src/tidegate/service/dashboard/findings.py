@@ -85,7 +85,7 @@ def find_store_outage(overview: Overview) -> Iterator[StatusFinding]:
         BAD,
         "The store is unavailable",
         store["kind"],
-        f"Until it is back: {'; '.join(parts) or 'no policy is configured'}.",
+        f"Until it is available again: {'; '.join(parts) or 'no policy is configured'}.",
         store.get("lost_since"),
     )
 
@@ -103,8 +103,9 @@ def find_denials(overview: Overview) -> Iterator[StatusFinding]:
     if denied < MIN_DENIED or share < max(MIN_SHARE, UNUSUAL_FACTOR * recent["usual"]):
         return
     detail, meaning, policy, key = describe_denied(recent)
-    if overview["store"]["lost"] and not detail:
-        detail = "by policies that deny without the store"
+    by_limits = sum(denials for denials, _ in recent["policies"].values())
+    if overview["store"]["lost"] and by_limits < denied / 2:
+        detail, meaning, policy, key = "mostly because the store is unavailable", "", None, None
     level = BAD if share >= BAD_SHARE else WARNING
     yield StatusFinding("denials", level, describe_share(share), detail, meaning, recent["since"], policy, key)
 
@@ -149,7 +150,7 @@ def find_normal(overview: Overview) -> StatusFinding:
     recent = overview["recent"]
     total = recent["admitted"] + recent["denied"]
     if not total:
-        return StatusFinding("normal", GOOD, "No calls in the last minute", meaning="Nothing is denied, nothing waits.")
+        return StatusFinding("normal", GOOD, "No calls in the last minute", meaning="No calls are denied or waiting.")
     share = recent["denied"] / total
     if not recent["denied"]:
         return StatusFinding("normal", GOOD, "All calls admitted", meaning="No call was denied in the last minute.")
@@ -173,7 +174,7 @@ def find_bus(overview: Overview) -> Iterator[StatusFinding]:
     """Find a bus that is not connected."""
     bus = overview["panels"].get("bus")
     if isinstance(bus, dict) and not bus.get("connected", "error" not in bus):
-        meaning = "Processes do not hear of each other's reductions, and keep their last known capacities."
+        meaning = "Processes do not receive each other's reductions, and keep their last known capacities."
         where = bus.get("where") or bus.get("error", "")
         yield StatusFinding("bus", WARNING, "The bus is not connected", where, meaning)
 
@@ -190,10 +191,10 @@ def find_budgets(overview: Overview) -> Iterator[StatusFinding]:
                 yield StatusFinding("budget", BAD, "A budget is used up", numbers, f"Tasks are denied {until}.")
             elif tier["runs_out_in"] is not None and tier["runs_out_in"] < min(BUDGET_SECONDS, tier["reset_after"]):
                 soon = f"At this rate, tasks are denied in {format_seconds(tier['runs_out_in'])}, {until}."
-                yield StatusFinding("budget", WARNING, "A budget runs out", numbers, soon)
+                yield StatusFinding("budget", WARNING, "A budget will run out soon", numbers, soon)
             elif tier["used"] >= BUDGET_SHARE * tier["quota"]:
                 yield StatusFinding(
-                    "budget", WARNING, "A budget is nearly used up", numbers, f"The rest has to last {until}."
+                    "budget", WARNING, "A budget is nearly used up", numbers, f"The remaining quota must last {until}."
                 )
 
 

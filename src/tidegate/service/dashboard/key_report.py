@@ -1,6 +1,6 @@
-"""`GET /v1/key`: what every policy knows of one key, and what its next call would get.
+"""`GET /v1/key`: the data of one key in every policy, and the decision that its next call would get.
 
-A policy knows a key if the key has used a part of a limit, is blocked, or was denied within the history.
+A policy has data about a key if the key has used a part of a limit, is blocked, or was denied within the history.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from tidegate.service.api.requests import RequestKey
 from tidegate.service.dashboard.history import MAX_POLICIES, MINUTE
 from tidegate.service.dashboard.limit_text import describe_limit
 from tidegate.service.decisions.audit import describe_entry
+from tidegate.service.decisions.blocks import Block
 from tidegate.service.decisions.policy_limiters import Subject, check_key
+from tidegate.service.decisions.stats import BLOCKED
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.limiter import Usage
     from tidegate.policy import Key, Policy
-    from tidegate.service.decisions.blocks import Block
     from tidegate.service.http.app import App
 
 MAX_DENIALS: Final = 20
@@ -33,7 +34,7 @@ MAX_AUDIT_ENTRIES: Final = 10
 async def key_json(app: App, query: bytes) -> bytes:
     """Return the body of the response for a query string: `key`, repeated for each part of a composite key."""
     fields = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-    parts = [part.encode("latin-1").decode("utf-8", "replace") for part in fields.get("key", [])]
+    parts = fields.get("key", [])  # percent-encoded UTF-8
     if not parts:
         raise BadFieldError("/key", "missing: expected the key, once for each of its parts")
     value = convert_value(parts if len(parts) > 1 else parts[0], RequestKey, "/key")
@@ -99,6 +100,8 @@ async def _describe_policy(app: App, name: str, key: Key, block: Block | None) -
         usage, decision = await decider.usage(subject), await decider.peek(subject)
     except RateLimitError as error:
         return {"policy": name, "known": block is not None, "error": str(error), **_describe_block(None, block)}
+    if block is None and decision is not None and decision.violated == BLOCKED:
+        block = Block(name, key, decision.retry_after or 0.0)  # of the store: not in the list after a restart
     entry = None if block is None else await decider.audit.find_last(name, key, "block")
     return {
         "policy": name,

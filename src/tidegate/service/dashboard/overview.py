@@ -26,12 +26,12 @@ from tidegate.service.decisions.audit import describe_entry
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from tidegate.service.dashboard.status import ServiceStatus, StatusSource
     from tidegate.service.decisions.service_directory import ServiceDirectory, ServiceRecord
     from tidegate.service.decisions.stats import Stats
-    from tidegate.service.http.app import App
+    from tidegate.service.http.app import App, Panel
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -103,7 +103,7 @@ class Overview:
         now = self._clock.ns() // 1_000_000
         begin = read_integer(fields, "from", "milliseconds since 1970", now - HISTORY_SECONDS * 1000)
         end = read_integer(fields, "to", "milliseconds since 1970", now)
-        policy = fields.get("policy", [""])[-1].encode("latin-1").decode("utf-8", "replace")
+        policy = fields.get("policy", [""])[-1]
         self.history.sample()
         return json.dumps(self.describe_history(begin, end, policy), separators=(",", ":")).encode()
 
@@ -194,7 +194,7 @@ class Overview:
 
     async def _read_panels(self, totals: Stats) -> dict[str, object]:
         routes = describe_routes(self._decider.policies, totals)
-        panels = {name: await read_panel(name, panel) for name, panel in self._app.panels.items()}
+        panels = await read_panels(self._app.panels)
         return {"inbound": routes, **panels} if routes else panels
 
     def _describe_denied(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -289,7 +289,12 @@ def read_integer(fields: Mapping[str, list[str]], name: str, meaning: str, defau
     return int(text)
 
 
-async def read_panel(name: str, panel: Callable[[], Awaitable[object] | object]) -> object:
+async def read_panels(panels: Mapping[str, Panel]) -> dict[str, object]:
+    """Return the data of all panels."""
+    return dict(zip(panels, await asyncio.gather(*(read_panel(*named) for named in panels.items())), strict=True))
+
+
+async def read_panel(name: str, panel: Panel) -> object:
     """Return the data of a panel; if it fails or hangs, its error, so that the other panels are still shown."""
     try:
         async with asyncio.timeout(PANEL_TIMEOUT):

@@ -45,6 +45,7 @@ class ProcessReport:
     reset_keys: list[tuple[str, Key, int]] = field(default_factory=list)
     denials: list[dict[str, Any]] = field(default_factory=list)
     blocks: list[tuple[str, Key]] = field(default_factory=list)
+    failed_checks: list[tuple[str, str]] = field(default_factory=list)  # of /readyz: kind of the problem, detail
     top: list[dict[str, Any]] = field(default_factory=list)  # the keys that were denied most, see `DeniedKey`
     denied: dict[str, tuple[int, int]] = field(default_factory=dict)  # in the last minute: denials and keys of policies
 
@@ -79,6 +80,9 @@ class StatusSource(Protocol):
     def waiting_by_policy(self) -> Mapping[str, int]:
         """Return the number of waiting calls, by policy."""
 
+    def failed_checks(self) -> Iterable[tuple[str, str]]:
+        """Return why /readyz fails: the kinds of the problems, and their details."""
+
     def top_denied(self) -> list[dict[str, Any]]:
         """Return the keys that were denied most in the last minute."""
 
@@ -111,6 +115,10 @@ class ProcessStatus:
         """Return the number of waiting calls of the process, by policy."""
         return self._app.decider.waiting_by_policy()
 
+    def failed_checks(self) -> Iterable[tuple[str, str]]:
+        """Return the failed checks of the process."""
+        return self._app.failed_checks()
+
     def top_denied(self) -> list[dict[str, Any]]:
         """Return the keys of the process that were denied most."""
         return describe_top(self._app)
@@ -140,6 +148,7 @@ def report_process(app: App, since: int) -> ProcessReport:
         reset_keys=list(stats.near_limit.removed),
         denials=[describe_denial(denial) for denial in list(stats.recent)[: -MAX_DENIALS - 1 : -1]],
         blocks=[(block.policy, block.key) for block in decider.blocked()[:MAX_REPORTED_BLOCKS]],
+        failed_checks=app.failed_checks(),
         top=describe_top(app),
         denied=dict(list(stats.denied_keys.count_by_policy(clock.ns() // 1000).items())[:MAX_REPORTED_POLICIES]),
     )

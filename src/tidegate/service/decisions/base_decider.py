@@ -17,6 +17,7 @@ from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 from tidegate.service.decisions.blocks import Blocks
+from tidegate.service.decisions.fast_path import FastPath, build_fast_path
 from tidegate.service.decisions.idempotency import KeyedStore, forget_call, was_repeated
 from tidegate.service.decisions.policy_limiters import (
     ASK_STORE,
@@ -36,7 +37,7 @@ from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tidegate.policy import Cost, Key
     from tidegate.service.decisions.idempotency import KeyedCall
@@ -74,7 +75,7 @@ class BaseDecider:
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
-        self._fast_paths: dict[str, Callable[[Key], Decision]] = {}  # by policy, until the policies change
+        self._fast_paths: dict[str, FastPath] = {}  # by policy, until the policies change
         self.blocks: Blocks = Blocks(store)
         self._background = BackgroundTasks()
         self.closed = False
@@ -316,8 +317,14 @@ class BaseDecider:
             found = self.find(subject) if cost == 1 and cost.__class__ is int else None
             if found is None or (self.blocks.active and self.blocks.known(found[0].policy.name, found[1]) is not True):
                 return ASK_STORE
-            decision = found[0].limiter.acquire_from_lease(found[1])
-            return ASK_STORE if decision is None else self._record(*found, 1, decision)
+            policy_limiter, key = found
+            decision = policy_limiter.limiter.acquire_from_lease(key)
+            if decision is None:
+                return ASK_STORE
+            if decision[0] and not self._observers and not self.stats.near_limit.samples_left:
+                policy_limiter.count.allowed += 1  # as _record does
+                return decision
+            return self._record(policy_limiter, key, 1, decision)
         except RateLimitError as error:
             return error
 
@@ -339,41 +346,43 @@ class BaseDecider:
         except RateLimitError as error:
             return error
 
-    def fast_path(self, policy: str) -> Callable[[Key], Decision] | None:
-        """Return a synchronous function that takes one permit of a policy, if the policy and the store allow that.
+    def fast_path(self, policy: str) -> FastPath | None:
+        """Return the fast path of a policy, if the policy and the store allow that.
 
         That needs a store in memory, and a policy that has neither overrides nor a rollout.
         """
         found = self._fast_paths.get(policy)
         return self._build_fast_path(policy) if found is None else found
 
-    def _build_fast_path(self, policy: str) -> Callable[[Key], Decision] | None:
+    def _build_fast_path(self, policy: str) -> FastPath | None:
         entry = self.policies.entries.get(policy)
         if entry is None or entry.only_variant is None or self._observers or self.blocks.active:
             return None
         policy_limiter = self._limiter_for(entry.only_variant)
-        acquire_now, count, record, near_limit = (
-            policy_limiter.acquire_now,
-            policy_limiter.count,
-            self._record,
-            self.stats.near_limit,
-        )
+        acquire_now = policy_limiter.acquire_now
         if acquire_now is None:
             return None
+        found = build_fast_path(policy_limiter, acquire_now, self._record, self.stats.near_limit)
+        self._fast_paths[policy] = found
+        return found
 
-        def decide(key: Key) -> Decision:
-            if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
-                key = check_key(key)
-            decision = acquire_now(key, 1)
-            if decision[0]:  # within the limits
-                count.allowed += 1
-                if near_limit.samples_left:
-                    near_limit.record(policy, key, decision)
-                return decision
-            return record(policy_limiter, key, 1, decision)
+    def decide_now(self, policies: Sequence[str], keys: Sequence[str]) -> list[Decision | RateLimitError] | None:
+        """Take a permit for each key, of the policy at the same place; None, and nothing is done, without a fast path.
 
-        self._fast_paths[policy] = decide
-        return decide
+        An invalid key gets its error as its result.
+        """
+        found = {policy: fast_path for policy in set(policies) if (fast_path := self.fast_path(policy)) is not None}
+        if len(found) < len(set(policies)):
+            return None
+        if len(found) == 1 and (decisions := found[policies[0]].decide_all(keys)) is not None:
+            return list(decisions)
+        results: list[Decision | RateLimitError] = []
+        for policy, key in zip(policies, keys, strict=True):
+            try:
+                results.append(found[policy].decide(key))
+            except RateLimitError as error:
+                results.append(error)
+        return results
 
     # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
 

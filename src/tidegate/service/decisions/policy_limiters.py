@@ -77,7 +77,10 @@ class ServiceLimiter(AsyncLimiter):
 
     def acquire_from_lease(self, key: Key) -> Decision | None:
         """Take one permit that this process already holds; None if the store has to be asked."""
-        return None if self._fast_path is None else self._fast_path(key, 1)
+        if self._fast_path is None:
+            return None
+        decision = self._fast_path(key, 1)  # it cannot start the renewal of a share
+        return self.store.decide_held((self.policy, key, self.policy.one)) if decision is None else decision
 
 
 class PolicyLimiter:

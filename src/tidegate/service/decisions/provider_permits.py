@@ -102,6 +102,7 @@ class ProviderPermits:
         if tracked is not None:
             return tracked, provider.policy
         key: Key = normal_key(content.key)
+        provider = provider.for_key(key)
         account = self.gate.open_account(provider, key)
         reservation = content.restore(account.limiter, provider.policy)
         charge = Charge(account.limiter, key, 1, reservation.decision, reservation)

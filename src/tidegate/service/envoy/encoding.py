@@ -44,6 +44,7 @@ def encode_response(decisions: Sequence[Decision | None], style: Style) -> bytes
     parts = [OVERALL_OK]
     worst: Decision | None = None
     worst_order: tuple[bool, int] = (False, 0)
+    several = len(decisions) > 1
     for each in decisions:
         if each is None:
             parts.append(NOT_LIMITED)
@@ -53,7 +54,7 @@ def encode_response(decisions: Sequence[Decision | None], style: Style) -> bytes
         if over:
             parts[0] = OVERALL_OVER_LIMIT
         parts.append(_status(decision, over=over))
-        order = (over, -decision.remaining)
+        order = (over, -decision.remaining) if several else worst_order
         if worst is None or order > worst_order:
             worst, worst_order = decision, order
     if worst is not None:

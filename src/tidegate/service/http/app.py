@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import RateLimitError
 from tidegate.service.api.verbs import VERBS
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
     Get = Callable[[Scope, dict[bytes, bytes]], Awaitable[HTTPReply]]
     Verb = ServiceVerb[VerbRequest, object]
+    ImmediateReply = Callable[[bytes], bytes | None]
     Panel = Callable[[], Awaitable[object] | object]
+    ReadinessCheck = Callable[[], ProblemError | None]  # returns why the service is not ready
     Report = Callable[[], Awaitable[dict[str, Any]]]
     ReadFamilies = Callable[[], Awaitable[Sequence[Family]]]
 
@@ -55,7 +57,15 @@ FREE_SHARE_DIVISOR: Final = 8  # an eighth of max_concurrency is reserved for ca
 TASK_KEY: Final = "tidegate.task"  # in a scope: the task that handles the request
 CANCELS_KEY: Final = "tidegate.cancels"  # in a scope: the server cancels the task when the client disconnects
 DISCONNECTED_KEY: Final = "tidegate.disconnected"  # in a scope: the client has closed the connection
+CONNECTION_CLOSE: Final = (b"connection", b"close")
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
+
+class ImmediateVerb(NamedTuple):
+    """A verb whose common requests are answered at once, without a coroutine."""
+
+    verb: Verb
+    reply: ImmediateReply  # returns the JSON of the response to a body; None: nothing was done, use the app
 
 
 class App:
@@ -68,13 +78,13 @@ class App:
         self._max_concurrency = settings.max_concurrency
         self.in_flight: int = 0
         self.waiting: int = 0  # active requests that may wait for a permit
-        self.draining: bool = False  # about to stop: not ready, but still serving
+        self.draining: bool = False  # about to stop: not ready; each response is the last one of its connection
         self.stopping: bool = False
         self.idle: asyncio.Event = asyncio.Event()  # set when a stopping service has no active request left
         self.reloads: dict[str, int] = {"adopted": 0, "refused": 0}
         self.refused: str | None = None  # why the current file was refused
         self.refused_at: int | None = None  # since when, in milliseconds since 1970
-        self.checks: dict[str, Callable[[], None]] = {}  # further checks of /readyz; each raises if it fails
+        self.checks: list[ReadinessCheck] = []  # further checks of /readyz
         self.reports: dict[str, Report] = {}  # states of components in /healthz and /readyz
         self.families: list[ReadFamilies] = []  # metrics of components
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
@@ -83,8 +93,10 @@ class App:
         self._clock = decider.store.clock
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
-        self._immediate: dict[bytes, Verb] = {VERBS[name].path.encode(): VERBS[name] for name in self._verbs.immediate}
-        self._latency = decider.stats.latency
+        self._immediate: dict[bytes, ImmediateVerb] = {
+            VERBS[name].path.encode(): self._time_verb(VERBS[name], reply)
+            for name, reply in self._verbs.immediate.items()
+        }
         self._posts = {
             verb.path: (verb, self._verbs.all[verb.name]) for verb in VERBS.values() if verb.method == "POST"
         }
@@ -103,7 +115,7 @@ class App:
         self._files = read_files(token=not self.authenticator.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - a coroutine for each branch would cost every request
-        """Handle one request. The server first calls `reply_now`, which handles common requests without a task."""
+        """Handle one request. The server first calls `find_immediate`: common requests need no task."""
         if scope["type"] != "http":
             await _lifespan(scope, receive, send)
             return
@@ -141,7 +153,7 @@ class App:
             except Exception:
                 log.exception("a request to %s failed", scope["path"][:100])
                 reply = self._refuse(ProblemError("internal", "see the log of the service"))
-            await respond(send, reply, head=scope["method"] == "HEAD")
+            await respond(send, reply, head=scope["method"] == "HEAD", last=self.draining)
         finally:
             self.end_request(verb, start)
 
@@ -155,17 +167,11 @@ class App:
         self.in_flight -= 1
         if self.stopping and not self.in_flight:
             self.idle.set()
-        self._add_latency(verb, self._clock.steady() - start)
-
-    def _add_latency(self, verb: str, micros: int) -> None:
-        latency = self._latency.get(verb)
-        if latency is None:
-            latency = self.decider.stats.latency_of(verb)
-        latency.add(micros)
+        self.decider.stats.latency_of(verb).add(self._clock.steady() - start)
 
     def stop(self) -> None:
         """Refuse new requests."""
-        self.stopping = True
+        self.draining = self.stopping = True
         if not self.in_flight:
             self.idle.set()
 
@@ -186,33 +192,38 @@ class App:
 
     # ---- verbs -------------------------------------------------------------------------------------------------------
 
-    def find_immediate(self, path: bytes, fields: Fields) -> Verb | None:
-        """Return the verb of a POST that `reply_now` may answer, after the checks of its head; None for all others."""
-        verb = self._immediate.get(path)
-        if verb is None or self.is_busy:
+    def find_immediate(self, path: bytes, fields: Fields) -> ImmediateVerb | None:
+        """Return the verb of a POST that may be answered at once, after the checks of its head; None for all others."""
+        found = self._immediate.get(path)
+        if found is None or self.is_busy or self.draining:
             return None
         headers = dict(fields)
         if headers.get(b"content-type") != b"application/json" or b"idempotency-key" in headers:
             return None
         try:
-            self.authenticator.check(headers, admin=verb.admin)
+            self.authenticator.check(headers, admin=found.verb.admin)
         except ProblemError:
             return None  # refused by __call__, which counts it
-        return verb
+        return found
 
-    def reply_now(self, verb: Verb, body: bytes) -> bytes | None:
-        """Return the JSON of the response if no coroutine is needed; None: nothing was done, use __call__."""
-        start = self._clock.steady()
-        try:
-            response = self._verbs.immediate[verb.name](verb.decode(body))
-        except RateLimitError:
-            return None
-        except Exception:
-            log.exception("a request to %s failed", verb.path)
-            raise ProblemError("internal", "see the log of the service") from None
-        if response is not None:
-            self._add_latency(verb.name, self._clock.steady() - start)
-        return response
+    def _time_verb(self, verb: Verb, run: ImmediateReply) -> ImmediateVerb:
+        """Return a verb whose common requests are answered by this function, timed and with its errors translated."""
+        steady, add_latency = self._clock.steady, self.decider.stats.latency_of(verb.name).add
+
+        def reply(body: bytes) -> bytes | None:
+            start = steady()
+            try:
+                response = run(body)
+            except RateLimitError:
+                return None
+            except Exception:
+                log.exception("a request to %s failed", verb.path)
+                raise ProblemError("internal", "see the log of the service") from None
+            if response is not None:
+                add_latency(steady() - start)
+            return response
+
+        return ImmediateVerb(verb, reply)
 
     def _check_head(self, scope: Scope, verb: Verb) -> dict[bytes, bytes]:
         """Check the head of a request before its body is read; return the header fields."""
@@ -355,14 +366,18 @@ class App:
 
     async def _readyz(self, _scope: Scope, headers: dict[bytes, bytes]) -> HTTPReply:
         """Check that the service can decide, that the bus answers, and that the service is not stopping."""
-        if self.draining or self.stopping:
+        if self.draining:
             raise ProblemError("stopping", more={"state": "stopping"})
-        for check_ready in self.checks.values():
-            check_ready()
+        for kind, detail in self.overview.source.failed_checks():
+            raise ProblemError(kind, detail)
         ready = await check_readiness(
             self.decider, self.settings.readiness, with_names=self.authenticator.may_decide(headers)
         )
         return ready._replace(body=await self._with_reports(ready.body)) if self.reports else ready
+
+    def failed_checks(self) -> list[tuple[str, str]]:
+        """Return which checks of this process fail: the kinds of the problems, and their details."""
+        return [(problem.kind, str(problem)) for check in self.checks if (problem := check()) is not None]
 
     async def _metrics(self, _scope: Scope, _headers: dict[bytes, bytes]) -> HTTPReply:
         more = [family for read in self.families for family in await read()]
@@ -398,10 +413,12 @@ def find_origin(scope: Scope, request: Any) -> Origin:  # noqa: ANN401 - a reque
     return Origin(request.actor, client[0] if client else "", request.reason)
 
 
-async def respond(send: Send, reply: HTTPReply, *, head: bool = False) -> None:
-    """Send a response."""
+async def respond(send: Send, reply: HTTPReply, *, head: bool = False, last: bool = False) -> None:
+    """Send a response: to a HEAD request without its body, and if it is the `last` one, then close the connection."""
     status, body, kind, more = reply
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *SECURITY_HEADERS, *more]
+    headers = [*SECURITY_HEADERS, (b"content-type", kind), (b"content-length", b"%d" % len(body)), *more]
+    if last:
+        headers.append(CONNECTION_CLOSE)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if head else body})
 

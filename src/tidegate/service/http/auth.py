@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from typing import TYPE_CHECKING, Final
 
 from tidegate.headers import site
@@ -10,8 +11,11 @@ from tidegate.service.config.values import NO_TOKEN
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tidegate.service.config.settings import Settings
 
+HOST: Final = re.compile(rb"(\[[\w.:%~-]*\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # the characters of RFC 3986
 BEARER_PREFIX: Final = b"bearer "
 CROSS_SITE: Final = (
     "requests from pages of other sites are refused if no decision token is set; a proxy that forwards the header "
@@ -98,6 +102,17 @@ def is_cross_site(headers: dict[bytes, bytes]) -> bool:
     """Return whether a browser sends the request for a page of another site."""
     fields = (headers.get(name) for name in (b"sec-fetch-site", b"origin", b"host"))
     return site.is_cross_site(*(None if each is None else each.decode("latin-1") for each in fields))
+
+
+def check_host_fields(fields: Iterable[tuple[bytes, bytes]], version: str) -> None:
+    """Refuse a request as RFC 9112, section 3.2, demands: with several Host fields, an invalid one, or none."""
+    hosts = [value for name, value in fields if name == b"host"]
+    if len(hosts) > 1:
+        raise ProblemError("bad-request", f"expected one Host field, not {len(hosts)}")
+    if not hosts and version != "1.0":
+        raise ProblemError("bad-request", "expected a Host field: HTTP/1.1 requires it")
+    if hosts and not HOST.fullmatch(hosts[0]):
+        raise ProblemError("bad-request", "the Host field must be a host name or an address, with or without a port")
 
 
 def check_host(host: bytes) -> None:

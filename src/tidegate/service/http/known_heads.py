@@ -10,12 +10,12 @@ Heads contain tokens. They are found by a keyed hash, so the time of a look-up s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.service.http.encoding import write_fields
+from tidegate.service.http.encoding import SECURITY_FIELDS, write_fields
 
 if TYPE_CHECKING:
-    from tidegate.service.api.verbs import ServiceVerb
+    from tidegate.service.http.app import ImmediateVerb
     from tidegate.service.http.encoding import Fields
 
 MAX_KNOWN_HEADS: Final = 1024  # heads with different lengths of the body count separately
@@ -26,7 +26,7 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 class KnownHead(NamedTuple):
     """A head: the verb of its path, and the lengths of the head and the body in bytes."""
 
-    verb: ServiceVerb[Any, Any]
+    verb: ImmediateVerb
     size: int
     body_size: int
 
@@ -42,9 +42,14 @@ class KnownHeads:
 
     def set_default_fields(self, fields: Fields) -> None:
         """Begin responses with these header fields."""
-        self.response_start = b"HTTP/1.1 200 OK\r\n%scontent-type: application/json\r\ncontent-length: " % (
-            write_fields(fields)
+        self.response_start = b"HTTP/1.1 200 OK\r\n%s%scontent-type: application/json\r\ncontent-length: " % (
+            write_fields(fields),
+            SECURITY_FIELDS,
         )
+
+    def clear(self) -> None:
+        """Forget all heads."""
+        self._heads.clear()
 
     def find(self, data: bytes) -> KnownHead | None:
         """Return the head of a complete request, if it is known; None if `data` is anything else."""
@@ -52,7 +57,7 @@ class KnownHeads:
         known = self._heads.get(data[:size])
         return known if known is not None and len(data) == size + known.body_size else None
 
-    def remember(self, data: bytes, verb: ServiceVerb[Any, Any], body_size: int) -> None:
+    def remember(self, data: bytes, verb: ImmediateVerb, body_size: int) -> None:
         """Remember the head of a request that was answered at once, unless `data` is not just that request."""
         size = data.find(END_OF_HEAD) + len(END_OF_HEAD)
         if size + body_size != len(data) or size > MAX_KNOWN_HEAD:

@@ -10,12 +10,14 @@ byte. It does not limit the size of a head, and it starts an unlimited number of
 - a request for another protocol (`Upgrade`, as Java's client sends it) is handled like any other, including its body;
 - a request whose client disconnects is cancelled, so that it is not charged without a response;
 - trailer fields are dropped: uvicorn would add them to the header fields of the request;
+- a request with two Host fields, an invalid one, or (since HTTP/1.1) none is refused, as RFC 9112 demands;
+- while the service drains, each response has `Connection: close`, and the connection is closed after it;
 - an invalid request gets problem details as its response, after the requests before it;
 - a client that is refused while it is still sending can read the response: the connection stays open, and further input
   is discarded, until the client closes it or `read_timeout` has passed;
 - a common acquire or batch is answered as soon as its last byte is parsed, without a task, a coroutine or an ASGI
-  message (`App.reply_now`), if it arrived whole and no earlier request waits for its response. Its head is parsed only
-  the first time (`known_heads`). Everything else goes to the same App.
+  message (`App.find_immediate`), if it arrived whole and no earlier request waits for its response. Its head is parsed
+  only the first time (`known_heads`). Everything else goes to the same App.
 
 The attributes of uvicorn's classes that are used here are not documented: tests/service/test_protocol.py lists them,
 and pyproject.toml bounds the version.
@@ -24,14 +26,15 @@ and pyproject.toml bounds the version.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.service.http.app import CANCELS_KEY, DISCONNECTED_KEY, TASK_KEY, App
+from tidegate.service.http.app import CANCELS_KEY, CONNECTION_CLOSE, DISCONNECTED_KEY, TASK_KEY, App
+from tidegate.service.http.auth import check_host_fields
 from tidegate.service.http.connections import NEVER_TICKS, Connections
-from tidegate.service.http.encoding import SECURITY_FIELDS, encode, write_fields
-from tidegate.service.http.last_response import LastResponseTransport
+from tidegate.service.http.encoding import encode, write_fields
 from tidegate.service.http.problems import HTTPReply, ProblemError
+from tidegate.service.http.response_transport import ResponseTransport
 
 try:
     import httptools
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from tidegate.service.api.verbs import ServiceVerb
+    from tidegate.service.http.app import ImmediateVerb
     from tidegate.service.http.encoding import Fields
     from tidegate.service.http.known_heads import KnownHeads
 
@@ -59,7 +62,6 @@ MAX_OVERHEAD: Final = 8  # bytes sent for each byte of a body: a chunk of 1 byte
 MAX_IMMEDIATE: Final = 64  # pipelined requests answered at once, so that other connections get their turn; or one batch
 MIN_SENT: Final = 16 * 1024  # bytes of a long response that a client has to read within `read_timeout`
 FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
-CONNECTION_CLOSE: Final = (b"connection", b"close")
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -77,9 +79,8 @@ class HttpConnection(HttpToolsProtocol):
         self._heads = heads
         self._input = b""  # what is being parsed, if it began with a new request
         self._find_immediate = app.find_immediate
-        self._reply_now = app.reply_now
         self._max_body = app.settings.max_body
-        self._immediate: ServiceVerb[Any, Any] | None = None  # the verb of the request that is being received
+        self._immediate: ImmediateVerb | None = None  # the verb of the request that is being received
         self._body = b""  # of that request
         self._immediate_left = MAX_IMMEDIATE  # requests that may be answered at once, of the input of one event
         self._connections = connections
@@ -125,29 +126,25 @@ class HttpConnection(HttpToolsProtocol):
                 task.cancel()  # type: ignore[attr-defined]  # the app put its task there
 
     def data_received(self, data: bytes) -> None:
-        """Parse the input, unless earlier requests have to be answered first."""
-        if self._discarding:
+        """Answer a known request, or parse the input, unless earlier requests have to be answered first."""
+        is_new = not (self._receiving or self._unanswered or self._discarding)
+        if self._discarding or (is_new and self._answer_known(data)):
             return
         self._immediate_left = MAX_IMMEDIATE
         if self.pipeline or self._unparsed:
             self._unparsed += data
             self.flow.pause_reading()
-        elif self._receiving or self._unanswered:
-            self._parse(data)
-        elif not self._answer_known(data):
-            self._input = data
+        else:
+            self._input = data if is_new else b""
             self._parse(data)
             self._input = b""
 
     def _answer_known(self, data: bytes) -> bool:
         """Answer a common request at once, without parsing its head, if the head is known."""
         known = self._heads.find(data)
-        if known is None or self._app.is_busy or self._body_skipped:
+        if known is None or self._app.is_busy or self.flow.write_paused:
             return False
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
-        self._body = data[known.size :]
-        return self._answer_now(known.verb)
+        return self._answer_now(known.verb, data[known.size :])
 
     def _parse(self, data: bytes) -> None:
         """Parse chunk by chunk, until requests have to wait for earlier ones."""
@@ -177,7 +174,9 @@ class HttpConnection(HttpToolsProtocol):
                 chunk = chunk[upgrade.args[0] :]  # no other protocol is supported: continue with HTTP/1
                 self._parse_body_anyway()
             except httptools.HttpParserError as error:
-                self.refuse(ProblemError("bad-request", f"this is not an HTTP/1 request: {error}"[:200]))
+                found = error.__context__  # what a callback has raised
+                problem = found if isinstance(found, ProblemError) else None
+                self.refuse(problem or ProblemError("bad-request", f"this is not an HTTP/1 request: {error}"[:200]))
                 return
             else:
                 return
@@ -230,6 +229,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._body_skipped:
             return
         parser = self.parser
+        check_host_fields(self.headers, parser.get_http_version())
         if (
             not self._unanswered
             and self._immediate_left > 0
@@ -259,10 +259,10 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = False
         self._unanswered += 1
         self._connections.begin_request(self)
-        if self.expect_100_continue or not self.cycle.keep_alive:
-            # Whether the client still sends the body after `Expect` is unknown, so this is the last request.
-            self.cycle.keep_alive = False
-            self.cycle.transport = LastResponseTransport(self)  # type: ignore[assignment]  # has all methods that are used
+        # Any response may be the last one: that of a request that is active when the service begins to drain, too.
+        self.cycle.transport = ResponseTransport(self)  # type: ignore[assignment]  # has all methods that are used
+        if self.expect_100_continue:
+            self.cycle.keep_alive = False  # whether the client still sends the body is unknown
         if self._unanswered > 1:
             self._limit_wait()
 
@@ -282,25 +282,20 @@ class HttpConnection(HttpToolsProtocol):
         if body:
             super().on_body(body)
 
-    def _answer_now(self, verb: ServiceVerb[Any, Any]) -> bool:
+    def _answer_now(self, verb: ImmediateVerb, body: bytes) -> bool:
         """Answer a complete request at once, if that is possible."""
         try:
-            body = self._reply_now(verb, self._body)
+            response = verb.reply(body)
         except ProblemError as problem:  # the request failed, and may have been charged
             self._immediate, self._receiving = None, False
             self.refuse(problem)
             return True
-        if body is None:
+        if response is None:
             return False
-        if self._input:
-            self._heads.remember(self._input, verb, len(self._body))
-        self._immediate, self._body, self._receiving = None, b"", False
-        self._immediate_left -= MAX_IMMEDIATE if verb.name == "batch" else 1
         if self.ticks_left != self._connections.idle_ticks:  # once in a tick is enough
             self.ticks_left = self._connections.idle_ticks  # before the write, which may shorten it
             self._connections.renew_wait(self)
-        self.transport.write(b"%s%d\r\n%s\r\n%s" % (self._heads.response_start, len(body), SECURITY_FIELDS, body))
-        self.server_state.total_requests += 1
+        self.transport.write(b"%b%d\r\n\r\n%b" % (self._heads.response_start, len(response), response))
         return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -310,8 +305,13 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Record that a request is complete."""
-        if self._immediate is not None:
-            if self._answer_now(self._immediate):
+        verb, body = self._immediate, self._body
+        if verb is not None:
+            if self._answer_now(verb, body):
+                self._immediate, self._body, self._receiving = None, b"", False
+                self._immediate_left -= MAX_IMMEDIATE if verb.verb.name == "batch" else 1
+                if self._input:
+                    self._heads.remember(self._input, verb, len(body))
                 return
             self._continue_in_cycle()
         self._body_skipped = self.parser.should_upgrade() and bool(self._framing())
@@ -325,7 +325,6 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Continue with the next request."""
-        self.server_state.total_requests += 1
         self._unanswered -= 1
         if self._finished or self.transport.is_closing():
             self._finish()

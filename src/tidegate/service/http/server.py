@@ -70,6 +70,11 @@ class HttpServer:
         self._heads.set_default_fields(self._state.default_headers)
         self.connections.tick()
 
+    def begin_drain(self) -> None:
+        """Close each connection after its next response: the service is about to stop."""
+        self._app.draining = True
+        self._heads.clear()  # the responses to known heads keep their connection open
+
     def close_listener(self) -> None:
         """Refuse new connections; those that are open stay open."""
         if self._server is not None:

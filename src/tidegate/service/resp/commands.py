@@ -105,26 +105,20 @@ class Commands:
         if usual is None:
             return None
         policies, keys = usual
-        fast_path = self._decider.fast_path
         if len(keys) == 1:
-            decide = fast_path(policies[0])
-            if decide is None:
+            fast_path = self._decider.fast_path(policies[0])
+            if fast_path is None:
                 return None
             try:
-                reply = write_decision(decide(keys[0]))
+                reply = write_decision(fast_path.decide(keys[0]))
             except RateLimitError as error:
                 reply = self._refuse(error)
             self._acquire_latency.add(self._steady() - start)
             return reply.encode()
-        found = {policy: fast_path(policy) for policy in set(policies)}
-        if None in found.values() or len(keys) > MAX_BATCH:
+        results = self._decider.decide_now(policies, keys) if len(keys) <= MAX_BATCH else None
+        if results is None:
             return None
-        replies = []
-        for policy, key in zip(policies, keys, strict=True):
-            try:
-                replies.append(write_decision(found[policy](key)))  # type: ignore[misc]  # not None
-            except RateLimitError as error:
-                replies.append(self._refuse(error))
+        replies = [self._refuse(each) if isinstance(each, RateLimitError) else write_decision(each) for each in results]
         self._batch_latency.add(self._steady() - start)
         return "".join(replies).encode()
 

@@ -2,6 +2,9 @@
 
 The settings say which components there are. Entering the context opens all of them, and raises if one is misconfigured,
 before anything runs. `stop` waits for active requests of sources. Leaving the context closes everything.
+
+If there are several workers, the first one runs the sources and the egress gateway, watches the swarm and publishes
+their panels. All workers show these panels, report the budget, and grant permits of the providers.
 """
 
 from __future__ import annotations
@@ -18,8 +21,6 @@ from tidegate.errors import ConfigError
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tidegate.budget import BudgetSettings, TaskBudget
     from tidegate.bus import Bus
     from tidegate.egress.gateway import EgressGateway
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tidegate.outbound.sources import SourceRunner
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
+    from tidegate.service.http.app import ReadinessCheck
+    from tidegate.service.runtime.worker_link import WorkerLink
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -38,10 +41,12 @@ SWARM_SECRET_VARIABLE = "TIDEGATE_SWARM_SECRET"  # noqa: S105 - the name of a va
 class Components:
     """The components of one process. An async context manager."""
 
-    def __init__(self, settings: Settings, app: App) -> None:
-        """Prepare the components in the settings; the panels of the app show them."""
+    def __init__(self, settings: Settings, app: App, link: WorkerLink | None = None) -> None:
+        """Prepare the components in the settings, for the panels of this app; one of several workers has a `link`."""
         self.settings = settings
         self.app = app
+        self._link = link
+        self._first = link is None or link.first
         self.sources: SourceRunner | None = None
         self.budget: TaskBudget | None = None
         self.egress: EgressGateway | None = None
@@ -52,20 +57,29 @@ class Components:
     async def __aenter__(self) -> Self:
         """Open all components. If one fails, close the others."""
         try:
-            if self.settings.runs_sources:
+            if self.settings.runs_sources and self._first:
                 await self._open_sources()
             elif self.settings.has_providers:
                 self._open_providers()
-            if self.settings.egress is not None and self.settings.fetches:
+            if self.settings.egress is not None and self._first:
                 await self._open_egress()
             if self.settings.budget:
                 self._open_budget()
-            if self.settings.swarm:
+            if self.settings.swarm and self._first:
                 self._open_swarm(self.settings.swarm)
+            if self._link is not None:
+                self._link.share_panels(self._first_worker_panels())
         except BaseException:
             await self._stack.aclose()
             raise
         return self
+
+    def _first_worker_panels(self) -> list[str]:
+        """Return the names of the panels whose data only the first worker has."""
+        settings = self.settings
+        has_bus = settings.swarm or (settings.runs_sources and settings.bus)
+        named = {"sources": settings.runs_sources, "egress": settings.egress, "swarm": settings.swarm, "bus": has_bus}
+        return [name for name, configured in named.items() if configured]
 
     async def __aexit__(self, *_: object) -> None:
         """Wait for active requests of sources, then close everything."""
@@ -76,7 +90,7 @@ class Components:
         """Start to fetch sources and, with `--demo`, to generate traffic."""
         if self.sources is not None:
             self.fetch_task = asyncio.create_task(self.sources.run(self.settings.stop_within))
-        if self.settings.demo:
+        if self.settings.demo and self._first:
             from tidegate.service.runtime.demo import DemoTraffic  # noqa: PLC0415 - only for --demo
 
             self.demo_task = asyncio.create_task(DemoTraffic(self).run())
@@ -104,9 +118,11 @@ class Components:
         """Grant permits of the providers in a worker that fetches no sources; the store is shared with the first."""
         from tidegate.outbound.quota.gate import AsyncGate  # noqa: PLC0415 - most services have no providers
 
-        gate = AsyncGate(self._load_providers(), self.settings.store)
+        gate = AsyncGate(self._load_providers(), self.settings.store, bus=self.settings.bus)
         self._stack.push_async_callback(gate.close)
         self.app.decider.open_providers(gate)
+        if gate.bus is not None:
+            self.app.checks.append(bus_check(gate.bus))
         self._add_pools(gate)
 
     async def _open_sources(self) -> None:
@@ -127,7 +143,7 @@ class Components:
         self.app.decider.open_providers(self.sources.gate)
         self._add_pools(self.sources.gate)
         if self.sources.gate.bus is not None:
-            self._add_bus("bus", self.sources.gate.bus, str(settings.bus))
+            self._add_bus(self.sources.gate.bus, str(settings.bus))
         self.app.panels["sources"] = sources_panel(self.sources)
 
     def _add_pools(self, gate: AsyncGate) -> None:
@@ -182,13 +198,13 @@ class Components:
         secret = os.environ.get(SWARM_SECRET_VARIABLE) or None
         panel = self.app.panels["swarm"] = swarm_panel(bus, secret, self.settings.swarm_namespace)
         self._stack.callback(panel.close)
-        self._add_bus("swarm", bus, url)
+        self._add_bus(bus, url)
 
-    def _add_bus(self, name: str, bus: Bus, url: str) -> None:
+    def _add_bus(self, bus: Bus, url: str) -> None:
         """Show a bus on the dashboard, and report ready only while it is connected."""
         from tidegate.service.dashboard.panels import bus_panel  # noqa: PLC0415 - loads the dependencies of the components
 
-        self.app.checks[name] = bus_check(bus)
+        self.app.checks.append(bus_check(bus))
         self.app.panels.setdefault("bus", bus_panel(bus, url))
 
 
@@ -198,16 +214,10 @@ def log_demo_failure(task: asyncio.Task[None]) -> None:
         log.error("the demo traffic failed", exc_info=task.exception())
 
 
-def bus_check(bus: Bus) -> Callable[[], None]:
-    """Return a readiness check that raises while the bus is not connected."""
-
-    def check() -> None:
-        if not bus.connected:
-            raise ProblemError(
-                "bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus"
-            )
-
-    return check
+def bus_check(bus: Bus) -> ReadinessCheck:
+    """Return a readiness check that fails while the bus is not connected."""
+    problem = ProblemError("bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus")
+    return lambda: None if bus.connected else problem
 
 
 def budget_settings(config: Path | None = None, storage: str | None = None) -> BudgetSettings:

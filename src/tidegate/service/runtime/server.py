@@ -88,7 +88,7 @@ class ServiceProcess:
         self.app: App = App(
             self.decider, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests))
         )
-        self.components: Components = Components(settings, self.app)
+        self.components: Components = Components(settings, self.app, link)
         self.telemetry: Telemetry | None = open_telemetry(self.app) if settings.telemetry else None
         if link is not None:
             link.connect(self.app)
@@ -159,7 +159,7 @@ class ServiceProcess:
             running = [stopping, *([self.components.fetch_task] if self.components.fetch_task else [])]
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
-            await self._drain()
+            await self._drain(http)
         finally:
             # The servers and the components stop concurrently, each within `stop_within`.
             await asyncio.gather(self._stop_servers(http, background, envoy, resp), self.components.stop())
@@ -182,9 +182,9 @@ class ServiceProcess:
         if self._announces:
             await self.stored_history.run()
 
-    async def _drain(self) -> None:
+    async def _drain(self, http: HttpServer) -> None:
         """Report that the service is not ready, and give load balancers time to notice."""
-        self.app.draining = True
+        http.begin_drain()
         self._systemd.notify("STOPPING=1")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), self.settings.drain_for)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 INTEGER_BYTES: Final = 8
 MAX_RULES_BYTES: Final = 16 * 2**20
 MAX_REPORT_BYTES: Final = 2**20
+MAX_PANELS_BYTES: Final = 2 * 2**20
 MAX_HISTORY_BYTES: Final = 8 * 2**20
 COUNTER_BYTES: Final = 16 * 2**20  # of one worker; the file is sparse, so unused bytes take no memory
 HEADER_BYTES: Final = 4096  # of an area, and of a message: a page
@@ -152,6 +153,8 @@ class WorkerArea:
         self.report: SharedMessage = SharedMessage(memory[end : end + message_bytes(MAX_REPORT_BYTES)])
         end += message_bytes(MAX_REPORT_BYTES)
         self.history: SharedMessage = SharedMessage(memory[end : end + message_bytes(MAX_HISTORY_BYTES)])
+        end += message_bytes(MAX_HISTORY_BYTES)
+        self.panels: SharedMessage = SharedMessage(memory[end : end + message_bytes(MAX_PANELS_BYTES)])
 
     @property
     def process_id(self) -> int:
@@ -220,7 +223,8 @@ def message_bytes(max_bytes: int) -> int:
 
 def area_bytes() -> int:
     """Return the size of the memory for one worker."""
-    return HEADER_BYTES + COUNTER_BYTES + message_bytes(MAX_REPORT_BYTES) + message_bytes(MAX_HISTORY_BYTES)
+    messages = (MAX_REPORT_BYTES, MAX_HISTORY_BYTES, MAX_PANELS_BYTES)
+    return HEADER_BYTES + COUNTER_BYTES + sum(map(message_bytes, messages))
 
 
 def file_bytes(workers: int) -> int:

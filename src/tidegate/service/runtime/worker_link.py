@@ -7,19 +7,25 @@ file was changed and refused meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import TaskSignal
 from tidegate.errors import ConfigError
+from tidegate.service.dashboard.overview import read_panels
 from tidegate.service.runtime.worker_stats import PUBLISH_INTERVAL, SharedStats, WorkerStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tidegate.clock import Clock
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.http import App
+    from tidegate.service.http.app import Panel
     from tidegate.service.runtime.shared_memory import WorkerMemory
 
 log: logging.Logger = logging.getLogger("tidegate.service")
@@ -78,6 +84,7 @@ class WorkerLink:
         self._number = number
         self._version = 0
         self._app: App | None = None
+        self._own_panels: dict[str, Panel] = {}  # in the first worker: those that it publishes
         self._stats: SharedStats | None = None
         self.status: WorkerStatus | None = None
         self.restored: bool = False  # whether the history of another worker is continued
@@ -101,6 +108,14 @@ class WorkerLink:
         self.restored = self.status.restore_history()
         self.check()
 
+    def share_panels(self, names: list[str]) -> None:
+        """Show these panels of the first worker in all workers."""
+        if self._app is None or self.status is None:
+            return
+        if self.first:
+            self._own_panels = {name: self._app.panels[name] for name in names}
+        self._app.panels |= {name: partial(self.status.read_panel, name) for name in names}
+
     def request_reload(self) -> None:
         """Do nothing at SIGHUP: the parent process also gets it, and reads the file."""
 
@@ -119,13 +134,25 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Follow the parent process and publish the values of this worker, until cancelled."""
+        # Separately, because a slow panel must not delay the other values.
+        await asyncio.gather(self._repeat(self._publish_values), self._repeat(self._publish_panels))
+
+    async def _repeat(self, publish: Callable[[WorkerStatus], Awaitable[None]]) -> None:
         if self._app is None or self.status is None:
             return
         clock, signal = self._app.decider.store.clock, TaskSignal()
         while True:
             try:
-                self.check()
-                self.status.tick()
+                await publish(self.status)
             except Exception:
                 log.exception("this worker could not publish its values; retrying")
             await clock.wait_async(signal, clock.steady() + PUBLISH_INTERVAL)
+
+    async def _publish_values(self, status: WorkerStatus) -> None:
+        self.check()
+        status.tick()
+
+    async def _publish_panels(self, status: WorkerStatus) -> None:
+        """Publish the panels that only this worker has, if a client of any worker reads them and they are due."""
+        if self._own_panels and status.panels_due:
+            status.write_panels(await read_panels(self._own_panels))

@@ -21,7 +21,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
+from tidegate.errors import StoreUnavailable
 from tidegate.service.dashboard.denied_keys import MAX_TOP, merge_top
 from tidegate.service.dashboard.history import DecisionHistory
 from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
@@ -45,6 +47,8 @@ Label = TypeVar("Label", bound=str | tuple[str, str])
 PUBLISH_INTERVAL: Final = SECOND // 4
 DUMP_SECONDS: Final = 10  # between two copies of the history for the replacement of a worker
 VIEWED_TTL: Final = 3 * SECOND  # after a request for the overview, all workers record keys near a limit
+PANEL_TTL: Final = 2 * SECOND
+PANEL_POLL_INTERVAL: Final = SECOND // 20
 OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
 LATENCY_VALUES: Final = len(LATENCY_BUCKETS) + 2  # the buckets, and the sum
 # Kinds of rows: the first part of their names. The other parts are labels.
@@ -133,9 +137,9 @@ class SharedStats(Stats):
         super().__init__()
         self._area = area
         self._clock = clock
-        self.errors = SharedCounter(ERRORS, self._new_row)
-        self.violated = SharedCounter(VIOLATED, self._new_row)
-        self.last_denied = SharedCounter(LAST_DENIED, self._new_row, adds=False)
+        self.errors: Counter[str] = SharedCounter(ERRORS, self._new_row)
+        self.violated: Counter[tuple[str, str]] = SharedCounter(VIOLATED, self._new_row)
+        self.last_denied: dict[str, int] = SharedCounter(LAST_DENIED, self._new_row, adds=False)
         self._store_counters: SharedCounter[str] = SharedCounter(STORE, self._new_row)
 
     def _new_row(self, name: RowName, width: int) -> CounterRow:
@@ -213,6 +217,7 @@ class WorkerStatus:
         self._clock = app.decider.store.clock
         self._since = self._clock.ns() // 1_000_000
         self._history_tick = 0
+        self._panels_at = -SECOND  # steady time
         self.process_id: int = os.getppid()
         self.started_at: int = memory.started_at
         self._area.process_id = os.getpid()
@@ -247,8 +252,32 @@ class WorkerStatus:
         return self._app.decider.store.unavailable
 
     def mark_viewed(self) -> None:
-        """Let all workers record keys near a limit for a while."""
+        """Let all workers record keys near a limit for a while, and the first one publish its panels."""
         self._area.viewed_at = self._clock.steady()
+
+    @property
+    def viewed(self) -> bool:
+        """Whether a client of any worker reads the overview."""
+        now = self._clock.steady()
+        return any(area.viewed_at and now - area.viewed_at < VIEWED_TTL for area in self._memory.areas)
+
+    def failed_checks(self) -> list[tuple[str, str]]:
+        """Return the failed checks of this worker, then those of the others."""
+        others = (report for report in self._read_reports() if report.process_id != self._area.process_id)
+        return [*self._app.failed_checks(), *(failed for report in others for failed in report.failed_checks)]
+
+    async def read_panel(self, name: str) -> object:
+        """Return the data of a panel of the first worker, at most PANEL_TTL old; wait until it is published."""
+        first, signal = self._memory.areas[0], TaskSignal()
+        while True:
+            if not first.process_id:
+                raise StoreUnavailable("the worker that runs this component is being replaced")
+            data = first.panels.read()
+            published = None if data is None else json.loads(data)
+            now = self._clock.steady()
+            if published is not None and now - published["at"] < PANEL_TTL:
+                return published["panels"][name]
+            await self._clock.wait_async(signal, now + PANEL_POLL_INTERVAL)
 
     def _read_reports(self) -> list[ProcessReport]:
         """Return the reports of the workers that run."""
@@ -281,13 +310,24 @@ class WorkerStatus:
     def tick(self) -> None:
         """Publish, and record keys near a limit while a client of any worker reads the overview."""
         self.publish()
-        now = self._clock.steady()
-        if any(area.viewed_at and now - area.viewed_at < VIEWED_TTL for area in self._memory.areas):
+        if self.viewed:
             self._stats.near_limit.samples_left = MAX_SAMPLES_PER_SECOND // (SECOND // PUBLISH_INTERVAL)
         history = self._app.overview.history
         if history.tick - self._history_tick >= DUMP_SECONDS:
             self._history_tick = history.tick
             self._area.history.write(history.dump())
+
+    @property
+    def panels_due(self) -> bool:
+        """Whether a client reads the overview, and the panels were published a second ago or earlier."""
+        return self.viewed and self._clock.steady() - self._panels_at >= SECOND
+
+    def write_panels(self, panels: dict[str, object]) -> None:
+        """Publish panels of this worker."""
+        at = self._panels_at = self._clock.steady()
+        if not self._area.panels.write(json.dumps({"at": at, "panels": panels}).encode()):
+            too_large: dict[str, object] = {"error": "too large to be shown by several workers"}
+            self._area.panels.write(json.dumps({"at": at, "panels": dict.fromkeys(panels, too_large)}).encode())
 
     def restore_history(self) -> bool:
         """Continue the longest history that a worker has left, or still writes; return whether there is one."""

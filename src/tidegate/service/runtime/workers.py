@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.service")
 
 SPAWN_CONTEXT: Final = multiprocessing.get_context("spawn")  # threads of stores and servers do not survive a fork
-FIRST_WORKER_ONLY: Final[dict[str, Any]] = {
-    "fetches": False,
-    "bus": None,
-    "swarm": None,
-    "demo": False,
-}
 KILL_AFTER: Final = 5.0  # seconds after `stop_within` until a worker that has not ended is killed
 FIRST_RESTART_PAUSE: Final = 1  # seconds before a worker that died is replaced
 MAX_RESTART_PAUSE: Final = 30  # seconds; a worker that ran for longer resets the pause
@@ -125,8 +119,6 @@ class WorkerPool:
     def _start_worker(self, slot: WorkerSlot) -> None:
         """Start a process. It inherits a blocked SIGHUP, and unblocks it once its handler is installed."""
         settings = replace(self._settings, policies=self._rules.rules.policies)
-        if slot.number:
-            settings = replace(settings, **FIRST_WORKER_ONLY)
         arguments = (settings, self._listener, self._writer, self._memory, slot.number)
         process = SPAWN_CONTEXT.Process(target=run_worker, args=arguments)
         slot.started_at = self._clock.steady()

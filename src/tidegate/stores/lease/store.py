@@ -121,6 +121,12 @@ class LeasedStore(Store):
             self._renewal.ensure_running_async()
         return decisions
 
+    def decide_held(self, ask: Ask) -> Decision | None:
+        """Decide from the shares or the cached denial of a key. A share is renewed before it is used up."""
+        decision = self.manager.decide_held("acquire", (ask,), None)
+        self._renewal.ensure_running_async()
+        return decision
+
     async def wait_for_shares(self, asks: Sequence[Ask]) -> bool:
         """Request shares of keys without permits, and wait for them; returns whether there was one to wait for.
 

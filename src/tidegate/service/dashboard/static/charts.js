@@ -164,7 +164,8 @@ export class Chart {
     });
     this.bands.replaceChildren(...bands);
     this.bandLabel.hidden = bands.length === 0;
-    if (bands.length) this.bandLabel.style.left = `${Math.max(0, Math.min(62, Number(bands.at(-1).getAttribute("x")) / 10))}%`;
+    const left = bands.length ? Number(bands.at(-1).getAttribute("x")) / 10 : 0;
+    Object.assign(this.bandLabel.style, left > 55 ? { left: "auto", right: "0" } : { left: `${Math.max(0, left)}%`, right: "auto" });
   }
 
   drawMarks() {

@@ -1,4 +1,4 @@
-"""How the last response of a connection is sent."""
+"""How the responses of the app are sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from tidegate.service.http.protocol import HttpConnection
 
 
-class LastResponseTransport:
-    """The transport for the last request of a connection."""
+class ResponseTransport:
+    """The transport of one request: if its response is the last one, the connection is closed with care."""
 
     __slots__ = ("_connection", "is_closing", "write")
 
