@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import aiohttp
 TICKS = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).parent.parent
 CONNECTIONS = 32
+TOKEN = f"sk-{secrets.token_hex(24)}"  # of litellm's proxy, for this run
 
 
 class Part(NamedTuple):
@@ -80,7 +82,7 @@ def start_litellm(python: str, port: int, upstream: int, folder: Path) -> Part:
     config = {"model_list": [{"model_name": "fake", "litellm_params": params}]}
     (folder / "litellm.yaml").write_text(json.dumps(config), encoding="utf-8")
     command = [str(Path(python).parent / "litellm"), "--config", str(folder / "litellm.yaml"), "--port", str(port)]
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": TOKEN}
     process = subprocess.Popen(  # noqa: S603 - as the user says
         command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -105,7 +107,7 @@ async def chats(port: int, prefix: str, count: int) -> None:
         async def worker() -> None:
             for _ in left:
                 url = f"http://127.0.0.1:{port}{prefix}/v1/chat/completions"
-                async with session.post(url, json=body, headers={"Authorization": "Bearer sk-none"}) as response:
+                async with session.post(url, json=body, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
                     await response.read()
                     if response.status != 200:
                         raise RuntimeError(f"status {response.status}")
