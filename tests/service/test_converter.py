@@ -25,7 +25,7 @@ REMARKS = {
         "5: descriptors[0].detailed_metric: ignored: metrics of tidegate have one label per limit, and never values",
         "10: descriptors[1].value_to_metric: ignored: metrics of tidegate have one label per limit, and never values",
         "11: descriptors[1].rate_limit.unit: is a calendar month in tidegate, 30 days in Envoy's service",
-        "12: descriptors[2]: has no limit, which Envoy only uses to name metrics: converted to unlimited",
+        "12: descriptors[2]: has no limit (Envoy uses such a descriptor only to name metrics): converted to unlimited",
     ],
 }
 

@@ -420,7 +420,7 @@ class NetworkBus(Bus):
             first = not self._counts["malformed"]
             self._counts["malformed"] += count
         if first:
-            message = "skipped a malformed or too large message on the bus at %s: %s. Further ones are only counted"
+            message = "skipped a malformed or oversized message on the bus at %s: %s. Further ones are only counted"
             log.warning(message, self.address, item)
 
     def _enqueue_retained(self, subscription: Subscription, kept: Iterable[RetainedMessage]) -> None:

@@ -233,7 +233,7 @@ def publishers_do_not_block(trial: BusTrial) -> None:
     expect([thread.name for thread in threads if thread.is_alive()], [], "the publishers that still block")
     subscriber.wait_until(
         lambda subscriber: len(subscriber.events) >= MESSAGE_COUNT - bus.metrics()["dropped"],
-        "all that was not dropped arrives",
+        "every message that was not dropped arrives",
     )
 
 

@@ -220,11 +220,11 @@ def a_refund_restores_permits(store: Store) -> None:
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
         policy = Policy(f"refund-{algorithm}", (Limit(10, "1h", algorithm),))
         ask(store, "acquire", policy, "k", (6,), NOW)
-        expect(ask(store, "adjust", policy, "k", (-2,), NOW), remaining=[6], what=f"{algorithm}: 2 of 6 given back")
+        expect(ask(store, "adjust", policy, "k", (-2,), NOW), remaining=[6], what=f"{algorithm}: 2 of 6 refunded")
         expect(ask(store, "adjust", policy, "k", (9,), NOW), remaining=[0], what=f"{algorithm}: 9 more taken")
         denied = ask(store, "acquire", policy, "k", (1,), NOW)
         expect(denied, allowed=False, what=f"{algorithm}: one more, with 13 of 10 taken")
-        expect(ask(store, "adjust", policy, "k", (-99,), NOW), remaining=[10], what=f"{algorithm}: 99 of 13 given back")
+        expect(ask(store, "adjust", policy, "k", (-99,), NOW), remaining=[10], what=f"{algorithm}: 99 of 13 refunded")
         new = ask(store, "adjust", policy, "new", (-5,), NOW)
         expect(new, remaining=[10], what=f"{algorithm}: nothing to refund")
 
@@ -249,7 +249,7 @@ def a_held_charge_is_corrected_at_its_instant(store: Store) -> None:
             half = ask(store, "peek", policy, "k", (0,), start + 100 * SECOND)
             expect(half, remaining=[65], what=f"{algorithm}: the first charge left, the second counts")
         late = ask(store, "adjust", policy, "k", (-10,), start + 300 * SECOND, start)
-        expect(late, remaining=[100], what=f"{algorithm}: given back after it had ended")
+        expect(late, remaining=[100], what=f"{algorithm}: refunded after it had ended")
 
 
 def a_refund_does_not_exceed_the_burst(store: Store) -> None:

@@ -121,7 +121,9 @@ class _EnvoyConverter:
         if "descriptors" in fields:
             converted["descriptors"] = self.descriptors(fields["descriptors"].items(), path)
         if not converted.keys() & {"rate_limit", "limits", "descriptors"}:
-            self.remark(entry, "has no limit, which Envoy only uses to name metrics: converted to unlimited")
+            self.remark(
+                entry, "has no limit (Envoy uses such a descriptor only to name metrics): converted to unlimited"
+            )
             converted["rate_limit"] = {"unlimited": True}
         return converted
 

@@ -184,7 +184,7 @@ def history() -> dict[str, Any]:
 
 def key() -> dict[str, Any]:
     """Describe the report about one key."""
-    described = get("key", "What all policies know of a key.", "", "application/json", 401)
+    described = get("key", "The data of a key in all policies.", "", "application/json", 401)
     parameter = {"name": "key", "in": "query", "required": True, "schema": STRINGS, "style": "form", "explode": True,
                  "description": "The key, once for each of its parts."}  # fmt: skip
     return {**described, "parameters": [parameter], "responses": {**described["responses"], **problems(422)}}
