@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from aiohttp import ClientError, ClientSession, web
@@ -44,11 +45,12 @@ async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.json_response({"model": "demo", "choices": [{"index": 0, "message": message}], "usage": usage})
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    for word in WORDS:
-        await response.write(event({"choices": [{"index": 0, "delta": {"content": word}}]}))
-        await asyncio.sleep(0.1)
-    await response.write(event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
-    await response.write_eof()
+    with suppress(ConnectionError):  # the gateway stops
+        for word in WORDS:
+            await response.write(event({"choices": [{"index": 0, "delta": {"content": word}}]}))
+            await asyncio.sleep(0.1)
+        await response.write(event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        await response.write_eof()
     return response
 
 
