@@ -12,7 +12,8 @@ without code of tidegate: at most burst + rate * time in every interval. It is n
 
 A scenario with `slice` simulates one key in so many, and all processes: keys are independent of each other, so that
 the calls of each pair of process and key are those of the whole. Rates are printed for the whole, multiplied by
-`slice`. The hottest shard of a slice is less even than that of the whole, since it has fewer keys.
+`slice`. For the hottest shard, all keys are distributed, with the average calls of the simulated ones. The waits of a
+slice lack the queues of the whole: see `busy`.
 
 `python -m bench.scale --check` only compares the simulation with eight real processes on one Valkey.
 """
@@ -23,9 +24,10 @@ import argparse
 import multiprocessing
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from random import Random
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
@@ -98,7 +100,6 @@ class Shard:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.lost = False
-        self.calls = 0
         self.free_at = 0  # when it has served all calls that have arrived
 
 
@@ -114,6 +115,7 @@ class Fleet(Simulation):
         self.processes = [FleetProcess(self) for _ in range(scenario.processes)]
         self.homes = {key: self._choose_homes(key) for key in self.keys}
         self.admitted: defaultdict[str, list[int]] = defaultdict(list)
+        self.calls: Counter[str] = Counter()  # of the store, by key
         self.waits: list[int] = []  # of answered store calls
         self.demanded = self.unanswered = self.killed = self.lost_permits = 0
         self.idle: list[float] = []
@@ -125,15 +127,31 @@ class Fleet(Simulation):
         return [(crc32(key.encode()) + i) % count for i in range(self.scenario.homes)]
 
     def shard_of(self, key: str) -> Shard:
-        """Return the shard of a key, as a cluster would."""
-        return self.shards[crc32(b"shard" + key.encode()) % len(self.shards)]
+        """Return the shard of a key."""
+        return self.shards[shard_number(key, len(self.shards))]
+
+    def hottest_shard(self) -> float:
+        """Return the calls of the hottest shard, as a multiple of the average.
+
+        For a slice, all keys are distributed: a hot key has the average calls of simulated hot keys, others likewise.
+        """
+        scenario, loads = self.scenario, [0.0] * len(self.shards)
+        if scenario.slice == 1:
+            for key in self.keys:
+                loads[shard_number(key, len(loads))] += self.calls[key]
+        else:
+            hot = mean([self.calls[key] for key in self.keys[::HOT_SHARE]])
+            usual = mean([self.calls[key] for i, key in enumerate(self.keys) if i % HOT_SHARE])
+            for i, weight in enumerate(weights_of(scenario.keys)):
+                loads[shard_number(f"tenant:{i}", len(loads))] += usual if weight == 1 else hot
+        return max(loads) * len(loads) / max(1.0, sum(loads))
 
     def play(self) -> None:
         """Run the scenario."""
         scenario, began = self.scenario, self.now
         rate = scenario.decisions / scenario.slice
         batch = max(1, round(rate / 1000))
-        weights = [HOT_DEMAND if i % HOT_SHARE == 0 else 1 for i in range(len(self.keys))]
+        weights = weights_of(len(self.keys))
         length = scenario.seconds * SECOND
         self.demand(batch, round(batch * SECOND / rate), weights, began + length)
         if scenario.churn:
@@ -181,20 +199,20 @@ class Fleet(Simulation):
     def result(self) -> Result:
         """Sum up."""
         scenario = self.scenario
-        calls, scale = [shard.calls for shard in self.shards], scenario.slice / scenario.seconds
+        scale, hottest = scenario.slice / scenario.seconds, self.hottest_shard()
+        calls = self.calls.total() * scale
         waits, admitted = sorted(self.waits), sum(map(len, self.admitted.values()))
-        hottest = max(calls)
         return Result(
             decisions=self.demanded * scale,
             admitted=admitted / self.demanded,
-            calls=sum(calls) * scale,
-            hottest=hottest * len(calls) / max(1, sum(calls)),
-            busy=hottest * scale * self.service / SECOND,
+            calls=calls,
+            hottest=hottest,
+            busy=hottest * calls / scenario.shards * self.service / SECOND,
             over=sum(count_over(times, self.policy.limits[0]) for times in self.admitted.values()),
             idle=sum(self.idle) / max(1, len(self.idle)),
             p99=waits[len(waits) * 99 // 100] / 1000 if waits else 0.0,
             unanswered=self.unanswered / self.demanded,
-            lost_permits=self.lost_permits / max(1, self.killed),
+            lost_permits=self.lost_permits * scenario.slice / max(1, self.killed),
         )
 
 
@@ -222,7 +240,7 @@ class Result(NamedTuple):
 
 
 HEADER: Final = (
-    f"{'scenario':36}{'decisions/s':>11}{'allowed':>9}{'calls/s':>11}{'each':>8}{'hottest':>9}{'busy':>7}{'over':>6}"
+    f"{'scenario':46}{'decisions/s':>11}{'allowed':>9}{'calls/s':>11}{'each':>8}{'hottest':>9}{'busy':>7}{'over':>6}"
     f"{'idle':>8}{'p99 ms':>9}{'failed':>9}{'lost':>9}"
 )
 
@@ -281,7 +299,7 @@ class ShardRun(FlowRun):
         fleet = self.process.simulation
         if shard.lost:
             return
-        shard.calls += 1
+        fleet.calls[request.asks[0][1]] += 1
         decisions = shard.store.apply(request.verb, request.asks, fleet.now, request.at)
         fleet.after(fleet.delay(), partial(self.receive, number, decisions, fleet.now))
 
@@ -296,6 +314,16 @@ class ShardRun(FlowRun):
         if number == self.number and self.then is not None and self.process.alive:
             self.process.simulation.unanswered += 1
         super().time_out(number)
+
+
+def weights_of(keys: int) -> list[int]:
+    """Return how often each key is called, relative to a usual key."""
+    return [HOT_DEMAND if i % HOT_SHARE == 0 else 1 for i in range(keys)]
+
+
+def shard_number(key: str, shards: int) -> int:
+    """Return the shard of a key, by its hash as in a cluster."""
+    return crc32(b"shard" + key.encode()) % shards
 
 
 def count_over(times: list[int], limit: Limit) -> int:
@@ -330,7 +358,7 @@ CHECK: Final = Scenario("check", 1600, 8, 1, 40, seconds=6, network=Network(dela
 def work(barrier: Barrier, url: str, seed: int) -> int:
     """Call as one of the processes of CHECK does, in real time; returns the number of calls."""
     random, keys = Random(seed), [f"tenant:{i}" for i in range(CHECK.keys)]
-    weights = [HOT_DEMAND if i % HOT_SHARE == 0 else 1 for i in range(CHECK.keys)]
+    weights = weights_of(CHECK.keys)
     pause, made = CHECK.processes / CHECK.decisions, 0
     with Limiter(CHECK.limit, store=url, lease=True, name="p") as limiter:
         barrier.wait(30)
@@ -411,7 +439,7 @@ def main() -> None:
             began = time.process_time()
             name = scenario.name + (f" (slice {scenario.slice})" if scenario.slice > 1 else "")
             found = simulate(scenario, service=service)
-            print(f"{name:36}{found!s}   {time.process_time() - began:.0f} s of CPU", flush=True)
+            print(f"{name:46}{found!s}   {time.process_time() - began:.0f} s of CPU", flush=True)
         calls_by_rate()
     check(service)
     print("load average:", *(f"{load:.1f}" for load in os.getloadavg()))
