@@ -17,6 +17,7 @@ from tests.servers.process import need
 from tidegate.service.config.options import OPTIONS
 from tidegate.service.config.settings import load_settings
 from tidegate.service.http.metrics import METRICS
+from tidegate.service.http.problems import KINDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -155,6 +156,13 @@ def test_dashboards_rules_and_runbook_are_up_to_date():
     command = [sys.executable, str(ROOT / "tools" / "make_monitoring.py"), "--check"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_name_problems_that_the_service_reports():
+    text = (DEPLOY / "monitoring.yaml").read_text(encoding="utf-8")
+    named = [kind for kinds in re.findall(r'kind=~"([^"]+)"', text) for kind in kinds.split("|")]
+    assert named
+    assert set(named) <= set(KINDS)
 
 
 def test_every_exported_metric_of_the_service_is_on_a_dashboard():
