@@ -28,7 +28,7 @@ test: servers test-main test-recipes test-others ## run the whole suite on Pytho
 
 test-main: venv ## run the suite on one Python version only (the oldest installed)
 	@echo "== tests on Python $(MAIN)"
-	@$(PY) -m pytest -n auto $(ARGS)
+	@tools/run-tests $(PY) $(ARGS)
 
 test-recipes: ## run the recipes of docs/llm.md with the SDKs of OpenAI, Anthropic, Google, Mistral and others
 	@tools/make-venv $(RECIPES) $(MAIN) tests/recipes/requirements.lock
@@ -58,7 +58,7 @@ test-others: ## run the suite on the other Python versions, with fewer random ex
 	    tools/make-venv $(VENV)-$$version $$version || exit 1; \
 	    echo "== tests on Python $$version"; \
 	    [ $$version = $(NEWEST) ] && what="$(LONG:%=--ignore=%)" || what="$(ENGINE) $(LONG:%=--ignore=%)"; \
-	    $(VENV)-$$version/bin/python -m pytest -n auto --hypothesis-profile=quick $$what $(ARGS) || exit 1; \
+	    tools/run-tests $(VENV)-$$version/bin/python --hypothesis-profile=quick $$what $(ARGS) || exit 1; \
 	done
 
 lint: venv ## run ruff (every rule), mypy (strict), pyright (examples, completeness) and the import contracts

@@ -185,3 +185,19 @@ def test_unknown_variables_are_warned_about_with_the_nearest_name(open_budget, e
 def test_known_variables_are_not_warned_about(open_budget, environ, caplog):
     open_budget({**environ, "RATE_LIMIT_BATCH_TTL": "10m", "PATH": "/bin"})
     assert not caplog.records
+
+
+def test_secrets_and_urls_may_be_in_files(environ, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of a webhook\n", encoding="utf-8")
+    values = {"RATE_LIMIT_WEBHOOK_URL": "http://127.0.0.1:9/", "RATE_LIMIT_WEBHOOK_SECRET_FILE": str(secret)}
+    assert read_environment({**environ, **values}).webhook_secret == "a secret of a webhook"  # noqa: S105 - of a test
+    both = {**values, "RATE_LIMIT_WEBHOOK_SECRET": "another secret of it"}
+    with pytest.raises(ConfigError, match="RATE_LIMIT_WEBHOOK_SECRET_FILE: cannot be combined with RATE"):
+        read_environment({**environ, **both})
+    missing = {"RATE_LIMIT_STORAGE_PATH_FILE": str(tmp_path / "missing"), "RATE_LIMIT_PER_DAY": "none"}
+    without = {name: value for name, value in environ.items() if name != "RATE_LIMIT_STORAGE_PATH"}
+    with pytest.raises(ConfigError) as error:
+        read_environment({**without, **missing})
+    assert "RATE_LIMIT_STORAGE_PATH_FILE: cannot read" in str(error.value)
+    assert "RATE_LIMIT_PER_DAY" in str(error.value), "one error lists every wrong variable"

@@ -36,9 +36,9 @@ async def test_tokens(tokens, sent, decides, administers, field):
 WITHOUT_TOKEN = {"/healthz", "/readyz", "/openapi.json"}
 WITH_DECISION = {
     *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),
-    *("/v1/usage", "/v1/check", "/v1/policies", "/v1/overview", "/metrics"),
+    *("/v1/usage", "/v1/check", "/v1/policies", "/v1/overview", "/v1/history", "/v1/key", "/metrics"),
 }
-WITH_ADMIN = {"/v1/refund", "/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks"}
+WITH_ADMIN = {"/v1/refund", "/v1/reset", "/v1/block", "/v1/unblock", "/v1/blocks", "/v1/audit"}
 
 
 async def test_a_decision_token_allows_only_the_listed_paths():

@@ -52,7 +52,7 @@ def test_json_output(service, capsys):
     code, text = run_top(service, capsys, "--json", "--rows", "1")
     data = json.loads(text)
     assert code == 0
-    assert set(data) == {"store", "waiting", "in_flight", "policies", "findings", "near", "denials"}
+    assert set(data) == {"store", "waiting", "in_flight", "policies", "findings", "near", "denials", "pools"}
     assert [len(data[name]) for name in ("policies", "near", "denials")] == [1, 1, 1]
     assert data["denials"][0]["violated"] == ["1h"]
 
@@ -85,6 +85,7 @@ OVERVIEW = {
     "latency": [[None, 80], [None, 2500]],
     "store": {"kind": "redis", "lost": True, "leased": False, "counts": {}},
     "near": [],
+    "panels": {},
     "denials": [
         {"at": 0, "policy": "busy", "key": ["a", "b"], "violated": ["1m"], "retry_after": None, "shadow": True},
     ],

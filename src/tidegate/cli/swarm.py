@@ -18,6 +18,7 @@ from tidegate.cli.output import Output, counted
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.policy.setting_values import read_variable
 from tidegate.swarm.clearing import clear_reductions
 from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with open_bus(url) as bus:
         if not bus.wait(CONNECT_TIMEOUT):
             raise StoreUnavailable(f"the bus at {redact(url)} does not respond: check that its server is running")
-        secret = os.environ.get("TIDEGATE_SWARM_SECRET") or None
+        secret = read_variable("TIDEGATE_SWARM_SECRET", os.environ)
         if args.clear is not None:
             write_cleared(clear_reductions(bus, args.clear or None, secret, args.namespace), output)
         else:

@@ -92,6 +92,17 @@ def expand_variables(setting: ConfigValue, environment: Mapping[str, str]) -> Co
     return replace(setting, raw=raw)
 
 
+def read_variable(name: str, environment: Mapping[str, str]) -> str | None:
+    """Return an environment variable, or the content of the file that NAME_FILE names; None if neither is set."""
+    value, path = environment.get(name, "").strip(), environment.get(f"{name}_FILE", "").strip()
+    if not path:
+        return value or None
+    setting = ConfigValue(path, field=f"{name}_FILE")
+    if value:
+        raise setting.error(f"cannot be combined with {name}: unset one of them")
+    return read_string_file(setting)
+
+
 def read_token(setting: ConfigValue) -> str:
     """Read a token; refuse a short one."""
     token = setting.string().strip()

@@ -104,7 +104,8 @@ def batched(items, size):
 
 
 # For Python's states, for the format in which it stores them (`dump_`, `load_`), and short paths.
-ONLY_IN_PYTHON = ("marked", "_owner", "remaining_bucket", "retry_bucket", "_view_common")
+# `_reset` is one expression, which the ports write where it is needed.
+ONLY_IN_PYTHON = ("marked", "_owner", "remaining_bucket", "retry_bucket", "_view_common", "_reset")
 
 
 def test_functions_have_the_order_of_the_core():

@@ -13,6 +13,7 @@ from tidegate.budget.settings.tiers import PERIODS
 from tidegate.errors import ConfigError
 from tidegate.files import make_private_folder
 from tidegate.policy.config_value import BOOLEANS
+from tidegate.policy.setting_values import read_variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,7 @@ VARIABLES: Final = {
     "webhook_url": "RATE_LIMIT_WEBHOOK_URL",
     "webhook_secret": "RATE_LIMIT_WEBHOOK_SECRET",
 }
+FROM_FILES: Final = ("storage", "webhook_url", "webhook_secret")  # also read from files: RATE_LIMIT_…_FILE
 CONFIG_VARIABLE: Final = "RATE_LIMIT_CONFIG"
 VARIABLE_PREFIX: Final = "RATE_LIMIT_"
 SWITCH_WORDS: Final = {**BOOLEANS, "1": True, "0": False}
@@ -44,12 +46,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
         known = [variable.removeprefix(VARIABLE_PREFIX) for variable in (*VARIABLES.values(), CONFIG_VARIABLE)]
         hint = did_you_mean(name[len(VARIABLE_PREFIX) :].upper(), known, VARIABLE_PREFIX)
         log.warning("unknown variable %s has no effect%s", name, hint)
-    texts = {
-        name: environ[variable].strip() for name, variable in VARIABLES.items() if environ.get(variable, "").strip()
-    }
-    values: dict[str, Any] = {name: _read_value(name, text) for name, text in texts.items()}
+    values, found = _read_variables(environ)
     from_file: dict[str, Any] = {}
-    found: list[Problem] = []
     if path := environ.get(CONFIG_VARIABLE, "").strip():
         try:
             from_file = read_config(path)
@@ -69,9 +67,24 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
     return BudgetSettings(**values)
 
 
+def _read_variables(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the settings in the environment by name, and the files that cannot be read."""
+    values: dict[str, Any] = {}
+    found: list[Problem] = []
+    for name, variable in VARIABLES.items():
+        try:
+            text = read_variable(variable, environ) if name in FROM_FILES else environ.get(variable, "").strip()
+        except ConfigError as error:
+            found.append((error.field or variable, error.detail))
+            continue
+        if text:
+            values[name] = _read_value(name, text)
+    return values, found
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """List the unknown variables that begin with the prefix of a budget's variables."""
-    known = {*VARIABLES.values(), CONFIG_VARIABLE}
+    known = {*VARIABLES.values(), *(f"{VARIABLES[name]}_FILE" for name in FROM_FILES), CONFIG_VARIABLE}
     return sorted(name for name in environ if name.upper().startswith(VARIABLE_PREFIX) and name not in known)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from tidegate.errors import ConfigError
+from tidegate.policy.setting_values import read_variable
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Components:
 
         bus = open_bus(url)
         self._stack.callback(bus.close)
-        secret = os.environ.get(SWARM_SECRET_VARIABLE) or None
+        secret = read_variable(SWARM_SECRET_VARIABLE, os.environ)
         panel = self.app.panels["swarm"] = swarm_panel(bus, secret, self.settings.swarm_namespace)
         self._stack.callback(panel.close)
         self._add_bus(bus, url)

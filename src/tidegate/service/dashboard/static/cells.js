@@ -12,7 +12,7 @@ export const text = (value, { state = "", title = value } = {}) => ({ kind: "tex
 /** How much of a quota is used: a bar, and the numbers. */
 export const meter = (used, quota, label = `${formatCount(used)} of ${formatCount(quota)}`) => ({ kind: "meter", fraction: used / quota, label });
 
-/** How much of a capacity is left: a bar, and the numbers. A part is worse than the whole. */
+/** How much of a capacity is left: a bar, and the numbers. If less than the whole is left, the bar is highlighted. */
 export const share = (part, total) => ({ ...meter(part, Math.max(1, total), `${formatCount(part)} of ${formatCount(total)}`), level: part < total ? "high" : "normal" });
 
 export const count = (value) => formatCount(value);

@@ -6,7 +6,7 @@ import { formatKey } from "./format.js";
 
 const ACTOR_KEY = "tidegate-actor";
 const ACTIONS = {
-  block: { title: (key, policy) => `Block ${key} in ${policy}?`, meaning: "Every call of this key is denied, whatever its limits, in all processes on the store.", yes: "Block" },
+  block: { title: (key, policy) => `Block ${key} in ${policy}?`, meaning: "Every call of this key is denied, whatever its limits, in all processes that use the store.", yes: "Block" },
   unblock: { title: (key, policy) => `Unblock ${key} in ${policy}?`, meaning: "Its limits apply again.", yes: "Unblock" },
   reset: { title: (key, policy) => `Reset ${key} in ${policy}?`, meaning: "Its usage of all limits becomes zero: its next calls are admitted.", yes: "Reset" },
 };

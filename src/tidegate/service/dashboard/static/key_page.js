@@ -45,7 +45,7 @@ function renderKey(report, now) {
   const blocked = report.policies.filter(({ block }) => block);
   const denied = report.policies.filter(({ block, next }) => !block && next && !next.allowed);
   if (!report.seen) {
-    renderVerdict("Never seen: no policy has usage or a block of this key, and it is not among the denied keys of the last 24 hours.", "");
+    renderVerdict("Never seen: no policy has any usage or block for this key, and it is not among the denied keys of the last 24 hours.", "");
   } else if (blocked.length) renderVerdict(blocked.map(describeBlock).join(". "), "bad");
   else if (denied.length) renderVerdict(`Its next call is denied by ${denied.map(({ policy, next }) => `${policy} (${formatReason(next.over)})`).join(", ")}.`, "warn");
   else renderVerdict("Its next call is admitted by every policy.", "good");
@@ -98,14 +98,14 @@ function renderHistory(report, now) {
   const from = Math.max(Math.min(report.minutes_since, now - 3_600_000), now - 86_400_000);
   renderDenialBars(byId("key-minutes"), report.minutes, from, Math.max(now, from + 60_000));
   const total = report.minutes.reduce((sum, { denied }) => sum + denied, 0);
-  const text = total ? `${formatCount(total)} denied calls since ${formatDate(from)}, as far as the key was one of the ten most denied keys of a minute.` : `Not among the most denied keys since ${formatDate(from)}.`;
+  const text = total ? `${formatCount(total)} denied calls since ${formatDate(from)}, counting only minutes in which the key was one of the ten most denied keys.` : `Not among the most denied keys since ${formatDate(from)}.`;
   setText(byId("key-minutes-text"), text);
   const lines = report.audit.map(({ at, action, policy, actor, reason, seconds }) => {
     const long = seconds ? ` for ${formatDuration(seconds)}` : "";
     return `${formatDate(at)}: ${action} in ${policy}${long}${actor ? ` by ${actor}` : ""}${reason ? `: ${reason}` : ""}`;
   });
   const list = byId("key-audit");
-  const wanted = lines.length ? lines : ["Nobody blocked, unblocked or reset this key."];
+  const wanted = lines.length ? lines : ["Nobody has blocked, unblocked or reset this key."];
   if ([...list.children].map((item) => item.textContent).join("\n") !== wanted.join("\n")) list.replaceChildren(...wanted.map((line) => createElement("li", {}, line)));
 }
 

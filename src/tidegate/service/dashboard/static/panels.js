@@ -168,7 +168,7 @@ export function renderState(overview) {
   const rows = [["Store", store.lost ? "unavailable: on_store_error applies" : "available", store.lost ? "bad" : "good"]];
   rows.push(["type", store.leased ? `${store.kind}, with leases` : store.kind]);
   if (services.length > 1) {
-    rows.push(["services on it", services.map(({ name, own }) => (own ? `${name} (this one)` : name)).join(", ")]);
+    rows.push(["services on this store", services.map(({ name, own }) => (own ? `${name} (this one)` : name)).join(", ")]);
   }
   rows.push(...countRows(store.counts));
   if (!bus) rows.push(["Bus", "not configured (bus: nats://…)"]);
