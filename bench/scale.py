@@ -1,4 +1,4 @@
-"""Simulate many processes that lease from sharded stores, in virtual time: `python -m bench.scale`, about two minutes.
+"""Simulate many processes that lease from sharded stores, in virtual time: `python -m bench.scale`, three minutes.
 
 The code of leases and limits is real: each process has a LeasedStore, each shard is a MemoryStore, and the events come
 from the simulator of the tests (`tests/stores/lease/simulator.py`). Simulated are the network (delays), the queue of
