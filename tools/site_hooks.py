@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -40,7 +40,9 @@ LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "
                     ".mjs": "js", ".conf": "nginx", ".tpl": "yaml", ".toml": "toml"}  # fmt: skip
 MAX_SHOWN_BYTES: Final = 200_000  # of a file
 PICTURE: Final = re.compile(r"<!-- picture: (\w+) -->")
-LOADED: Final = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(https?:)?//|<link[^>]*href=\"?(https?:)?//[^>]*stylesheet|@import|url\((https?:)?//")
+LOADED: Final = re.compile(
+    r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(https?:)?//|<link[^>]*href=\"?(https?:)?//[^>]*stylesheet|@import|url\((https?:)?//"
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -71,7 +73,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Change links to files outside docs/, insert pictures, remove what only tests need from code blocks."""
     path = page.file.src_uri
     if page.file.generated_by is None:
@@ -146,7 +148,8 @@ def describe(target: str) -> str:
     """Return the page of a file, or of a folder with links to its files."""
     path = ROOT / target
     if path.is_dir():
-        listed = subprocess.run(["git", "ls-files", target], cwd=ROOT, capture_output=True, text=True, check=True)
+        command = ["git", "ls-files", target]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         names = [posixpath.relpath(line, target) for line in listed.stdout.splitlines()]
         shown = [name for name in names if readable(path / name)]
         readme = (path / "README.md").read_text(encoding="utf-8") if (path / "README.md").exists() else f"# {target}\n"

@@ -32,7 +32,7 @@ LIMITS: Final = {
 }
 
 WIDTH, HEIGHT = 720, 190
-LEFT, RIGHT, TOP, FLOOR = 36, 708, 34, 118  # of the chart of permits
+LEFT, RIGHT, TOP, FLOOR = 36, 696, 34, 118  # of the chart of permits
 CALLS_TOP, CALLS_FLOOR = 128, 156  # of the row of calls
 ALLOWED, DENIED = "#2a9d6f", "#d1495b"
 
@@ -82,12 +82,15 @@ def draw(name: str) -> str:
     limit = LIMITS[name]
     calls, levels = simulate(limit)
     admitted = sum(call.allowed for call in calls)
-    title = f"{name}, {limit.quota} per minute: {admitted} of {len(calls)} calls admitted, at most {most_in_a_window(calls)} in any minute"
+    counts = f"{admitted} of {len(calls)} calls admitted"
+    title = f"{name}, {limit.quota} per minute: {counts}, at most {most_in_a_window(calls)} in any minute"
     if name == "concurrency":
-        title = f"{name}, {limit.quota} slots, calls of {CALL_DURATION} s: {admitted} of {len(calls)} calls admitted"
+        title = f"{name}, {limit.quota} slots, calls of {CALL_DURATION} s: {counts}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" '
-        'style="width:100%;max-width:60rem" fill="currentColor" font-family="sans-serif" font-size="11">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}" '
+            'style="width:100%;max-width:60rem" fill="currentColor" font-family="sans-serif" font-size="11">'
+        ),
         f'<text x="{LEFT}" y="16" font-size="12">{title}</text>',
     ]
     for second in range(0, SECONDS + 1, 30):
@@ -105,11 +108,9 @@ def draw(name: str) -> str:
     parts.append(f'<text x="{LEFT}" y="{TOP - 6}" font-size="10" opacity=".8">permits left</text>')
     for call in calls:
         top = CALLS_TOP if call.allowed else (CALLS_TOP + CALLS_FLOOR) / 2
-        colour = ALLOWED if call.allowed else DENIED
-        parts.append(
-            f'<line x1="{x(call.at):.1f}" x2="{x(call.at):.1f}" y1="{top}" y2="{CALLS_FLOOR}" stroke="{colour}" '
-            f'stroke-width="2"{"" if call.allowed else chr(32) + "stroke-dasharray=" + chr(34) + "2 2" + chr(34)}/>'
-        )
+        stroke = f'stroke="{ALLOWED}"' if call.allowed else f'stroke="{DENIED}" stroke-dasharray="2 2"'
+        place = f'x1="{x(call.at):.1f}" x2="{x(call.at):.1f}" y1="{top}" y2="{CALLS_FLOOR}"'
+        parts.append(f'<line {place} {stroke} stroke-width="2"/>')
     parts.append(
         f'<text x="{LEFT}" y="{HEIGHT - 2}" font-size="10" opacity=".8">calls: long lines are admitted, short dashed '
         "lines are denied</text></svg>"

@@ -1,4 +1,4 @@
-"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, commands, exit codes.
+"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, commands.
 
     python tools/site_reference.py FOLDER
 
@@ -10,7 +10,6 @@ guide that describes it: a setting without such a row is an error.
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
 from functools import cache
@@ -22,10 +21,8 @@ import yaml
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.docs.links import anchor_of  # noqa: E402 - found in ROOT
-from tests.project.public_surface import modules, public_modules  # noqa: E402 - found in ROOT
-from tools.make_monitoring import METRIC, metric_families  # noqa: E402 - found in ROOT
-
+from tests.docs.links import FENCE, anchor_of  # noqa: E402 - found in ROOT
+from tests.project.public_surface import public_modules  # noqa: E402 - found in ROOT
 from tidegate.budget.settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
 from tidegate.cli import COMMANDS, EXIT_CODES_HELP, build_parser  # noqa: E402 - after ROOT
 from tidegate.cli.file_kinds import KINDS  # noqa: E402 - after ROOT
@@ -40,13 +37,13 @@ from tidegate.outbound.providers.profile_file import PROFILE_FIELDS  # noqa: E40
 from tidegate.outbound.sources.source import SOURCE_FIELDS  # noqa: E402 - after ROOT
 from tidegate.service.config.options import OPTIONS  # noqa: E402 - after ROOT
 from tidegate.service.config.settings import ENVIRONMENT_PREFIX, SECTIONS  # noqa: E402 - after ROOT
+from tools.make_monitoring import METRIC, metric_families  # noqa: E402 - found in ROOT
+from tools.site_log_lines import LogLine, log_lines  # noqa: E402 - found in ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 DOCS: Final = ROOT / "docs"
-LEVELS: Final = ("debug", "info", "warning", "error", "exception", "critical", "log")
-PLACEHOLDER: Final = re.compile(r"%(?:\.\d+)?[sdgfr]")
 GENERATED: Final = "This page is generated from the code when the site is built."
 
 
@@ -67,7 +64,7 @@ def rows_of(page: str, first: str) -> tuple[Row, ...]:
     found: list[Row] = []
     header: list[str] = []
     anchor = ""
-    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+    for line in FENCE.sub("", (DOCS / page).read_text(encoding="utf-8")).splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if line.startswith("#"):
             anchor = anchor_of(line.lstrip("# "))
@@ -152,8 +149,7 @@ def service_settings() -> list[str]:
         variable = ENVIRONMENT_PREFIX + option.name.upper()
         flag = "" if option.secret else option.flag
         rows.append([code(option.name), type_of(dict(option.schema)), code(flag), code(variable), plain(option.help)])
-    for name in SECTIONS:
-        rows.append([code(name), "", "", "", meaning_of(name, [("service.md", "setting")])])
+    rows += [[code(name), "", "", "", meaning_of(name, [("service.md", "setting")])] for name in SECTIONS]
     return table(["setting", "type", "option", "variable", "meaning"], rows)
 
 
@@ -211,8 +207,10 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        f"{GENERATED} `tidegate validate FILE` checks a file of any kind; `tidegate validate --schema KIND` prints its "
-        "JSON schema.",
+        (
+            f"{GENERATED} `tidegate validate FILE` checks a file of any kind; `tidegate validate --schema KIND` prints "
+            "its JSON schema."
+        ),
         "",
         "## Service file",
         "",
@@ -245,8 +243,10 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        f"{GENERATED} Labels are names from the configuration, never keys, addresses or paths. The last column links to "
-        "the [runbook](../runbook.md).",
+        (
+            f"{GENERATED} Labels are names from the configuration, never keys, addresses or paths. The last column "
+            "links to the [runbook](../runbook.md)."
+        ),
         "",
     ]
     for title, families in metric_families().items():
@@ -256,7 +256,9 @@ def metrics_page() -> str:
                 family.kind,
                 ", ".join(map(code, family.labels)),
                 plain(family.help),
-                ", ".join(f"[{name}](../runbook.md#{name.lower()})" for name in sorted(set(alerts.get(family.name, ())))),
+                ", ".join(
+                    f"[{name}](../runbook.md#{name.lower()})" for name in sorted(set(alerts.get(family.name, ())))
+                ),
             ]
             for family in families
         ]
@@ -275,17 +277,33 @@ def headers_page() -> str:
     sent = [
         [code(X_RATELIMIT.limit), "`headers: x` or `both`", "quota of the tightest limit"],
         [code(X_RATELIMIT.remaining), "`headers: x` or `both`", "permits left at the tightest limit"],
-        [code(X_RATELIMIT.reset), "`headers: x` or `both`", "when the limit is reset, in seconds since 1970, rounded up"],
+        [
+            code(X_RATELIMIT.reset),
+            "`headers: x` or `both`",
+            "when the limit is reset, in seconds since 1970, rounded up",
+        ],
         [code(IETF.policy), "`headers: ietf` or `both`", "quota and window of each limit (IETF draft)"],
         [code(IETF.state), "`headers: ietf` or `both`", "remaining permits and reset of each limit (IETF draft)"],
-        [code(RETRY_AFTER), "every denial", "whole seconds until the call is allowed, at least 1; missing if it never is"],
+        [
+            code(RETRY_AFTER),
+            "every denial",
+            "whole seconds until the call is allowed, at least 1; missing if it never is",
+        ],
     ]
     lines = ["# Header fields", "", GENERATED, "", "## Sent with limited responses", ""]
     lines += table(["field", "when", "meaning"], sent)
     lines += ["## Of the egress gateway", ""]
     lines += table(
         ["field", "meaning"],
-        [[code(name), meaning_of(name, gateway) if name in described else "a remark, such as what the gateway cannot see in a tunnel ([guide](../egress.md#where-a-request-goes))"] for name in own],
+        [
+            [
+                code(name),
+                meaning_of(name, gateway)
+                if name in described
+                else "a remark, such as what a tunnel hides ([guide](../egress.md#where-a-request-goes))",
+            ]
+            for name in own
+        ],
     )
     lines += ["## Read from responses of providers", "", "tidegate reads these names, in upper or lower case:", ""]
     lines += table(["dialect", "fields"], [[code(name), code_list(dialect)] for name, dialect in DIALECTS.items()])
@@ -306,7 +324,9 @@ def headers_page() -> str:
 def code_list(fields: object) -> str:
     """Return the names of fields in a dialect."""
     if template := getattr(fields, "template", ""):
-        return code(template.replace("-?", "").replace("{name}", "NAME").replace("{what}", "WHAT").replace("{tier}", "TIER"))
+        return code(
+            template.replace("-?", "").replace("{name}", "NAME").replace("{what}", "WHAT").replace("{tier}", "TIER")
+        )
     texts = [value for value in fields if isinstance(value, str) and "-" in value]  # type: ignore[attr-defined]  # tuples
     texts += [value for value in fields if value == "RateLimit"]  # type: ignore[attr-defined]  # as above
     return ", ".join(map(code, texts))
@@ -315,94 +335,15 @@ def code_list(fields: object) -> str:
 # ---- log lines -------------------------------------------------------------------------------------------------------
 
 
-class LogLine(NamedTuple):
-    """A message that the code logs."""
-
-    logger: str
-    level: str
-    message: str
-
-
-def log_lines() -> list[LogLine]:
-    """Find every message that the package logs."""
-    found = set()
-    for module in modules().values():
-        for function in ast.walk(module.tree):
-            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                continue
-            for call in ast.walk(function):
-                if isinstance(call, ast.Call) and is_log_call(call):
-                    method = call.func.attr  # type: ignore[attr-defined]  # is_log_call has checked it
-                    arguments = call.args[1:] if method == "log" else call.args
-                    for text in messages_of(arguments, function):
-                        level = {"exception": "ERROR", "log": "INFO or higher"}.get(method, method.upper())
-                        found.add(LogLine(logger_of(module.name, module.tree), level, text))
-    return sorted(found)
-
-
-def is_log_call(call: ast.Call) -> bool:
-    """Return whether a call logs a message."""
-    function = call.func
-    if not isinstance(function, ast.Attribute) or function.attr not in LEVELS:
-        return False
-    return ast.unparse(function.value) in {"log", "logger", "self._logger", "self._log", "self.log"}
-
-
-def messages_of(arguments: Sequence[ast.expr], function: ast.AST) -> Iterator[str]:
-    """Return the possible messages of a call, with … in place of their values."""
-    if not arguments:
-        return
-    for text in strings_of(arguments[0], function):
-        if PLACEHOLDER.sub("", text).strip(" :"):
-            yield " ".join(PLACEHOLDER.sub("…", text).replace("%%", "%").split())
-        else:
-            yield from messages_of(arguments[1:], function)
-
-
-def strings_of(node: ast.expr, function: ast.AST) -> list[str]:
-    """Return the strings that an expression can be."""
-    if isinstance(node, ast.Constant):
-        return [node.value] if isinstance(node.value, str) else []
-    if isinstance(node, ast.JoinedStr):
-        return ["".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)]
-    if isinstance(node, ast.IfExp):
-        return [*strings_of(node.body, function), *strings_of(node.orelse, function)]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [a + b for a in strings_of(node.left, function) for b in strings_of(node.right, function)]
-    if isinstance(node, ast.Name):
-        values = [each.value for each in ast.walk(function) if isinstance(each, ast.Assign) and names(each, node.id)]
-        return [text for value in values for text in strings_of(value, function)]
-    return []
-
-
-def names(statement: ast.Assign, name: str) -> bool:
-    """Return whether an assignment sets a name."""
-    return any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
-
-
-def logger_of(name: str, tree: ast.Module) -> str:
-    """Return the name of the logger of a module."""
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "logging.getLogger" and call.args:
-            argument = call.args[0]
-            if isinstance(argument, ast.Constant):
-                return str(argument.value)
-            if ast.unparse(argument) == "__name__":
-                return name
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.ImportFrom) and statement.module in modules():
-            if any(alias.name in {"log", "logger"} for alias in statement.names):
-                return logger_of(statement.module, modules()[statement.module].tree)
-    return ".".join(name.split(".")[:2])
-
-
 def logs_page() -> str:
     """Write the log lines by logger."""
     lines = [
         "# Log lines",
         "",
-        f"{GENERATED} … stands for a value. Loggers below `tidegate` follow the configuration of `logging` in your "
-        "program; the service logs to standard error, as text on a terminal and as JSON otherwise.",
+        (
+            f"{GENERATED} … stands for a value. Loggers below `tidegate` follow the configuration of `logging` in your "
+            "program; the service logs to standard error, as text on a terminal and as JSON otherwise."
+        ),
         "",
     ]
     loggers: dict[str, list[LogLine]] = {}
@@ -435,7 +376,9 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way
         if action.help == argparse.SUPPRESS or action.dest == "help":
             continue
-        value = action.metavar if isinstance(action.metavar, str) else (action.dest.upper() if action.nargs != 0 else "")
+        value = (
+            action.metavar if isinstance(action.metavar, str) else (action.dest.upper() if action.nargs != 0 else "")
+        )
         if action.choices and not action.metavar:
             value = "{" + ",".join(map(str, action.choices)) + "}"
         shown = ", ".join(f"{name} {value}".strip() for name in action.option_strings) or value

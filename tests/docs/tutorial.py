@@ -48,7 +48,9 @@ class Tutorial:
         self.running: list[subprocess.Popen[bytes]] = []
         self.output = ""
         scripts = Path(sys.executable).parent
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEGATE_", "RATE_LIMIT"))}
+        self.env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TIDEGATE_", "RATE_LIMIT"))
+        }
         self.env |= {"PATH": f"{scripts}{os.pathsep}{self.env['PATH']}", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
         self.env |= {"TIDEGATE_LISTEN": f"127.0.0.1:{self.port(DEFAULT_PORT)}"}
         self.env |= {"TIDEGATE_URL": f"http://127.0.0.1:{self.port(DEFAULT_PORT)}", "COLUMNS": "120"}
@@ -129,7 +131,12 @@ class Tutorial:
         log = self.folder / f"program-{len(self.running)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["bash", "-c", script], cwd=self.folder, env=self.env, stdout=output, stderr=output, start_new_session=True
+                ["bash", "-c", script],
+                cwd=self.folder,
+                env=self.env,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         self.running.append(process)
 
