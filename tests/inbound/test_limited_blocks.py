@@ -47,11 +47,11 @@ def starlette_thread_site(limit, outer=None):
 def fastapi_site(limit, outer=None):
     app = FastAPI()
 
-    @app.get("/", dependencies=[] if outer is None else [Depends(outer)])
     async def page(request: Request):
         async with limit.check(request):
             return PlainTextResponse("page", int(request.headers["x-status"]))
 
+    app.get("/", dependencies=[] if outer is None else [Depends(outer)])(page)
     return app
 
 
@@ -92,7 +92,7 @@ def site(request):
 
 
 def behind(app, *configs, clock):
-    """Return a client of an application behind a middleware for each config, and the innermost middleware."""
+    """Return a client of an application behind a middleware for each config."""
     if isinstance(app, flask_module.Flask):
         for config in configs:
             app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, config, clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
@@ -124,12 +124,16 @@ def test_the_response_decides_whether_a_block_counts(site, clock, configs, limit
 def test_the_headers_show_the_settled_block(site, clock):
     build, limit = site
     client = behind(build(limit("2/1m", scope="export", count=[401])), rules(100), clock=clock)
-    remaining = [client.get("/", headers={"x-status": str(each)}).headers["x-ratelimit-remaining"] for each in (200, 401)]
+    remaining = [
+        client.get("/", headers={"x-status": str(each)}).headers["x-ratelimit-remaining"] for each in (200, 401)
+    ]
     assert remaining == ["2", "1"]
 
 
 def test_a_failed_application_settles_the_block(clock):
-    app = asgi.RateLimitMiddleware(starlette_site(starlette.limit("2/1m", scope="export", count=[401])), rules(), clock=clock)
+    app = asgi.RateLimitMiddleware(
+        starlette_site(starlette.limit("2/1m", scope="export", count=[401])), rules(), clock=clock
+    )
     with pytest.raises(RuntimeError, match="failed"):
         ask(Client(app), 500, 1)
     assert {policy for policy, _ in usages(app.request_limiter.store)} == {"all"}
@@ -157,9 +161,8 @@ def test_slots_are_held_inside_the_block(clock):
     slots = starlette.limit("1/1m concurrency", scope="export")
 
     async def page(request):
-        async with slots.check(request):
-            async with slots.check(request):
-                return PlainTextResponse("unreachable")
+        async with slots.check(request), slots.check(request):
+            return PlainTextResponse("unreachable")
 
     app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(100), clock=clock)
     assert statuses(Client(app), "/", 2) == [429, 429]

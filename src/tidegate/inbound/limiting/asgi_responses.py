@@ -44,7 +44,7 @@ def add_headers(request_state: RequestState, send: Send, write: Writer | None = 
             charge = request_state.response_charge
             if charge is not None and charge.status is None:
                 charge.status = message.get("status", 101)
-                return settle_and_send(request_state, charge, send_with_headers, message)
+                return settle_and_send(request_state, charge, add_headers(request_state, send, write), message)
             decision = None if request_state.nested else request_state.shown_decision  # nested: the outer one adds them
             if decision is not None:
                 fields = (write or request_state.request_limiter.response_writer.raw_fields)(decision)
