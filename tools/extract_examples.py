@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +64,11 @@ def extract(page: Path) -> str:
     return "\n".join([*lines, ""]) if lines else ""
 
 
+def is_installed(code: str) -> bool:
+    """Return whether all packages that a block imports are installed; a tutorial may need the SDK of a vendor."""
+    return all(find_spec(statement.split()[1].partition(".")[0]) for statement in imports_of(code).values())
+
+
 def main(folder: str) -> None:
     """Write one module per page."""
     target = ROOT / folder
@@ -74,7 +80,7 @@ def main(folder: str) -> None:
         if module:
             (target / f"{name}.py").write_text(module, encoding="utf-8")
         for block in blocks_of(page):
-            if block.label == "python" and block.title:
+            if block.label == "python" and block.title and is_installed(block.code):
                 lines = "\n" * (block.line - 1) + block.code + "\n"
                 (target / f"{name}_{block.line}.py").write_text(lines, encoding="utf-8")
 
