@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.state import NEVER, State, View, current
@@ -23,13 +23,73 @@ if TYPE_CHECKING:
 
 Changes = list[tuple[int, int, int]]  # of a log: the entry, the change of its cost, its new cost
 Log = tuple[Any, int, int, int, int]  # entries, head, tail, base, and the instant, never before the last entry
+CHUNK_SHIFT: Final = 7
+CHUNK_LENGTH: Final = 1 << CHUNK_SHIFT  # sums that a correction copies
+
+
+class CorrectedSums:
+    """The running sums of a log with corrected entries, in chunks, each with an offset that is added to its sums.
+
+    A correction copies one chunk and the list of chunks; the log before it shares all others. So corrections take
+    about the same time in a long log as in a short one, and older states stay as they were.
+    """
+
+    __slots__ = ("_chunks", "_offsets")
+
+    def __init__(self, chunks: list[array[int]], offsets: list[int]) -> None:
+        """Take chunks of `CHUNK_LENGTH` sums, of which only the last may be shorter, and their offsets."""
+        self._chunks = chunks
+        self._offsets = offsets
+
+    @classmethod
+    def of(cls, sums: array[int], tail: int) -> CorrectedSums:
+        """Copy the first `tail` sums."""
+        ends = range(CHUNK_LENGTH, tail + CHUNK_LENGTH, CHUNK_LENGTH)
+        return cls([sums[end - CHUNK_LENGTH : min(end, tail)] for end in ends], [0] * len(ends))
+
+    def __getitem__(self, place: int) -> int:
+        """Return one sum."""
+        chunk = place >> CHUNK_SHIFT
+        return self._chunks[chunk][place & CHUNK_LENGTH - 1] + self._offsets[chunk]
+
+    def copy(self, head: int, tail: int) -> array[int]:
+        """Return the sums of a range."""
+        sums = array("q")
+        for chunk, offset in zip(self._chunks, self._offsets, strict=True):
+            sums.extend([each + offset for each in chunk] if offset else chunk)
+        return sums[head:tail]
+
+    def correct(self, place: int, difference: int) -> CorrectedSums:
+        """Return the sums after the cost of one entry has changed."""
+        number = place >> CHUNK_SHIFT
+        chunks, offsets = self._chunks[:], self._offsets[:]
+        chunks[number] = chunk = chunks[number][:]
+        for i in range(place & CHUNK_LENGTH - 1, len(chunk)):
+            chunk[i] += difference
+        for i in range(number + 1, len(offsets)):
+            offsets[i] += difference
+        return CorrectedSums(chunks, offsets)
+
+    def append(self, total: int) -> None:
+        """Add a sum at the end."""
+        if not self._chunks or len(self._chunks[-1]) == CHUNK_LENGTH:
+            self._chunks.append(array("q"))
+            self._offsets.append(0)
+        self._chunks[-1].append(total - self._offsets[-1])
+
+    def truncate(self, tail: int) -> None:
+        """Drop the sums from `tail` on, and what an interrupted `append` left."""
+        kept = tail + CHUNK_LENGTH - 1 >> CHUNK_SHIFT
+        del self._chunks[kept:], self._offsets[kept:]
+        if kept:
+            del self._chunks[-1][tail - (kept - 1 << CHUNK_SHIFT) :]
 
 
 class LogEntries(NamedTuple):
     """The times of admitted calls, and the running sums of their costs."""
 
     times: array[int]
-    sums: array[int]
+    sums: array[int] | CorrectedSums
 
     def until(self, instant: int, head: int, tail: int) -> tuple[int, int]:
         """Return the first entry after `instant` (or `tail`), and the sum before it; `head` must not be after it."""
@@ -42,7 +102,7 @@ class LogEntries(NamedTuple):
 
     def reaching(self, total: int, head: int, tail: int) -> int:
         """Return the first entry whose sum reaches `total`."""
-        return bisect_left(self.sums, total, head, tail)
+        return bisect_left(self.sums, total, head, tail)  # type: ignore[type-var]  # only indexed, within these bounds
 
     def append(self, tail: int, time: int, total: int) -> None:
         """Write an entry at `tail`, and drop entries that a discarded state left there.
@@ -51,7 +111,11 @@ class LogEntries(NamedTuple):
         """
         times, sums = self
         if len(times) > tail:
-            del sums[tail:], times[tail:]
+            if sums.__class__ is CorrectedSums:
+                sums.truncate(tail)
+            else:
+                del sums[tail:]
+            del times[tail:]
         times.append(time)
         sums.append(total)
 
@@ -62,25 +126,38 @@ class LogEntries(NamedTuple):
 
     def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
         """Return the log with the costs of neighbouring entries changed; entries with a cost of 0 are removed."""
-        total = sum(difference for _, difference, _ in changes)
-        gone = sum(not cost for _, _, cost in changes)
-        if total < 0 and [i for i, _, _ in changes] == list(range(head, head + len(changes))):
+        total = gone = 0
+        front = head
+        for i, difference, cost in changes:
+            total += difference
+            gone += not cost
+            front += i == front
+        if total < 0 and front == head + len(changes):
             return self, head + gone, tail, base - total  # at the front, nothing needs to be copied
-        times, sums, shift, last = array("q"), array("q"), 0, head
+        if not gone:  # the times are the same: both logs share them, since only the newer one will be extended
+            corrected = CorrectedSums.of(self.sums, tail) if isinstance(self.sums, array) else self.sums
+            for i, difference, _ in changes:
+                corrected = corrected.correct(i, difference)
+            return LogEntries(self.times, corrected), head, tail, base
+        old, times, sums, shift, last = self.copied_sums(0, tail), array("q"), array("q"), 0, head
         for i, difference, cost in sorted(changes):  # neighbours: only before the first are there entries to copy
             times += self.times[last : i + (cost > 0)]
-            sums += self.sums[last:i]
+            sums += old[last:i]
             shift += difference
             if cost:
-                sums.append(self.sums[i] + shift)
+                sums.append(old[i] + shift)
             last = i + 1
         times += self.times[last:tail]
-        sums += array("q", [before + shift for before in self.sums[last:tail]])
+        sums += array("q", [before + shift for before in old[last:tail]])
         return LogEntries(times, sums), 0, tail - head - gone, base
+
+    def copied_sums(self, head: int, tail: int) -> array[int]:
+        """Return the sums of a range of entries."""
+        return self.sums[head:tail] if isinstance(self.sums, array) else self.sums.copy(head, tail)
 
     def trim(self, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
         """Return the log without its expired entries."""
-        sums = array("q", [total - base for total in self.sums[head:tail]])
+        sums = array("q", [total - base for total in self.copied_sums(head, tail)])
         return LogEntries(self.times[head:tail], sums), 0, tail - head, 0
 
 
@@ -152,7 +229,7 @@ def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int 
     first = entries.since(at, head, tail) if at > now - limit.length else tail
     if first == tail:
         return state
-    last, _ = entries.until(entries.times[first], first, tail)
+    last = entries.since(entries.times[first] + 1, first + 1, tail)
     return _correct(limit, log, delta, range(last - 1, first - 1, -1))
 
 
@@ -193,9 +270,9 @@ def expires_log(state: State) -> int:
 
 def dump_log(state: State) -> list[int]:
     """Return the time and cost of each entry."""
-    _, (times, sums), head, tail, base = state
-    costs = (after - before for before, after in pairwise([base, *sums[head:tail]]))
-    return [number for entry in zip(times[head:tail], costs, strict=True) for number in entry]
+    _, entries, head, tail, base = state
+    costs = (after - before for before, after in pairwise([base, *entries.copied_sums(head, tail)]))
+    return [number for entry in zip(entries.times[head:tail], costs, strict=True) for number in entry]
 
 
 def load_log(limit: Limit, numbers: Sequence[int]) -> State:

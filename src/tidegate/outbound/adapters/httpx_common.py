@@ -251,6 +251,7 @@ class SettlingStream:
             self._stream.close()
         finally:
             self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+            self._settlement = self._reader = self._stream = None
 
 
 class AsyncSettlingStream:

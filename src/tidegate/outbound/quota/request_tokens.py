@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound.providers.profile import FieldPath, Profile, ProfileEndpoint, values_at
 from tidegate.outbound.providers.profile_file import shipped_profile
+from tidegate.outbound.quota.json_body import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,15 +142,6 @@ def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> d
     if request.price is not None:
         found[request.price.unit] = request.price.estimate(input_tokens, output_tokens * request.times)
     return found
-
-
-def read_json(text: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object; anything else is an empty one."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def is_count(value: object) -> bool:

@@ -13,7 +13,6 @@ stored, and nothing is read beyond `MAX_DECODED`.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,8 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound.providers.profile import UsagePart, values_at
 from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.request_tokens import is_count, read_json
+from tidegate.outbound.quota.json_body import MALFORMED, parse_json, read_json
+from tidegate.outbound.quota.request_tokens import is_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -223,8 +223,8 @@ def _decoder(coding: str) -> BodyDecoder | None:
 def _found_in(profile: Profile, body: bytes | bytearray) -> dict[str, int]:
     """Find the usage in a whole body."""
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
+        document = parse_json(body)
+    except MALFORMED:
         binary = BINARY_USAGE.findall(body)
         return _flat(read_json(binary[-1])) if binary else {}
     found: dict[str, int] = {}
