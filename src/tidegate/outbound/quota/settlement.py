@@ -64,12 +64,17 @@ class PendingSettlement:
         self._counts = counts
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
-        self._reserved = plan.output_tokens * (plan.request.times if plan.request else 1)  # tokens of output
+        self._reserved = self._first_reserved()  # tokens of output
         self._headroom = MIN_HEADROOM
         self._arrived = 0
         self._next_top_up = self._top_up_at()
         self._input_known = False
         self._cut_off = False
+
+    def _first_reserved(self) -> int:
+        """Return how many tokens of output were reserved before the request was sent."""
+        request = self._plan.request
+        return self._plan.output_tokens * (1 if request is None else request.times)
 
     def reader(self, coding: str = "") -> UsageReader | None:
         """Return the reader of the response's usage; None: no tokens are counted."""
@@ -199,16 +204,18 @@ class PendingSettlement:
 
     def settle_flow(self, used: Mapping[str, int] | None) -> CallFlow[Any]:
         """Commit the usage that the response reports, or what else the provider charges for it."""
-        if self.charge.settled:
+        charge = self.charge
+        if charge.settled:
             return
         self._learn()
         final = self.charged_units = self._final_units(self._with_money(used))
-        extended = self._reserved - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
-        self.account.spent += self.charge.record_spending(final, self._extra_money(extended))
-        units = self.charge.units
-        known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
+        if charge.label is not None:
+            extended = self._reserved - self._first_reserved()
+            self.account.spent += charge.record_spending(final, self._extra_money(extended))
+        units = charge.units
+        known = {} if final is None else {unit: amount for unit, amount in final.items() if unit in units}
         if not known:
-            charges = (self.charge, *self._top_ups)
+            charges = (charge, *self._top_ups)
             yield from complete_flow(*(step_flow(partial(each.commit, None)) for each in charges))
             return
         yield from self._commit_flow(known)
@@ -237,7 +244,7 @@ class PendingSettlement:
 
     def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
         """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
-        whole = self._reserved_by(self.charge, *self._top_ups)
+        whole = self._reserved_by(self.charge, *self._top_ups) if self._top_ups else self.charge.amounts
         over = {unit: amount - whole.get(unit, 0) for unit, amount in known.items()}
         if max(over.values()) > 0:
             self._count("overrun")
@@ -260,8 +267,11 @@ class PendingSettlement:
 
     def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
         """Commit the usage to the first charge, and what exceeds it to the top-ups."""
+        if not self._top_ups:
+            yield partial(self.charge.commit, known)
+            return
         first = dict(known)
-        kept = self._reserved_by(self.charge) if self._top_ups else {}
+        kept = self._reserved_by(self.charge)
         commits = []
         for top_up in self._top_ups:
             part = {}
