@@ -132,6 +132,11 @@ class BaseLimiter:
         """The number of calls that wait for a permit."""
         return len(self._queues)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a call may be waiting for a permit: faster than to count them."""
+        return self._queues.occupied
+
     def _current_time(self) -> int | None:
         return None if self._now is None else self._now()
 

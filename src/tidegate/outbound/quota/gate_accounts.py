@@ -49,8 +49,8 @@ class GateAccounts:
         return self.providers.match(url)
 
     def _reload_if_due(self) -> None:
-        if self._reload is not None and self.clock.steady() >= self._next_reload:
-            self._next_reload = self.clock.steady() + self._reload
+        if self._reload is not None and (now := self.clock.steady()) >= self._next_reload:
+            self._next_reload = now + self._reload
             self.providers.reload()
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
@@ -109,6 +109,8 @@ class GateAccounts:
     def _call_ceilings(self, account: Account, plan: CallPlan, options: RequestOptions) -> tuple[CallCeiling, ...]:
         """Return the ceilings of a call; a lenient call reserves at most what each can ever allow."""
         provider = account.provider
+        if not provider.ceilings:
+            return ()
         strict = provider.strict if options.strict is None else options.strict
         found = []
         for ceiling in provider.ceilings:

@@ -82,10 +82,10 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     document = read_json(body) if body else {}
     if model is None:
         model = _model_of(document, profile.model_fields)
-    bounds = _counts_at(document, profile.bounds)
+    bounds, outputs = _counts_at(document, profile.bounds), _counts_at(document, profile.times)
     stated = bool(bounds)
     bound = max(bounds) if bounds else profile.default_output
-    times = max(_counts_at(document, profile.times), default=1) or 1
+    times = max(outputs) or 1 if outputs else 1
     images = max(1, 1, *_counts_at(document, (endpoint.images,))) if endpoint.images else 0
     if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
@@ -98,7 +98,7 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     name = None if model is None else model[:MAX_MODEL_LENGTH]
     streams = document.get("stream") is True or (endpoint.streams is not None and endpoint.streams in _query(url))
     return RequestTokens(
-        profile, endpoint, name, document, length, fixed, bound, stated, times, images=images, streams=streams
+        profile, endpoint, name, document, length, fixed, bound, stated, times, None, images, streams
     )
 
 

@@ -59,17 +59,19 @@ class PendingSettlement:
         priced = plan.request is not None and plan.request.price is not None
         self.counts_tokens: bool = bool(account.estimated) or priced
         self.charged_units: Mapping[str, int] | None = None  # what the provider charges, once it is settled
+        self.tops_up: bool = plan.tops_up
         self._plan = plan
         self._learned = learned
         self._counts = counts
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
-        self._reserved = self._first_reserved()  # tokens of output
-        self._headroom = MIN_HEADROOM
-        self._arrived = 0
-        self._next_top_up = self._top_up_at()
-        self._input_known = False
         self._cut_off = False
+        self._reserved = self._first_reserved()  # tokens of output
+        if plan.tops_up:
+            self._headroom = MIN_HEADROOM
+            self._arrived = 0
+            self._next_top_up = self._top_up_at()
+            self._input_known = False
 
     def _first_reserved(self) -> int:
         """Return how many tokens of output were reserved before the request was sent."""
