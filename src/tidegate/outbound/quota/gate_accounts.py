@@ -61,14 +61,10 @@ class GateAccounts:
     def _open_model_account(self, provider: Provider, call: OutboundRequest, request: RequestTokens | None) -> Account:
         """Return the account of a request's model, which may have its own limits."""
         model = None if request is None else request.model
+        if not provider.models:
+            return self._accounts.open(provider, key_of(provider, call, model))
         pattern = provider.model_pattern(model)
-        return self.open_account(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
-
-    def _plan(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> tuple[Account, CallPlan]:
-        """Return the account of a request, and what is reserved for it."""
-        request = request_of(provider, call, options.model)
-        account = self._open_model_account(provider, call, request)
-        return account, self._plan_call(account, call, request, options)
+        return self._accounts.open(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
 
     def _plan_call(
         self, account: Account, call: OutboundRequest, request: RequestTokens | None, options: RequestOptions
@@ -83,8 +79,11 @@ class GateAccounts:
         """
         pool = provider.pool
         if pool is None:
-            account, plan = self._plan(provider, call, options)
-            return [Candidate(provider, account, plan, self._call_ceilings(account, plan, options))]
+            request = request_of(provider, call, options.model) if provider.reads_requests else None
+            account = self._open_model_account(provider, call, request)
+            plan = self._plan_call(account, call, request, options)
+            ceilings = self._call_ceilings(account, plan, options) if provider.ceilings else ()
+            return [Candidate(provider, account, plan, ceilings)]
         members = [member for member in pool.members if not member.drained]
         found = []
         plans: dict[tuple[object, ...], CallPlan] = {}
@@ -109,8 +108,6 @@ class GateAccounts:
     def _call_ceilings(self, account: Account, plan: CallPlan, options: RequestOptions) -> tuple[CallCeiling, ...]:
         """Return the ceilings of a call; a lenient call reserves at most what each can ever allow."""
         provider = account.provider
-        if not provider.ceilings:
-            return ()
         strict = provider.strict if options.strict is None else options.strict
         found = []
         for ceiling in provider.ceilings:

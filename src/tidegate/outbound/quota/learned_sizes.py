@@ -69,14 +69,20 @@ class LearnedSizes:
         if length > 0:
             self._record(self._inputs, key, -(-tokens * 1000 // length))
 
-    def output(self, key: LearnedKey, percent: int) -> int | None:
-        """Return the tokens that this percentage of the outputs did not exceed; None: too few are known."""
-        return self._quantile(self._outputs, key, percent)
+    def expect(
+        self, key: LearnedKey, output_percent: int | None, length: int, input_percent: int | None
+    ) -> tuple[int | None, int | None]:
+        """Estimate the tokens of an output, and of an input of this number of bytes; None: too few are known.
 
-    def input(self, key: LearnedKey, length: int, percent: int) -> int | None:
-        """Estimate the tokens of an input of this number of bytes; None: too few inputs are known."""
-        per_thousand = self._quantile(self._inputs, key, percent)
-        return None if per_thousand is None else -(-length * per_thousand // 1000)
+        They are the tokens that these percentages of the calls did not exceed; without a percentage, None.
+        """
+        output = per_thousand = None
+        with self._lock:
+            if output_percent is not None and (sizes := self._outputs.get(key)) is not None:
+                output = sizes.quantile(output_percent)
+            if input_percent is not None and (sizes := self._inputs.get(key)) is not None:
+                per_thousand = sizes.quantile(input_percent)
+        return output, None if per_thousand is None else -(-length * per_thousand // 1000)
 
     def _record(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey, size: int) -> None:
         with self._lock:
@@ -88,8 +94,3 @@ class LearnedSizes:
             else:
                 learned.move_to_end(key)
             sizes.add(size)
-
-    def _quantile(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey, percent: int) -> int | None:
-        with self._lock:
-            sizes = learned.get(key)
-            return None if sizes is None else sizes.quantile(percent)

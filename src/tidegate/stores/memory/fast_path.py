@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.decision import Decision
+from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -428,7 +429,10 @@ def _mapped_costs(
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost.__class__ is mapping:
-            costs = read_costs(cost)
+            try:
+                costs = read_costs(cost)
+            except ConfigError:
+                return slow_path(key, cost)  # it may find the key invalid, which is reported first
             held = token
             try:
                 del held[0]
