@@ -143,7 +143,7 @@ class BaseLimiter:
     def _ask_now(self, ask: Ask) -> Decision:
         """Ask the store, in the calling thread."""
         verb, policy, key, costs, at = ask
-        decision = self._apply(verb, policy, key, costs, self._current_time(), at)
+        decision = self._apply(verb, policy, key, costs, None if self._now is None else self._now(), at)
         return self._observe(ask, decision) if self._observed else decision
 
     def _ask_key_now(self, verb: str, key: Key, cost: Cost = 1) -> Decision:

@@ -73,7 +73,7 @@ class _Reservation(Generic[S]):
 
     def _settle_asks(self, actual: Sequence[int]) -> list[Ask]:
         """Build one correction per instant of the charge: usually one, more if limits were charged again later."""
-        expired = self.expired
+        expired = self._clock.steady() >= self._ends
         try:
             self._open.pop()
         except IndexError:

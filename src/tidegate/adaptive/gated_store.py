@@ -79,7 +79,7 @@ class GatedStore(Store):
             if wait:
                 return self._denied(asks, wait, now)[0]
         decision = self.inner.apply_one(verb, policy, key, costs, now, at)
-        return decision if decision.within_limits else self._with_retry_time(decision, policy, key, costs)
+        return decision if decision[0] else self._with_retry_time(decision, policy, key, costs)
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build the fast path of the wrapped store; `slow_path` decides while a policy is frozen.

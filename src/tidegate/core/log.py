@@ -102,7 +102,7 @@ class LogEntries(NamedTuple):
 
     def reaching(self, total: int, head: int, tail: int) -> int:
         """Return the first entry whose sum reaches `total`."""
-        return bisect_left(self.sums, total, head, tail)  # type: ignore[type-var]  # only indexed, within these bounds
+        return bisect_left(self.sums, total, head, tail)
 
     def append(self, tail: int, time: int, total: int) -> None:
         """Write an entry at `tail`, and drop entries that a discarded state left there.
@@ -111,7 +111,7 @@ class LogEntries(NamedTuple):
         """
         times, sums = self
         if len(times) > tail:
-            if sums.__class__ is CorrectedSums:
+            if isinstance(sums, CorrectedSums):
                 sums.truncate(tail)
             else:
                 del sums[tail:]
@@ -229,7 +229,7 @@ def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int 
     first = entries.since(at, head, tail) if at > now - limit.length else tail
     if first == tail:
         return state
-    last = entries.since(entries.times[first] + 1, first + 1, tail)
+    last = tail if first + 1 == tail else entries.since(entries.times[first] + 1, first + 1, tail)
     return _correct(limit, log, delta, range(last - 1, first - 1, -1))
 
 

@@ -97,9 +97,10 @@ class Charge:
         return {limit.unit: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
 
     @property
-    def units(self) -> list[str]:
+    def units(self) -> tuple[str, ...]:
         """The unit that each of its limits counts."""
-        return [limit.unit for limit in self.decision.policy_limits]
+        policy, limits = self.limiter.policy, self.decision.policy_limits
+        return policy.units if policy.limits is limits else tuple(limit.unit for limit in limits)
 
     @property
     def apply(self) -> Callable[..., Any]:

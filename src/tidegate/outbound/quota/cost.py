@@ -110,11 +110,12 @@ def plan_call(
     """Decide what is reserved for a request."""
     if account.fixed_cost is not None and not asked:
         return CallPlan(account.fixed_cost)
-    provider = account.provider
-    cost = dict(provider.cost(endpoint_of(provider, call)))
+    provider, estimated = account.provider, account.estimated
+    cost = dict(provider.cost(endpoint_of(provider, call) if provider.endpoints else None))
     if asked:
         cost |= asked
-    estimated = [unit for unit in account.estimated if unit not in cost]
+    if provider.estimate or asked or provider.endpoints:  # else nothing but requests and slots is known
+        estimated = tuple(unit for unit in estimated if unit not in cost)
     money = None if provider.prices is None else cost.get(provider.prices.unit)
     if request is None or not (estimated or (request.price is not None and money is None)):
         return CallPlan(account.fit(cost), money=money or 0)

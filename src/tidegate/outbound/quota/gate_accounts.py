@@ -45,7 +45,8 @@ class GateAccounts:
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
-        self._reload_if_due()
+        if self._reload is not None and self.clock.steady() >= self._next_reload:
+            self._reload_if_due()
         return self.providers.match(url)
 
     def _reload_if_due(self) -> None:
@@ -60,9 +61,9 @@ class GateAccounts:
 
     def _open_model_account(self, provider: Provider, call: OutboundRequest, request: RequestTokens | None) -> Account:
         """Return the account of a request's model, which may have its own limits."""
+        if provider.has_one_account:
+            return self._accounts.open(provider, provider.domain)
         model = None if request is None else request.model
-        if not provider.models:
-            return self._accounts.open(provider, key_of(provider, call, model))
         pattern = provider.model_pattern(model)
         return self._accounts.open(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
 
@@ -81,7 +82,8 @@ class GateAccounts:
         if pool is None:
             request = request_of(provider, call, options.model) if provider.reads_requests else None
             account = self._open_model_account(provider, call, request)
-            plan = self._plan_call(account, call, request, options)
+            strict = account.provider.strict if options.strict is None else options.strict
+            plan = plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
             ceilings = self._call_ceilings(account, plan, options) if provider.ceilings else ()
             return [Candidate(provider, account, plan, ceilings)]
         members = [member for member in pool.members if not member.drained]

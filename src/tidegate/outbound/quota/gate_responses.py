@@ -78,7 +78,7 @@ class GateResponses(GateAccounts):
                 raise
         if outdated:
             yield charge.cancel
-        else:
+        elif delays.has_movable:
             delays.track(charge)
         return outdated
 
@@ -117,7 +117,7 @@ class GateResponses(GateAccounts):
         advice, headers = NO_ADVICE, response.headers
         if headers and has_rate_limit_headers(headers):
             advice = read(headers, self.clock.ns() / 1e9)
-        status = effective_status(response.status, advice)
+        status = response.status if advice is NO_ADVICE else effective_status(response.status, advice)
         if status != TOO_MANY_REQUESTS and account.delays.has_movable:
             yield from account.recharge_if_late_flow(charge)
         if status in REFUSAL_STATUSES:

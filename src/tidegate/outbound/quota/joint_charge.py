@@ -35,9 +35,9 @@ class JointCharge(Charge):
         return found
 
     @property
-    def units(self) -> list[str]:
+    def units(self) -> tuple[str, ...]:
         """The unit that each of its limits counts."""
-        return [unit for charge in (self, *self.others) for unit in Charge.units.__get__(charge)]
+        return tuple(unit for charge in (self, *self.others) for unit in Charge.units.__get__(charge))
 
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead, everywhere."""

@@ -60,14 +60,15 @@ class LearnedSizes:
         """Return the number of models and tags with known outputs."""
         return len(self._outputs)
 
-    def record_output(self, key: LearnedKey, tokens: int, *, cut_off: bool = False) -> None:
-        """Record the tokens of an output; `cut_off`: it would have been longer."""
-        self._record(self._outputs, key, min(MAX_INTEGER, tokens * 2 if cut_off else tokens))
-
-    def record_input(self, key: LearnedKey, length: int, tokens: int) -> None:
-        """Record the tokens of an input of this number of bytes."""
-        if length > 0:
-            self._record(self._inputs, key, -(-tokens * 1000 // length))
+    def record(
+        self, key: LearnedKey, output_tokens: int | None, length: int = 0, input_tokens: int | None = None
+    ) -> None:
+        """Record the tokens of an output, and those of an input of this number of bytes; None: unknown."""
+        with self._lock:
+            if output_tokens is not None:
+                self._sizes(self._outputs, key).add(min(MAX_INTEGER, output_tokens))
+            if input_tokens is not None and length > 0:
+                self._sizes(self._inputs, key).add(-(-input_tokens * 1000 // length))
 
     def expect(
         self, key: LearnedKey, output_percent: int | None, length: int, input_percent: int | None
@@ -84,13 +85,13 @@ class LearnedSizes:
                 per_thousand = sizes.quantile(input_percent)
         return output, None if per_thousand is None else -(-length * per_thousand // 1000)
 
-    def _record(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey, size: int) -> None:
-        with self._lock:
-            sizes = learned.get(key)
-            if sizes is None:
-                sizes = learned[key] = RecentSizes()
-                if len(learned) > MAX_LEARNED:
-                    learned.popitem(last=False)
-            else:
-                learned.move_to_end(key)
-            sizes.add(size)
+    def _sizes(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey) -> RecentSizes:
+        """Return the sizes of a key, which becomes the last one to be dropped. The caller holds the lock."""
+        sizes = learned.get(key)
+        if sizes is None:
+            sizes = learned[key] = RecentSizes()
+            if len(learned) > MAX_LEARNED:
+                learned.popitem(last=False)
+        else:
+            learned.move_to_end(key)
+        return sizes

@@ -48,9 +48,8 @@ def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> d
     """Return what counts towards each unit; None if no usage was reported."""
     if not parts:
         return None
-    rate = profile.output_rate(model)
-    if rate != 1 and "output" in parts:
-        parts = {**parts, "output": parts["output"] * rate}
+    if profile.output_rates and "output" in parts:
+        parts = {**parts, "output": parts["output"] * profile.output_rate(model)}
     if "input" not in parts and "output" not in parts:
         whole = {"tokens": min(MAX_INTEGER, parts.get("total", 0))}
         return {**dict.fromkeys(profile.counts, 0), **whole} if "total" in parts else None
@@ -59,7 +58,7 @@ def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> d
         amount = 0
         for name, sign in names:
             if name in parts:
-                amount += parts[name] * sign  # type: ignore[index]  # the profile reader checks the name
+                amount += parts[name] * sign
         found[unit] = max(0, min(MAX_INTEGER, amount))
     return found
 
@@ -123,7 +122,9 @@ class UsageReader:
     def feed(self, piece: bytes) -> None:
         """Read the next chunk of the body."""
         if self._plain:
-            if self._size <= MAX_DECODED:
+            if not self._size and b"\n" not in piece:  # usually all of it: what `_append` does
+                self._size, self._line = len(piece), piece
+            elif self._size <= MAX_DECODED:
                 self._append(piece)
             return
         try:
@@ -220,7 +221,8 @@ class UsageReader:
     def finish(self) -> Parts:
         """Return the reported parts, after the last chunk."""
         line, self._line = self._line, b""
-        self._search(bytes(line))
+        if b"data:" in line:
+            self._search(bytes(line))
         if not self._events and self._size <= MAX_READ_BYTES:
             self._found.update(_found_in(self._profile, self._whole + line if self._whole else line))
             self._whole.clear()

@@ -1,11 +1,11 @@
 """The fast path of the memory store: a `try_acquire` specialized for the policy of one limiter.
 
-The fast path serves calls that find a state of exactly their policy, or no state. Their cost is an integer, or for
-several limits also a mapping. Every function here does what `MemoryStore.apply_one` does, without the parts that such calls do not need; tests compare the two. A
-cost of 1 has its own functions, which saves a few nanoseconds; they pass other costs on to `_other_costs_of_one`
-or `_other_costs_of_several`. All other calls go to `slow_path`, after the lock is released. `tidegate.lock` explains
-how the lock is taken and why `held` is set. Decisions are built from tuples: `Decision.of_states` would cost a tenth of
-the call.
+The fast path serves calls that find a state of exactly their policy, or no state. Their cost is an integer, or a
+mapping if the policy has several limits. Every function here does what `MemoryStore.apply_one` does, without the parts
+that such calls do not need; tests compare the two. A cost of 1 has its own functions, which saves a few nanoseconds;
+they pass other costs on to `_other_costs_of_one` or `_other_costs_of_several`, and these to `_mapped_costs`. All other
+calls go to `slow_path`, after the lock is released. `tidegate.lock` explains how the lock is taken and why `held` is
+set. Decisions are built from tuples: `Decision.of_states` would cost a tenth of the call.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class MemoryStore(Store):
                 self._recount()
             if now is None:
                 now = self._ns() // 1000
-            table = self._table(policy)
+            table = self._tables.get(policy.name) or self._table(policy)
             entry = table.entries.get(key)
             limits = policy.limits
             if now < table.due and verb in CHANGING_VERBS:
@@ -147,9 +147,11 @@ class MemoryStore(Store):
                 else:
                     return self._decide(verb, ((policy, key, costs),), now, at)[0]
                 allowed, states, left = VERBS[verb](limits, before, costs, now, at)
-                if allowed:
+                if allowed and entry is not None and None not in states:
+                    table.entries[key] = states[0] if policy.only is not None else (limits, states)
+                elif allowed:
                     self._write(table, key, policy, states, now)
-                return Decision.of_states(now, limits, states, left, within_limits=allowed)
+                return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
         finally:
             lock.release(None)

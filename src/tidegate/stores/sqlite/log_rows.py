@@ -1,8 +1,9 @@
 """A log stored as rows of the table `entry`, with the interface of `core.algorithms.LogEntries`.
 
 An entry is identified by its `seq`, which has gaps where entries were refunded. Times and sums increase with it, so
-one b-tree serves every search: searches by time and by sum bisect it, starting where the result usually is. For entries
-that expire that is near the head, for entries that are corrected near the tail. The state's own row holds the last entry and the oldest live one, so most decisions read no entries at all.
+one b-tree serves every search: searches by time and by sum bisect it, starting where the result usually is: near the
+head for entries that expire, near the tail for those that are corrected. The state's own row holds the last entry and
+the oldest live one, so most decisions read no entries at all.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ MAX_REMOVED_PER_TRANSACTION: Final = 256  # so that no transaction takes long
 MAX_SUM: Final = 2**60  # sums beyond this are rebased, so that 64 bits suffice for every cost
 
 INSERT_ENTRY: Final = "INSERT OR REPLACE INTO entry (log, seq, time, sum, cost) VALUES (?, ?, ?, ?, ?)"
-SELECT_NEXT: Final = "SELECT seq, time, sum, cost FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?"
-SELECT_LAST: Final = (
-    "SELECT seq, time, sum, cost FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq DESC LIMIT ?"
-)
+SELECT_ENTRIES: Final = "SELECT seq, time, sum, cost FROM entry WHERE log = ? AND seq >= ? AND seq < ?"
+SELECT_NEXT: Final = f"{SELECT_ENTRIES} ORDER BY seq LIMIT ?"
+SELECT_LAST: Final = f"{SELECT_ENTRIES} ORDER BY seq DESC LIMIT ?"
 SHIFT_SUMS: Final = "UPDATE entry SET sum = sum + ? WHERE log = ? AND seq >= ? AND seq < ?"
 CHANGE_ENTRY: Final = "UPDATE entry SET sum = sum + ?, cost = ? WHERE log = ? AND seq = ?"
 
@@ -34,19 +34,14 @@ Row = tuple[int, int, int, int]  # seq, time, sum, cost
 class CachedColumn(dict[int, int]):
     """One column of a log by seq: cached values, and others read on access."""
 
-    __slots__ = ("column", "cursor", "log")
-
-    def __init__(self, known: dict[int, int], column: str, cursor: sqlite3.Cursor, log: int) -> None:
-        """Start with the values of the state's row."""
-        super().__init__(known)
-        self.column: str = column
-        self.cursor: sqlite3.Cursor = cursor
-        self.log: int = log
+    __slots__ = ("column", "log")
+    column: str
+    log: LogRows
 
     def __missing__(self, seq: int) -> int:
         """Read the value of an entry."""
         query = f"SELECT {self.column} FROM entry WHERE log = ? AND seq = ?"  # noqa: S608 - one of our two columns
-        self[seq] = value = self.cursor.execute(query, (self.log, seq)).fetchone()[0]
+        self[seq] = value = self.log.cursor.execute(query, (self.log.id, seq)).fetchone()[0]
         return int(value)
 
 
@@ -65,8 +60,10 @@ class LogRows:
         """Read the numbers of the state's row."""
         self.cursor: sqlite3.Cursor = cursor
         self.id, self.first, head, tail, _, last, total, oldest = numbers
-        self.times: CachedColumn = CachedColumn({head: oldest, tail - 1: last}, "time", cursor, self.id)
-        self.sums: CachedColumn = CachedColumn({tail - 1: total}, "sum", cursor, self.id)
+        self.times: CachedColumn = CachedColumn({head: oldest, tail - 1: last})
+        self.times.column, self.times.log = "time", self
+        self.sums: CachedColumn = CachedColumn({tail - 1: total})
+        self.sums.column, self.sums.log = "sum", self
         self.known_costs: dict[int, int] = {}  # of entries that were read
         self.added: int = -1
 
