@@ -229,7 +229,7 @@ def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int 
     first = entries.since(at, head, tail) if at > now - limit.length else tail
     if first == tail:
         return state
-    last = tail if first + 1 == tail else entries.since(entries.times[first] + 1, first + 1, tail)
+    last = tail if first + 1 == tail else entries.until(entries.times[first], first, tail)[0]
     return _correct(limit, log, delta, range(last - 1, first - 1, -1))
 
 

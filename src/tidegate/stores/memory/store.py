@@ -147,9 +147,7 @@ class MemoryStore(Store):
                 else:
                     return self._decide(verb, ((policy, key, costs),), now, at)[0]
                 allowed, states, left = VERBS[verb](limits, before, costs, now, at)
-                if allowed and entry is not None and None not in states:
-                    table.entries[key] = states[0] if policy.only is not None else (limits, states)
-                elif allowed:
+                if allowed:
                     self._write(table, key, policy, states, now)
                 return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
@@ -303,6 +301,9 @@ class MemoryStore(Store):
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
         """Store the new states, together with live states of limits that are no longer in the policy."""
         old = table.entries.get(key)
+        if old is not None and old[0] is policy.limits and None not in states:  # the usual case
+            table.entries[key] = (policy.limits, states)
+            return
         entry = write_entry(old, policy, states, now)
         if entry is None:
             self._forget(table, key)

@@ -34,14 +34,15 @@ Row = tuple[int, int, int, int]  # seq, time, sum, cost
 class CachedColumn(dict[int, int]):
     """One column of a log by seq: cached values, and others read on access."""
 
-    __slots__ = ("column", "log")
+    __slots__ = ("column", "cursor", "log")
     column: str
-    log: LogRows
+    cursor: sqlite3.Cursor
+    log: int
 
     def __missing__(self, seq: int) -> int:
         """Read the value of an entry."""
         query = f"SELECT {self.column} FROM entry WHERE log = ? AND seq = ?"  # noqa: S608 - one of our two columns
-        self[seq] = value = self.log.cursor.execute(query, (self.log.id, seq)).fetchone()[0]
+        self[seq] = value = self.cursor.execute(query, (self.log, seq)).fetchone()[0]
         return int(value)
 
 
@@ -61,9 +62,9 @@ class LogRows:
         self.cursor: sqlite3.Cursor = cursor
         self.id, self.first, head, tail, _, last, total, oldest = numbers
         self.times: CachedColumn = CachedColumn({head: oldest, tail - 1: last})
-        self.times.column, self.times.log = "time", self
+        self.times.column, self.times.cursor, self.times.log = "time", cursor, self.id
         self.sums: CachedColumn = CachedColumn({tail - 1: total})
-        self.sums.column, self.sums.log = "sum", self
+        self.sums.column, self.sums.cursor, self.sums.log = "sum", cursor, self.id
         self.known_costs: dict[int, int] = {}  # of entries that were read
         self.added: int = -1
 
@@ -111,9 +112,15 @@ class LogRows:
         return found, before
 
     def since(self, instant: int, head: int, tail: int) -> int:
-        """Return the first entry at or after `instant`, or `tail`: reads backwards from the tail, in growing steps."""
+        """Return the first entry at or after `instant`, or `tail`: searches from the end that is closer in time."""
         if head >= tail or self.times[tail - 1] < instant:
             return tail
+        if instant - self.times[head] < self.times[tail - 1] - instant:
+            return self._search(lambda row: row[1] >= instant, head, tail)[0]
+        return self._search_backwards(instant, head, tail)
+
+    def _search_backwards(self, instant: int, head: int, tail: int) -> int:
+        """Return the first entry at or after `instant`: reads the last few entries, skips back, then bisects."""
         execute, found = self.cursor.execute, tail
         near = execute(SELECT_LAST, (self.id, head, tail, FIRST_READ)).fetchall()
         for row in near:
