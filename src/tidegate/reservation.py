@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from tidegate.core.bounds import SECOND
@@ -67,12 +67,13 @@ class _Reservation(Generic[S]):
         if actual is None:
             return self._settle_asks(self.costs)
         policy = self.policy
-        given = actual if isinstance(actual, Mapping) else policy.counted
-        triples = zip(policy.units, policy.costs(actual), self.costs, strict=True)
-        return self._settle_asks([new if unit in given else old for unit, new, old in triples])
+        return self._settle_asks(policy.costs(actual), actual if isinstance(actual, Mapping) else policy.counted)
 
-    def _settle_asks(self, actual: Sequence[int]) -> list[Ask]:
-        """Build one correction per instant of the charge: usually one, more if limits were charged again later."""
+    def _settle_asks(self, actual: tuple[int, ...], given: Container[str] | None = None) -> list[Ask]:
+        """Build one correction per instant of the charge: usually one, more if limits were charged again later.
+
+        `given` are the units whose actual cost is known, by default all.
+        """
         expired = self._clock.steady() >= self._ends
         try:
             self._open.pop()
@@ -81,7 +82,7 @@ class _Reservation(Generic[S]):
         policy, key = self.policy, self.key
         deltas, unplanned, late = [], [], False
         for limit, new, old, at in zip(policy.limits, actual, self.costs, self.ats, strict=True):
-            change = new - old
+            change = new - old if given is None or limit.unit in given else 0
             if limit.rules.holds_slots:  # the work is over: its slots are free again
                 change = -old
             elif expired and change < 0:

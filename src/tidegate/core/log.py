@@ -124,6 +124,15 @@ class LogEntries(NamedTuple):
         for i in span:
             yield i, self.sums[i] - (self.sums[i - 1] if i > head else base)
 
+    def correct_one(self, place: int, delta: int, head: int, tail: int, base: int) -> LogEntries | None:
+        """Return the log with the cost of one entry changed, as `change` does; None if it would do more than that."""
+        times, sums = self
+        before = sums[place - 1] if place > head else base
+        if place == head or sums[place] - before <= -delta or delta > MAX_INTEGER - sums[tail - 1] + base:
+            return None
+        corrected = CorrectedSums.of(sums, tail) if isinstance(sums, array) else sums
+        return LogEntries(times, corrected.correct(place, delta))
+
     def change(self, changes: Changes, head: int, tail: int, base: int) -> tuple[Any, int, int, int]:
         """Return the log with the costs of neighbouring entries changed; entries with a cost of 0 are removed."""
         total = gone = 0
@@ -222,13 +231,17 @@ def _logged(limit: Limit, entries: Any, head: int, tail: int, base: int) -> Stat
 
 def adjust_log(state: State | None, limit: Limit, delta: int, now: int, at: int | None) -> State | None:
     """Correct the entry made at `at`, while it is in the log; by default refund the latest entries first."""
-    log = entries, head, tail, _, now = _log(state, limit, now)
+    log = entries, head, tail, base, now = _log(state, limit, now)
     if at is None:
         return _correct(limit, log, delta, range(tail - 1, head - 1, -1))
     # An entry made while the clock had stepped back has the latest instant seen before: the next one in the log.
     first = entries.since(at, head, tail) if at > now - limit.length else tail
     if first == tail:
         return state
+    if entries.__class__ is LogEntries and (first + 1 == tail or entries.times[first + 1] > entries.times[first]):
+        corrected = entries.correct_one(first, delta, head, tail, base)
+        if corrected is not None:
+            return (limit, corrected, head, tail, base)
     last = tail if first + 1 == tail else entries.until(entries.times[first], first, tail)[0]
     return _correct(limit, log, delta, range(last - 1, first - 1, -1))
 
