@@ -65,12 +65,11 @@ class GateResponses(GateAccounts):
 
         If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
         """
-        delays, outdated = account.delays, False
-        late = delays.find_expired(charge.at) if delays.in_flight else None
+        outdated = False
+        late = account.delays.find_expired(charge.at) if account.delays.in_flight else None
         if late is not None or account.account_capacity.is_check_due():
-            check_flow = account.account_capacity.check_flow() if late is None else account.renew_flow(late, charge.at)
             try:
-                outdated = yield from check_flow
+                outdated = yield from account.check_flow() if late is None else account.renew_flow(late, charge.at)
             except GeneratorExit:
                 raise
             except BaseException:
@@ -78,8 +77,8 @@ class GateResponses(GateAccounts):
                 raise
         if outdated:
             yield charge.cancel
-        elif delays.has_movable:
-            delays.track(charge)
+        elif account.delays.has_movable:
+            account.delays.track(charge)
         return outdated
 
     def _send_once_flow(
@@ -124,8 +123,8 @@ class GateResponses(GateAccounts):
             told = yield from read_refusal_flow(account.provider.counting, response, advice)
             wait = required_wait(advice) if told.retry_after is None else told.retry_after
             yield from self._handle_refusal_flow(account, charge, sent, status, wait)
-            if told.limits and account.provider.learn != "off":
-                self._counts["corrected"] += yield from account.learn_flow(told)
+            if account.provider.learn != "off":
+                self._counts["corrected"] += yield from account.learn_refused_flow(told, advice)
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, status, call.method, spent, wait
             return retry_pause(*rules, self._jitter()) if call.replays else None
