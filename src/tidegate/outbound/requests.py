@@ -18,6 +18,7 @@ from tidegate.outbound.quota.exchange import (
     OutboundRequest,
     ProviderResponse,
     SendResult,
+    is_rate_limit_name,
     target_url,
 )
 from tidegate.outbound.quota.gate import Gate
@@ -97,7 +98,9 @@ class RateLimitAdapter(HTTPAdapter):
                 sent = self._with_key(sent, self.gate.key_for(provider, call), keys)
             response = super(RateLimitAdapter, self).send(sent, stream, timeout, verify, cert, proxies)
             response.request, response.url = request, request.url or ""
-            headers, read = response.raw.headers.items(), partial(read_refusal, response, self.gate.clock)
+            names = response.raw.headers  # iterating over its items is slow
+            headers = tuple(names.items()) if any(map(is_rate_limit_name, names)) else ()
+            read = partial(read_refusal, response, self.gate.clock)
             return ProviderResponse(response.status_code, headers, response.close, response, read)
 
         try:
