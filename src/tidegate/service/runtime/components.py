@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from tidegate.errors import ConfigError
 from tidegate.policy.setting_values import read_variable
-from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -270,6 +269,8 @@ def log_demo_failure(task: asyncio.Task[None]) -> None:
 
 def bus_check(bus: Bus) -> ReadinessCheck:
     """Return a readiness check that fails while the bus is not connected."""
+    from tidegate.service.http.problems import ProblemError  # noqa: PLC0415 - `tidegate budget` works without msgspec
+
     problem = ProblemError("bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus")
     return lambda: None if bus.connected else problem
 
