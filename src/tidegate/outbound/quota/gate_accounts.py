@@ -113,11 +113,11 @@ class GateAccounts:
         found = []
         for ceiling in provider.ceilings:
             money = plan.money if strict else min(plan.money, ceiling.limit.burst)
-            limiter = self._open_ceiling(ceiling)
+            limiter = self.open_ceiling(ceiling)
             found.append(CallCeiling(limiter, ceiling.key(options.team, options.tag), money))
         return tuple(found)
 
-    def _open_ceiling(self, ceiling: Ceiling) -> Limiter | AsyncLimiter:
+    def open_ceiling(self, ceiling: Ceiling) -> Limiter | AsyncLimiter:
         """Return the limiter of a ceiling, with its current limit."""
         limiter = self._ceilings.get(ceiling.policy.name)
         if limiter is None:

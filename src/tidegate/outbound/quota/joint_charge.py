@@ -23,7 +23,7 @@ class JointCharge(Charge):
 
     def __init__(self, main: Charge, others: Sequence[Charge]) -> None:
         """Join charges that were made in one step."""
-        super().__init__(main.limiter, main.key, main.cost, main.decision)
+        super().__init__(main.limiter, main.key, main.cost, main.decision, main._reservation)  # noqa: SLF001 - its own class
         self.others: tuple[Charge, ...] = tuple(others)
 
     @property
