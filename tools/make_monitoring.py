@@ -22,6 +22,7 @@ from tidegate import Limiter
 from tidegate.budget import TaskBudget
 from tidegate.budget.prometheus import BudgetCollector
 from tidegate.observe.prometheus import PrometheusObserver, StoreCollector
+from tidegate.outbound.quota.money_metrics import MONEY_METRICS
 from tidegate.service.http.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def known_metrics() -> set[str]:
     """Return the names of all metrics, as the code exports them."""
     registry = CollectorRegistry()
     PrometheusObserver(registry)
-    names = set(METRICS)
+    names = {*METRICS, *MONEY_METRICS}
     with Limiter("1/1s") as limiter, TemporaryDirectory() as folder:
         for metric in ("tidegate_store", "tidegate_outbound", "tidegate_swarm"):
             StoreCollector(limiter.store, registry, metric=metric)
