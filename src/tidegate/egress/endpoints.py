@@ -47,7 +47,7 @@ class Endpoints:
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_reader(request)
-        families = [*self._gateway.stats.families(), *await read_money_metrics(self._gateway.gate)]
+        families = [*self._gateway.families(), *await read_money_metrics(self._gateway.gate)]
         body = write_families(families)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
