@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
 
 MAX_MONEY_KEYS: Final = 200  # accounts, teams and tags with metrics of their own
+MONEY_LABELS: Final = ("ceiling", "key", "limit", "unit")
 # name: kind, help
 MONEY_METRICS: Final = {
     "tidegate_money_spent_micros": ("gauge", "Money that is spent or reserved in the current window of a limit."),
@@ -57,5 +58,5 @@ def money_usage(policy: Policy, key: Key, usage: dict[str, Usage]) -> Iterator[t
     name = policy.name.removeprefix("spend:").removeprefix("provider:")
     for limit in policy.limits:
         if is_money(limit.unit) and limit.name in usage:
-            labels = {"ceiling": name, "key": join_key(key), "limit": limit.name, "unit": limit.unit}
+            labels = dict(zip(MONEY_LABELS, (name, join_key(key), limit.name, limit.unit), strict=True))
             yield labels, usage[limit.name]
