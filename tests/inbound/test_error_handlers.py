@@ -50,7 +50,7 @@ def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock):
     (part if place == "blueprint" else app).get("/", endpoint="page")(page.get(place, lambda: "page"))
     app.register_blueprint(limit(part) if place == "blueprint" else part)
 
-    @app.errorhandler(module.RateLimitExceeded if kind == "own" else kind)
+    @app.errorhandler(module.RequestLimitExceeded if kind == "own" else kind)
     def handle(error):
         return {"reason": error.decision.violated, "text": error.description}, 429
 
@@ -68,7 +68,7 @@ def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock):
     assert reply.headers["x-ratelimit-remaining"] == "0"
 
 
-@pytest.mark.parametrize("kind", [429, HTTPException, starlette.RateLimitExceeded])
+@pytest.mark.parametrize("kind", [429, HTTPException, starlette.EndpointLimitExceeded])
 def test_exception_handlers_of_starlette(kind, behind, clock):
     @starlette.limit("1/1m", **({} if behind else {"clock": clock}))
     async def page(request):
@@ -115,7 +115,7 @@ def test_a_caught_denial_leaves_the_response_alone(clock):
         try:
             with maybe.check(flask_module.request):
                 return "fresh"
-        except flask.RateLimitExceeded:
+        except flask.RequestLimitExceeded:
             return "cached"
 
     replies = [FlaskClient(app).get("/") for _ in range(2)]

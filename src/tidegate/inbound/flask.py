@@ -20,7 +20,9 @@ from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_reque
 
 try:
     import flask
-    from werkzeug.exceptions import HTTPException, TooManyRequests
+    from werkzeug.exceptions import HTTPException
+
+    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
@@ -32,21 +34,9 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RateLimitExceeded", "exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
-
-
-class RateLimitExceeded(TooManyRequests):
-    """Raised for a request that the limits of a view, a blueprint or a block deny; `decision` has the reason.
-
-    `description` is the body. An error handler of the application for this class or for 429 replaces the response.
-    """
-
-    def __init__(self, denial: flask.Response, decision: Decision) -> None:
-        """Keep the response and the decision that denied the request."""
-        super().__init__(denial.get_data(as_text=True), denial)
-        self.decision = decision
 
 
 class FlaskFramework:
@@ -98,7 +88,7 @@ class FlaskFramework:
         """Return the exception for a denied request."""
         del native
         denial = self.make_response(response)
-        if response.status != TooManyRequests.code:
+        if response.status != RequestLimitExceeded.code:
             return HTTPException(response=denial)
 
         @flask.after_this_request
@@ -106,7 +96,7 @@ class FlaskFramework:
             add_missing_headers(sent, response)
             return sent
 
-        return RateLimitExceeded(denial, decision)
+        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
 
     def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
         """Raise the exception, which the error handlers of the application see."""
@@ -141,7 +131,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return decorate(self, run_in_loop, FRAMEWORK)  # type: ignore[no-any-return]  # as above
 
     def check(self, request: flask.Request) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RequestLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
 

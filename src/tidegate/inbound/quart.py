@@ -21,7 +21,9 @@ from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, s
 try:
     import quart
     from werkzeug.datastructures import Headers
-    from werkzeug.exceptions import HTTPException, TooManyRequests
+    from werkzeug.exceptions import HTTPException
+
+    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from error
 
@@ -31,22 +33,10 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RateLimitExceeded", "exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | quart.Blueprint)  # what is limited
 SWITCHING_PROTOCOLS: Final = 101  # the status of a websocket
-
-
-class RateLimitExceeded(TooManyRequests):
-    """Raised for a request that the limits of a view, a blueprint or a block deny; `decision` has the reason.
-
-    `description` is the body. An error handler of the application for this class or for 429 replaces the response.
-    """
-
-    def __init__(self, description: str, denial: Any, decision: Decision) -> None:  # noqa: ANN401 - of Quart
-        """Keep the response and the decision that denied the request."""
-        super().__init__(description, denial)
-        self.decision = decision
 
 
 class QuartFramework(ScopeRequests):
@@ -85,7 +75,7 @@ class QuartFramework(ScopeRequests):
         """Return the exception for a denied request."""
         del native
         denial: Any = self.make_response(response)
-        if response.status != TooManyRequests.code:
+        if response.status != RequestLimitExceeded.code:
             return HTTPException(response=denial)
         if quart.has_request_context():
 
@@ -94,7 +84,7 @@ class QuartFramework(ScopeRequests):
                 add_missing_headers(sent, response)
                 return sent
 
-        return RateLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
+        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
 
     def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
         """Raise the exception, which the error handlers of the application see."""
@@ -123,7 +113,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: quart.Request | quart.Websocket) -> LimitedBlock:
-        """Limit a block: `async with limit.check(request):`; a denial raises RateLimitExceeded."""
+        """Limit a block: `async with limit.check(request):`; a denial raises RequestLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
 

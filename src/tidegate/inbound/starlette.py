@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from tidegate.inbound import responses
     from tidegate.inbound.limiting.charges import DecidedCharge
 
-__all__ = ["RateLimitExceeded", "exempt", "limit"]
+__all__ = ["EndpointLimitExceeded", "exempt", "limit"]
 
 
-class RateLimitExceeded(HTTPException):
+class EndpointLimitExceeded(HTTPException):
     """Raised for a request that the limits of an endpoint or a block deny; `decision` has the reason.
 
     `detail` is the body, `denial` the complete response. An exception handler of the application for this class, for
@@ -100,14 +100,14 @@ class AsgiFramework(ScopeRequests):
         self, response: responses.response.Response, decision: Decision, native: HTTPConnection
     ) -> Exception:
         """Return the exception for a denied request."""
-        error = RateLimitExceeded(response, decision)
+        error = EndpointLimitExceeded(response, decision)
         if is_default_handler(find_handler(native.scope, error)):
-            native.scope["starlette.exception_handlers"][0][RateLimitExceeded] = send_denial
+            native.scope["starlette.exception_handlers"][0][EndpointLimitExceeded] = send_denial
         return error
 
     def deny_call(self, response: responses.response.Response, decision: Decision, native: HTTPConnection) -> Response:
         """Return the response; raise the exception if the application has a handler for it."""
-        error = RateLimitExceeded(response, decision)
+        error = EndpointLimitExceeded(response, decision)
         handler = None if native.scope["type"] == "websocket" else find_handler(native.scope, error)
         if handler is None or handler is send_denial or is_default_handler(handler):
             return self.make_response(response)
@@ -135,5 +135,5 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return decorate(self, endpoint, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: HTTPConnection) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises EndpointLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)

@@ -26,7 +26,6 @@ from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import RequestState
 from tidegate.inbound.limiting.route_options import (
-    Count,
     check_fixed_cost,
     check_functions,
     check_texts,
@@ -116,7 +115,7 @@ class RouteLimit:
         methods: Collection[str] | None = None,
         per_method: bool = False,
         exempt_when: Callable[[FrameworkRequest], bool] | None = None,
-        count: Count | None = None,
+        count: Collection[int | str] | Callable[[FrameworkRequest, int], bool] | None = None,
         on_denied: Callable[[FrameworkRequest, Decision], object] | None = None,
         block: bool = True,
         override_defaults: bool = True,

@@ -110,8 +110,10 @@ def blueprint_limits(app: Any, request: Any) -> list[RouteLimit]:  # noqa: ANN40
 def status_of(result: Any) -> int:  # noqa: ANN401 - whatever a view returns or raises
     """Return the status of the result of a view: a response, an exception, a tuple with a status, or a body."""
     if isinstance(result, Exception):  # an HTTPException of Werkzeug
-        code: int | None = getattr(result, "code", None)
-        return code or getattr(getattr(result, "response", None), "status_code", FIRST_SERVER_ERROR)
+        code: int | None = getattr(result, "code", None) or getattr(
+            getattr(result, "response", None), "status_code", None
+        )
+        return FIRST_SERVER_ERROR if code is None else code
     given = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     return given if isinstance(given, int) else getattr(result, "status_code", OK)
 
