@@ -22,7 +22,7 @@ try:
         PermissionDenied,
         SuspiciousOperation,
     )
-    from django.http import Http404, HttpResponse  # type: ignore[import-untyped]  # Django has no types
+    from django.http import Http404, HttpRequest, HttpResponse  # type: ignore[import-untyped]  # Django has no types
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
@@ -51,6 +51,8 @@ class ViewLimitExceeded(PermissionDenied):  # type: ignore[misc]  # Django has n
 
 class DjangoFramework:
     """Requests and responses of Django."""
+
+    request_type: Final = HttpRequest
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the request: the first argument of a view, the second of a method."""
@@ -167,7 +169,7 @@ async def decide_before_view_async(request: Any, view: Any, args: Any, kwargs: A
 
 def is_pending(request_state: RequestState | None, request: Any, view: Any) -> bool:  # noqa: ANN401 - as above
     """Return whether charges are pending that no limit of the view decides; default limits are charged to the view."""
-    if request_state is None or not request_state.pending:
+    if request_state is None or not request_state.is_pending:
         return False
     view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if is_exempt(view) or is_exempt(view_class):

@@ -12,18 +12,18 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from operator import call
 from typing import Annotated, Any, Final, overload
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
-from tidegate.inbound.limiting.fast_decision import decide_fast
+from tidegate.inbound.limiting.fast_decision import decide_alone, decide_fast
 from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt
 from tidegate.inbound.limiting.matched_route import matched_route_name
-from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_gates import is_limit
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
 from tidegate.inbound.responses.response import PlainDenial
@@ -122,18 +122,21 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
             return
         stack, more = self._stack(scope)
         uses = stack.uses
-        if request_state is not None and decide_fast(stack, request_state, connection):
-            request_state.covered = {
-                *(request_state.covered or ()),
-                *(use.limit for use in uses if use.limit is not self),
-            }
-            return
+        if stack.is_plain and not more:  # otherwise, a limit that is decided later may deny
+            state = request_state or decide_alone(stack, connection, scope, FRAMEWORK)
+            if state is not None and (
+                state is not request_state or decide_fast(stack, state, connection, scope, FRAMEWORK)
+            ):
+                self._cover(state, uses)
+                if state.standalone:
+                    response.headers.update(dict(standalone_fields(state)))
+                return
         native = connection if scope["type"] == "websocket" else Request(scope)
         check = await run_async(check_flow(uses, native, scope, FRAMEWORK, tasks=True, more=more), call)
         state = check.request_state
         if check.result.allowed:
             FRAMEWORK.report(native, [each for each in check.result.decided if not each.charge.blocks])
-            state.covered = {*(state.covered or ()), *(use.limit for use in uses if use.limit is not self)}
+            self._cover(state, uses)
             response.headers.update(dict(standalone_fields(state)))
             return
         if scope["type"] == "websocket":
@@ -141,6 +144,11 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         decision = check.result.decision
         assert decision is not None  # noqa: S101 - a denial has a decision
         raise FRAMEWORK.make_error(deny(check.result, check.request, native, state), decision, native)
+
+    def _cover(self, state: RequestState, uses: Sequence[RouteUse]) -> None:
+        """Tell the other limits of the route that they are decided."""
+        if len(uses) > 1:
+            state.covered = {*(state.covered or ()), *(use.limit for use in uses if use.limit is not self)}
 
     def check(self, request: HTTPConnection) -> LimitedBlock:
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""

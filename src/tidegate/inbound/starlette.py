@@ -30,6 +30,8 @@ BODY_HEADERS: Final = ("content-type", "content-length")
 class AsgiFramework(ScopeRequests):
     """Requests and responses of Starlette, and of FastAPI."""
 
+    request_type: Final = HTTPConnection
+
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HTTPConnection:  # noqa: ANN401 - any function
         """Find the request among the arguments of a call."""
         for value in args:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
-    from tidegate.inbound.responses.response import ResponseWriter
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
-    from tidegate.policy import Cost, Key
+    from tidegate.policy import Cost, Key, Policy
 
 Counts = Callable[[Request, int], bool]  # whether a response with this status counts
 
@@ -37,33 +37,35 @@ class CategoryLimiter:
 
     __slots__ = (
         "_count",
-        "_response_writer",
+        "_make_writer",
         "allowed",
         "category",
         "charging",
         "decide",
         "denied",
-        "fields",
         "is_async",
         "last_decisions",
         "limiter",
         "recent_clients",
         "reserves",
         "slot_seconds",
-        "text_fields",
+        "write",
     )
 
     def __init__(
         self,
         category: Category,
         limiter: Limiter | AsyncLimiter,
-        response_writer: ResponseWriter,
+        make_writer: Callable[[Policy], FieldWriter],
         count: Counts | None = None,
         max_clients: int = 10_000,
     ) -> None:
-        """Use this limiter; `count` returns whether a response counts; keep at most `max_clients` recent clients."""
+        """Use this limiter; `make_writer` returns what writes header fields, `count` whether a response counts.
+
+        At most `max_clients` recent clients are kept.
+        """
         self.limiter: Limiter | AsyncLimiter = limiter
-        self._response_writer = response_writer
+        self._make_writer = make_writer
         self.is_async: bool = isinstance(limiter, AsyncLimiter)
         self.recent_clients: RecentClients = RecentClients(max_clients)
         self.last_decisions: dict[Key, Decision] = self.recent_clients.last_decisions
@@ -78,10 +80,7 @@ class CategoryLimiter:
         if self.limiter.policy != category.policy:
             self.limiter.update(category.policy)
         self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
-        self.fields: Callable[[Decision], list[tuple[bytes, bytes]]] = self._response_writer.writer(self.limiter.policy)
-        self.text_fields: Callable[[Decision], list[tuple[str, str]]] = self._response_writer.text_writer(
-            self.limiter.policy
-        )
+        self.write: FieldWriter = self._make_writer(self.limiter.policy)
         self.charging: Charging | None = category.charging
         # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
         slots = [limit.length for limit in category.policy.limits if limit.rules.holds_slots]

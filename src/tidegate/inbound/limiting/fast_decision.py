@@ -1,111 +1,240 @@
-"""The fast path for common requests: a known client, one plain category and plain limits on the route, all allowed.
+"""The fast path for common requests: a known client, at most one plain category, and plain limits on the route.
 
-It makes the same decision as `RequestState.charge_flow`, in one step of a store in memory, without a flow. That flow
-handles all other requests, including denials; for these, nothing was charged here. All that does not depend on the
-client is prepared once for each category and stack of limits.
+If all of them allow a request, it makes the same decision as `RequestState.charge_flow`, in one step of a store in
+memory, without a flow. That flow handles all other requests; for these, nothing was charged here. All that does not
+depend on the client is prepared once for each category and stack of limits.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from tidegate.errors import RateLimitError
+from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
-from tidegate.inbound.limiting.request_state import NO_CHARGES
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.core.decision import Decision
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.limited_call import Framework
     from tidegate.inbound.limiting.limited_functions import LimitStack
-    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limit import RouteLimit
-    from tidegate.inbound.responses.prepared_fields import TightestWriter
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import AcquireTogether
 
-make_together = tuple.__new__  # faster than the constructor of a NamedTuple
 
+class ChargePlan:
+    """The limits of a route, prepared, with a category or without one."""
 
-class ChargePlan(NamedTuple):
-    """A category and the limits of a route, prepared."""
+    __slots__ = ("acquire", "category_limiter", "has_keys", "is_pair", "limits", "policy", "request_limiter", "write")
 
-    acquire: AcquireTogether | None  # None: the fast path cannot decide them
-    policy: Policy  # of the category: a reload replaces it
-    limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()
-    has_keys: bool = False  # whether there are several limits on the route, or one that chooses its own key
-    writer: TightestWriter | None = None  # None: the fields need all decisions
+    def __init__(
+        self, stack: LimitStack, request_limiter: RequestLimiter, category_limiter: CategoryLimiter | None
+    ) -> None:
+        """Prepare the limits of a stack."""
+        self.request_limiter = request_limiter
+        self.category_limiter = category_limiter
+        # The policy of the category: a reload replaces it.
+        self.policy: Policy | None = None if category_limiter is None else category_limiter.limiter.policy
+        self.acquire: AcquireTogether = never  # if the fast path cannot be used
+        self.limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()
+        self.is_pair: bool = category_limiter is not None and len(stack.uses) == 1
+        self.has_keys: bool = False  # whether some limit of the route chooses its own key
+        self.write: FieldWriter | None = None  # None: the fields need all decisions
+        if is_usable(stack, request_limiter, category_limiter):
+            self._prepare(stack, request_limiter)
 
+    def _prepare(self, stack: LimitStack, request_limiter: RequestLimiter) -> None:
+        self.limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
+        policies = tuple(limiter.policy for limiter, _ in self.limits)
+        if self.policy is not None:
+            policies = (self.policy, *policies)
+        if len(policies) > 1:
+            self.acquire = request_limiter.store.fast_together(policies) or never
+        else:
+            self.acquire = partial(acquire_one, self.limits[0][0])
+        self.has_keys = any(limit.has_key for _, limit in self.limits)
+        self.write = request_limiter.response_writer.tightest_writer(policies, raw=request_limiter.raw)
 
-class MadeTogether(NamedTuple):
-    """What the fast path has charged."""
+    def find_client(self, native: Any, mapping: Any, framework: Framework) -> RequestClient:  # noqa: ANN401 - any request
+        """Return the client of a request that no middleware has identified."""
+        peer, headers = framework.sender(native, mapping)
+        request_limiter = self.request_limiter
+        return request_limiter.known_clients.get(peer) or request_limiter.client_identifier.find(peer, headers)
 
-    plan: ChargePlan
-    category_charge: RequestCharge
-    keys: Sequence[Key]
-    decisions: Sequence[Decision]
+    def choose_keys(self, client: RequestClient, native: object) -> tuple[Key | None, ...]:
+        """Return the key of each limit of the route; None for a limit that does not limit this request."""
+        return tuple(limit.choose_key(native, client, self.request_limiter) for _, limit in self.limits)
 
-    def charges(self) -> list[DecidedCharge]:
-        """Return the charges and the decisions about them."""
-        request_limiter = self.category_charge.request_limiter
-        charges = [
-            RequestCharge(request_limiter, limiter, key, 1, None, limit)
-            for (limiter, limit), key in zip(self.plan.limits, self.keys[1:], strict=True)
+    def charges(self, request_state: RequestState) -> list[DecidedCharge]:
+        """Return the charges of a request that the plan has decided, and the decisions about them."""
+        limiters: list[tuple[Any, Any, Any]] = [(limiter, None, limit) for limiter, limit in self.limits]
+        if self.category_limiter is not None:
+            limiters.insert(0, (self.category_limiter.limiter, self.category_limiter, None))
+        return [
+            DecidedCharge(RequestCharge(self.request_limiter, limiter, key, 1, category, limit), decision)
+            for (limiter, category, limit), key, decision in zip(
+                limiters, request_state.keys, request_state.decisions, strict=True
+            )
         ]
-        return list(map(DecidedCharge, (self.category_charge, *charges), self.decisions))
 
 
-def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
-    """Decide what is pending and the limits of a stack; returns whether they were decided and allow the request."""
-    if request_state.by_route:
-        request_state.override_defaults(stack.uses)
-    if len(request_state.pending) != 1:
-        return False
-    charge = request_state.pending[0]
-    request_limiter, limiter, key, cost, category_limiter, _, _, _ = charge
-    plan = stack.plans.get(limiter)
-    if plan is None or plan[1] is not limiter.policy:
-        plan = stack.plans[limiter] = make_plan(stack, charge)
-    acquire = plan[0]
-    client = request_state.client
-    if acquire is None or category_limiter is None or cost != 1 or client is None or request_state.has_charges:
-        return False
-    keys: Any = (key, client[0])
-    if plan[3]:  # several limits on the route, or keys of their own
-        keys = (key, *[each.choose_key(native, client, request_limiter) for _, each in plan[2]])
-        if None in keys:
-            return False
-    decisions = acquire(keys)
-    if decisions is None:
-        return False
-    decision = decisions[0]
-    last_decisions = category_limiter.last_decisions
-    if decision[1] < request_limiter.fast_path_until and key in last_decisions:
-        last_decisions[key] = decision
-        category_limiter.allowed += 1
-    else:
-        request_limiter.record_decision(category_limiter, key, cost, decision, "", "")
-    request_state.pending = NO_CHARGES
-    request_state.together = make_together(MadeTogether, (plan, charge, keys, decisions))
-    return True
+def never(keys: Sequence[Key]) -> None:
+    """Decide nothing: the policies need the complete path."""
+    del keys
 
 
-def make_plan(stack: LimitStack, charge: RequestCharge) -> ChargePlan:
-    """Prepare a category and the limits of a stack; without a function if the fast path cannot be used."""
-    request_limiter, policy = charge.request_limiter, charge.policy
-    usable = (
+def acquire_one(limiter: Any, keys: Sequence[Key]) -> Sequence[Decision] | None:  # noqa: ANN401 - sync, as the store is instant
+    """Charge a single limit; None if it denies."""
+    decision: Decision = limiter.try_acquire(keys[0])
+    return (decision,) if decision[0] else None
+
+
+def is_usable(
+    stack: LimitStack, request_limiter: RequestLimiter, category_limiter: CategoryLimiter | None
+) -> bool:
+    """Return whether the fast path can decide these limits."""
+    return (
         stack.is_plain
-        and charge.category_limiter is not None
-        and not charge.reserves
-        and policy.mode == "enforce"
+        and (
+            category_limiter is None
+            or (not category_limiter.reserves and category_limiter.limiter.policy.mode == "enforce")
+        )
         and request_limiter.store.instant
         and request_limiter.own_clock is None
         and not request_limiter.observed
     )
-    if not usable:
-        return ChargePlan(None, policy)
-    limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
-    policies = (policy, *(limiter.policy for limiter, _ in limits))
-    acquire = request_limiter.store.fast_together(policies)
-    has_keys = len(limits) > 1 or limits[0][1].has_key
-    return ChargePlan(acquire, policy, limits, has_keys, request_limiter.response_writer.prepare_tightest(policies))
+
+
+def decide_fast(
+    stack: LimitStack,
+    request_state: RequestState,
+    native: Any,  # noqa: ANN401 - any request
+    mapping: Any,  # noqa: ANN401 - its scope or environ
+    framework: Framework,
+) -> bool:
+    """Decide what is pending and the limits of a stack; returns whether they were decided and allow the request."""
+    category_limiter, client = request_state.deferred, request_state.client
+    if category_limiter is None or client is None:
+        return decide_unlimited(stack, request_state, native, mapping, framework)
+    plan = stack.plans.get(category_limiter)
+    if plan is None or plan.policy is not category_limiter.limiter.policy:
+        plan = stack.plans[category_limiter] = ChargePlan(stack, request_state.request_limiter, category_limiter)
+    key, own_key = request_state.key, client[0]
+    keys: Any = (key, own_key) if plan.is_pair else (key, *(own_key,) * len(plan.limits))
+    if plan.has_keys or own_key is UNKNOWN:
+        keys = (key, *plan.choose_keys(client, native))
+        if None in keys:
+            return False
+    decisions = plan.acquire(keys)
+    if decisions is None:
+        return False
+    decision = decisions[0]
+    request_limiter, last_decisions = request_state.request_limiter, category_limiter.last_decisions
+    if decision[1] < request_limiter.fast_path_until and key in last_decisions:
+        last_decisions[key] = decision
+        category_limiter.allowed += 1
+    else:
+        request_limiter.record_decision(category_limiter, key, 1, decision, "", "")
+    request_state.deferred = None
+    request_state.plan = plan
+    request_state.keys = keys
+    request_state.decisions = request_state.written = decisions
+    if not request_state.nested:
+        request_state.write = plan.write
+    return True
+
+
+def decide_deferred(request_state: RequestState) -> bool:
+    """Decide a pending category at a route without limits; returns whether it was decided and allows the request."""
+    category_limiter, request_limiter, key = request_state.deferred, request_state.request_limiter, request_state.key
+    if category_limiter is None or category_limiter.is_async or request_limiter.observed or key is UNKNOWN:
+        return False
+    if category_limiter.limiter.policy.mode != "enforce":
+        return False
+    try:
+        decision = category_limiter.decide(key, 1)
+    except RateLimitError:
+        return False  # the complete path handles store errors
+    if not decision[0]:
+        return False
+    if decision[1] < request_limiter.fast_path_until and key in category_limiter.last_decisions:
+        category_limiter.last_decisions[key] = decision
+        category_limiter.allowed += 1
+    else:
+        request_limiter.record_decision(category_limiter, key, 1, decision, "", "")
+    request_state.deferred, request_state.charged, request_state.decision = None, category_limiter, decision
+    if not request_state.nested:
+        request_state.write, request_state.written = category_limiter.write, decision
+    return True
+
+
+def decide_unlimited(
+    stack: LimitStack,
+    request_state: RequestState,
+    native: Any,  # noqa: ANN401 - as above
+    mapping: Any,  # noqa: ANN401 - as above
+    framework: Framework,
+) -> bool:
+    """Decide the limits of a stack for a request that the middleware does not limit."""
+    request_limiter = request_state.request_limiter
+    known = request_state.client is not None or request_state.covered is not None or request_state.inner is not None
+    if known or request_state.standalone or request_state.is_pending or request_state.has_charges:
+        return False
+    plan = stack.plans.get(request_limiter)
+    if plan is None:
+        plan = stack.plans[request_limiter] = ChargePlan(stack, request_limiter, None)
+    client = plan.find_client(native, mapping, framework)
+    return not request_limiter.special and decide_plan(plan, request_state, client, native)
+
+
+def decide_alone(
+    stack: LimitStack,
+    native: Any,  # noqa: ANN401 - as above
+    mapping: Any,  # noqa: ANN401 - as above
+    framework: Framework,
+) -> RequestState | None:
+    """Decide the limits of a stack without a middleware in front; returns the state, None if it was not decided."""
+    plan = stack.plans.get(None)
+    if plan is None:
+        request_limiters = [use.limit.own_request_limiter() for use in stack.uses]
+        if request_limiters.count(request_limiters[0]) < len(request_limiters):
+            return None
+        plan = stack.plans[None] = ChargePlan(stack, request_limiters[0], None)
+    request_state = mapping[STATE_KEY] = RequestState()
+    request_state.request_limiter = plan.request_limiter
+    request_state.standalone = True
+    request_state.client = client = plan.find_client(native, mapping, framework)
+    if decide_plan(plan, request_state, client, native):
+        return request_state
+    del mapping[STATE_KEY]
+    return None
+
+
+def decide_plan(plan: ChargePlan, request_state: RequestState, client: RequestClient, native: object) -> bool:
+    """Decide a plan without a category; returns whether it was decided and allows the request."""
+    key = client[0]
+    if client[2] or not plan.request_limiter.rules.enabled:
+        return False
+    keys: Any = (key,) * len(plan.limits)
+    if plan.has_keys or key is UNKNOWN:
+        keys = plan.choose_keys(client, native)
+        if None in keys:
+            return False
+    decisions = plan.acquire(keys)
+    if decisions is None:
+        return False
+    request_state.plan = plan
+    request_state.keys = keys
+    request_state.decisions = request_state.written = decisions
+    if not request_state.nested:
+        request_state.write = plan.write
+    return True

@@ -112,9 +112,13 @@ class RequestLimiter:
         clock: Clock | None = None,
         *,
         tasks: bool = False,
+        raw: bool = False,
         **options: Any,  # noqa: ANN401 - Options, passed by the middlewares
     ) -> None:
-        """Read the configuration and open the store; raises ConfigError. `tasks`: the caller awaits the limiters."""
+        """Read the configuration and open the store; raises ConfigError.
+
+        `tasks`: the caller awaits the limiters; `raw`: it writes header fields as bytes.
+        """
         check_options(options)
         get = options.get
         self._counts: Mapping[str, Counts] = get("count") or {}
@@ -148,6 +152,7 @@ class RequestLimiter:
         self.own_clock: Clock | None = clock if clock is not self.store.clock else None
         self.clock: Clock = clock or self.store.clock
         self.tasks: bool = tasks and not self.store.instant
+        self.raw: bool = raw
         every = get("log_every", 0)
         self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", DEFAULT_LOG_BURST))
         self._throttle = LogThrottle(get("log_burst") or DEFAULT_LOG_BURST)  # at least some errors are logged
@@ -226,7 +231,8 @@ class RequestLimiter:
 
     def _make_category_limiter(self, category: Category, max_clients: int) -> CategoryLimiter:
         count = self._counts.get(category.name)
-        return CategoryLimiter(category, self._make_limiter(category.policy), self.response_writer, count, max_clients)
+        make_writer = partial(self.response_writer.writer, raw=self.raw)
+        return CategoryLimiter(category, self._make_limiter(category.policy), make_writer, count, max_clients)
 
     def run_maintenance(self, now: int) -> None:
         """Reload the file if it has changed, and remove expired clients."""

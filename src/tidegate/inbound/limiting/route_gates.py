@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.limited_functions import is_exempt, is_limited
 from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
@@ -129,10 +130,12 @@ class RouteGate:
         request_state = scope.get(STATE_KEY)
         if request_state is not None and self._exempt:
             request_state.pending = ()
-        if request_state is None or not request_state.pending or self._is_limited(scope):
+        if request_state is None or not request_state.is_pending or self._is_limited(scope):
             return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as the route has it
         if request_state.by_route:
             request_state.choose_route(matched_route_name(scope, self._route))
+        if decide_deferred(request_state):
+            return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as above
         return self._decide_first(scope, receive, send)
 
     async def _decide_first(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it

@@ -25,7 +25,7 @@ from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.options import OPTIONAL_FUNCTION
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_state import RequestState
+from tidegate.inbound.limiting.request_state import RequestState, make_state
 from tidegate.inbound.responses.header_names import read_header_names
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.extra_limits import Limits, has_own_name, read_exact_limits
@@ -329,7 +329,7 @@ def decide_uses_flow(
 
 def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:
     """Return the state of a request that no middleware has seen."""
-    request_state = RequestState(limit.own_request_limiter(), client, None)
+    request_state = make_state(limit.own_request_limiter(), client)
     request_state.standalone = True
     return request_state
 

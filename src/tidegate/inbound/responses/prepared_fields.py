@@ -6,18 +6,22 @@ compare them with `headers.write`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.core.bounds import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tidegate.core import Limit
     from tidegate.core.decision import Decision
     from tidegate.policy import Policy
 
+    FieldWriter = Callable[[Any], list[Any]]  # of one decision, or of several; writes bytes or strings
+
 CACHED_REMAINING: Final = 1024
 ROUND_UP: Final = SECOND - 1
+PAIR: Final = 2
 S = TypeVar("S")  # a string or bytes: a name or value of a header field
 
 
@@ -53,48 +57,73 @@ def prepare_writer(
         return general
     limits = policy.limits
     limit = limits[0]
-    quota, length, reset_name, number = limit.quota, limit.length, form.reset_name, form.number
-    first: tuple[S, S] = (form.limit_name, number(quota))
-    extra: tuple[tuple[S, S], ...] = form.extra
-    remaining, write_remaining = form.remaining, form.write_remaining
-    # Cache of one reset field: (after, until, field). It is valid for charges in the interval (after, until].
-    last: tuple[int, int, tuple[S, S]] = (0, 0, first)
+    quota, write = limit.quota, _log_writer(limit, form)
 
     def fields(decision: Decision) -> list[tuple[S, S]]:
-        nonlocal last
         state = decision[3][0]  # by position: a fast path
         if not decision[0] or decision[2] is not limits or state is None or state[0] is not limit:
             return general(decision)
         # The same as view_log for a state whose last entry is this request.
-        _, log, _, tail, base = state
-        at = log.times[tail - 1]
-        if at < decision[1]:
-            return general(decision)
+        _, (times, sums), _, tail, base = state
+        tail -= 1
+        at = times[tail]
+        return write(quota - sums[tail] + base, at) if at >= decision[1] else general(decision)
+
+    return fields
+
+
+def prepare_tightest(
+    policies: Sequence[Policy], form: FieldForm[S]
+) -> Callable[[Sequence[Decision]], list[tuple[S, S]]] | None:
+    """Return a function that writes the fields of the tightest of several single logs that were charged together.
+
+    That is the one with the fewest permits left; of equals, the one with the latest reset. None: other policies.
+    """
+    if not all(is_single_log(policy) for policy in policies):
+        return None
+    logs = [(limit.quota, limit.length, _log_writer(limit, form)) for policy in policies for limit in policy.limits]
+    quota_1, length_1, write_1 = logs[0]
+    quota_2, length_2, write_2 = logs[-1]
+
+    def write_tightest(decisions: Sequence[Decision]) -> list[tuple[S, S]]:
+        fewest = latest = -1
+        write = write_1
+        for (quota, length, each), decision in zip(logs, decisions, strict=True):
+            _, (times, sums), _, tail, base = decision[3][0]  # type: ignore[misc]  # the state of a log; a fast path
+            left = quota - sums[tail - 1] + base
+            if latest < 0 or left < fewest or (left == fewest and length > latest):
+                fewest, latest, write, at = left, length, each, times[tail - 1]
+        return write(fewest, at)
+
+    def write_tighter(decisions: Sequence[Decision]) -> list[tuple[S, S]]:
+        first, second = decisions
+        _, (times_1, sums_1), _, tail_1, base_1 = first[3][0]  # type: ignore[misc]  # as above
+        _, (times_2, sums_2), _, tail_2, base_2 = second[3][0]  # type: ignore[misc]  # as above
+        left_1 = quota_1 - sums_1[tail_1 - 1] + base_1
+        left_2 = quota_2 - sums_2[tail_2 - 1] + base_2
+        if left_2 < left_1 or (left_2 == left_1 and length_2 > length_1):
+            return write_2(left_2, times_2[tail_2 - 1])
+        return write_1(left_1, times_1[tail_1 - 1])
+
+    return write_tighter if len(logs) == PAIR else write_tightest
+
+
+def _log_writer(limit: Limit, form: FieldForm[S]) -> Callable[[int, int], list[tuple[S, S]]]:
+    """Return a function that writes the fields of a log: how much is left, and when its last entry was made."""
+    length, reset_name, remaining_name, number = limit.length, form.reset_name, form.remaining_name, form.number
+    first: tuple[S, S] = (form.limit_name, number(limit.quota))
+    extra, remaining = form.extra, form.remaining
+    # Cache of one reset field: (after, until, field). It is valid for charges in the interval (after, until].
+    last: tuple[int, int, tuple[S, S]] = (0, 0, first)
+
+    def write(left: int, at: int) -> list[tuple[S, S]]:
+        nonlocal last
         after, until, reset = last
         if not after < at <= until:
             second = (at + length + ROUND_UP) // SECOND
             until = second * SECOND - length
             reset = (reset_name, number(second))
             last = (until - SECOND, until, reset)
-        left = quota - log.sums[tail - 1] + base
-        return [first, remaining[left] if left < CACHED_REMAINING else write_remaining(left), reset, *extra]
+        return [first, remaining[left] if left < CACHED_REMAINING else (remaining_name, number(left)), reset, *extra]
 
-    return fields
-
-
-class TightestWriter(NamedTuple):
-    """Writes the fields of the tightest of several single logs that were charged together."""
-
-    limits: tuple[tuple[int, int], ...]  # the quota and length of each
-    raw_writers: tuple[Callable[[Decision], list[tuple[bytes, bytes]]], ...]
-    text_writers: tuple[Callable[[Decision], list[tuple[str, str]]], ...]
-
-    def find(self, decisions: Sequence[Decision]) -> int:
-        """Return the index of the decision with the fewest permits left; of equals, the one with the latest reset."""
-        fewest = found = latest = -1
-        for index, (quota, length) in enumerate(self.limits):
-            _, log, _, tail, base = decisions[index][3][0]  # type: ignore[misc]  # the state of a log; a fast path
-            left = quota - log.sums[tail - 1] + base
-            if found < 0 or left < fewest or (left == fewest and length > latest):
-                fewest, found, latest = left, index, length
-        return found
+    return write

@@ -20,8 +20,7 @@ from tidegate.inbound.responses.html_page import read_html
 from tidegate.inbound.responses.prepared_fields import (
     ROUND_UP,
     FieldForm,
-    TightestWriter,
-    is_single_log,
+    prepare_tightest,
     prepare_writer,
 )
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.request import Request
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.policy import Policy
 
     Fields = list[tuple[str, str]]
@@ -147,23 +147,20 @@ class ResponseWriter:
             fields.append((RETRY_AFTER_FIELD, b"%d" % ((retry + ROUND_UP) // SECOND)))
         return fields
 
-    def writer(self, policy: Policy) -> Callable[[Decision], RawFields]:
-        """Return the fastest function that writes the fields of a policy as bytes: a single log has a fast path."""
-        return prepare_writer(policy, self.raw_fields, self._raw_form) if self.style == "x" else self.raw_fields
+    def writer(self, policy: Policy, *, raw: bool) -> FieldWriter:
+        """Return the fastest function that writes the fields of a policy, as bytes if `raw`: a single log has its own."""
+        general = self.raw_fields if raw else self.fields
+        if self.style != "x":
+            return general
+        if raw:
+            return prepare_writer(policy, self.raw_fields, self._raw_form)
+        return prepare_writer(policy, self.fields, self._text_form)
 
-    def text_writer(self, policy: Policy) -> Callable[[Decision], Fields]:
-        """Return the fastest function that writes the fields of a policy as strings."""
-        return prepare_writer(policy, self.fields, self._text_form) if self.style == "x" else self.fields
-
-    def prepare_tightest(self, policies: Sequence[Policy]) -> TightestWriter | None:
+    def tightest_writer(self, policies: Sequence[Policy], *, raw: bool) -> FieldWriter | None:
         """Return what writes the fields of the tightest of several policies; None if they need `raw_fields`."""
-        if self.style != "x" or not all(is_single_log(policy) for policy in policies):
+        if self.style != "x":
             return None
-        return TightestWriter(
-            tuple((policy.limits[0].quota, policy.limits[0].length) for policy in policies),
-            tuple(self.writer(policy) for policy in policies),
-            tuple(self.text_writer(policy) for policy in policies),
-        )
+        return prepare_tightest(policies, self._raw_form) if raw else prepare_tightest(policies, self._text_form)
 
     def is_plain(self, headers: Iterable[RawField]) -> bool:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""
