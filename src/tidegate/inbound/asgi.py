@@ -119,7 +119,10 @@ class RateLimitMiddleware:
         request_state.client = client
         outer = scope.get(STATE_KEY)
         last_decisions = category_limiter.last_decisions
-        gated = self._gates.has_limits()
+        gates = self._gates
+        gated = gates.limited
+        if sum(map(len, gates.watched)) != gates.count or gates.defaults is not request_limiter.route_limiters:
+            gated = gates.inspect()  # `has_limits`, inlined
         if gated or (outer is not None and outer.is_pending):
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
@@ -131,25 +134,33 @@ class RateLimitMiddleware:
             else:
                 request_state.pending = request_limiter.make_charges(target, key)
         else:
-            try:
-                decision = category_limiter.decide(key, cost)
-                if category_limiter.is_async:
-                    decision = await decision
-            except RateLimitError as error:
-                await self._apply_outcome(
-                    request_limiter.handle_store_error(category_limiter, error), scope, receive, send, target, client
-                )
-                return
+            charged = category_limiter.acquire((key,)) if cost == 1 else None
+            if charged is not None:
+                now, views = charged
+                request_state.write, request_state.written = category_limiter.write, charged
+                decision = Decision((True, now, category_limiter.limiter.policy.limits, views, None))
+                if now < request_limiter.fast_path_until and key in last_decisions:
+                    last_decisions[key] = decision  # `record_decision`, inlined
+                    category_limiter.allowed += 1
+                else:
+                    request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+            else:
+                try:
+                    decision = category_limiter.decide(key, cost)
+                    if category_limiter.is_async:
+                        decision = await decision
+                except RateLimitError as error:
+                    await self._apply_outcome(
+                        request_limiter.handle_store_error(category_limiter, error), scope, receive, send, target, client
+                    )
+                    return
+                if not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
+                    await self._deny(scope, receive, send, category_limiter, client, decision)
+                    return
+                if decision[0]:
+                    request_state.write, request_state.written = request_limiter.write, decision
             request_state.decision, request_state.charged = decision, category_limiter
             request_state.key, request_state.cost = key, cost
-            # By position: a fast path.
-            if decision[0] and decision[1] < request_limiter.fast_path_until and key in last_decisions:
-                last_decisions[key] = decision  # fast path: a known client is allowed again
-                category_limiter.allowed += 1
-                request_state.write, request_state.written = category_limiter.write, decision
-            elif not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
-                await self._deny(scope, receive, send, category_limiter, client, decision)
-                return
         scope[STATE_KEY] = request_state
         sending = add_fields(request_state, scope, receive, send)
         if outer is not None:

@@ -12,7 +12,7 @@ from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.limiting.route_gates import Gates, class_handler
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.inbound import responses
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.request_state import RequestState
 
 __all__ = ["ViewLimitExceeded", "exempt", "limit"]
@@ -130,17 +131,18 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return LimitedBlock(self, request, FRAMEWORK)
 
 
-class DjangoGate:
+class DjangoGate(Gates):
     """Decides what the middleware left pending, before a view without limits runs."""
 
-    def __init__(self, handler: Any) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
+    def __init__(self, handler: Any, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
         """Decide in this handler, before its own view middlewares."""
+        super().__init__(request_limiter)
         is_async = hasattr(handler, "read_body")  # ASGIHandler
         decide = decide_before_view_async if is_async else decide_before_view
         if decide not in handler._view_middleware:  # noqa: SLF001 - Django offers no other way
             handler._view_middleware.insert(0, decide)  # noqa: SLF001 - as above
 
-    def has_limits(self) -> bool:
+    def find_limits(self) -> bool:
         """Return whether some view may have limits: this module was imported to make them."""
         return True
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from operator import call
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.decision import Decision
 from tidegate.errors import RateLimitError
 from tidegate.flow import run
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
@@ -19,7 +20,7 @@ from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
-from tidegate.inbound.limiting.route_gates import wrapped_apps
+from tidegate.inbound.limiting.route_gates import Gates, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import wsgi_routes
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tidegate.clock import Clock
-    from tidegate.core.decision import Decision
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.address import TrustedProxies
@@ -70,7 +70,7 @@ class RateLimitMiddleware:
         self.app = app
         # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
-        self._gates: list[Any] | None = None
+        self._gates: Gates | None = None  # found at the first request
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
@@ -100,7 +100,10 @@ class RateLimitMiddleware:
         request_state.client = client
         outer = environ.get(STATE_KEY)
         last_decisions = category_limiter.last_decisions
-        gated = self._has_limits()
+        gates = self._gates or self._find_gates()
+        gated = gates.limited
+        if sum(map(len, gates.watched)) != gates.count or gates.defaults is not request_limiter.route_limiters:
+            gated = gates.inspect()  # `has_limits`, inlined
         if gated or (outer is not None and outer.is_pending):
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
@@ -111,21 +114,29 @@ class RateLimitMiddleware:
             else:
                 request_state.pending = request_limiter.make_charges(target, key)
         else:
-            try:
-                decision = category_limiter.decide(key, cost)
-            except RateLimitError as error:
-                return self._apply_outcome(
-                    request_limiter.handle_store_error(category_limiter, error), environ, start_response, target, client
-                )
+            charged = category_limiter.acquire((key,)) if cost == 1 else None
+            if charged is not None:
+                now, views = charged
+                request_state.write, request_state.written = category_limiter.write, charged
+                decision = Decision((True, now, category_limiter.limiter.policy.limits, views, None))
+                if now < request_limiter.fast_path_until and key in last_decisions:
+                    last_decisions[key] = decision  # `record_decision`, inlined
+                    category_limiter.allowed += 1
+                else:
+                    request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+            else:
+                try:
+                    decision = category_limiter.decide(key, cost)
+                except RateLimitError as error:
+                    return self._apply_outcome(
+                        request_limiter.handle_store_error(category_limiter, error), environ, start_response, target, client
+                    )
+                if not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
+                    return self._deny(environ, start_response, category_limiter, client, decision)
+                if decision[0]:
+                    request_state.write, request_state.written = request_limiter.write, decision
             request_state.decision, request_state.charged = decision, category_limiter
             request_state.key, request_state.cost = key, cost
-            # By position: a fast path.
-            if decision[0] and decision[1] < request_limiter.fast_path_until and key in last_decisions:
-                last_decisions[key] = decision  # fast path: a known client is allowed again
-                category_limiter.allowed += 1
-                request_state.write, request_state.written = category_limiter.write, decision
-            elif not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
-                return self._deny(environ, start_response, category_limiter, client, decision)
         environ[STATE_KEY] = request_state
         starting = add_fields(request_state, environ, start_response)
         if outer is not None:
@@ -166,7 +177,7 @@ class RateLimitMiddleware:
         request = make_request(environ, client)
         client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            if not target.admin and self._has_limits():
+            if not target.admin and self._find_gates().has_limits():
                 prepared = run(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     return self._defer(environ, start, client, prepared)
@@ -175,14 +186,11 @@ class RateLimitMiddleware:
                 outcome = run(self.request_limiter.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
 
-    def _has_limits(self) -> bool:
-        """Return whether the application has limits on routes; then they are decided together with the categories."""
+    def _find_gates(self) -> Gates:
+        """Return what the application has of limits on routes; they are decided together with the categories."""
         if self._gates is None:
             self._gates = find_gates(self.app, self.request_limiter)
-        for gate in self._gates:  # noqa: SIM110 - a generator costs more
-            if gate.has_limits():
-                return True
-        return False
+        return self._gates
 
     def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
@@ -388,18 +396,18 @@ def decide_pending(environ: Environ) -> Response | None:
     return None if result.allowed else write_result(result, request, request)
 
 
-def find_gates(app: App, request_limiter: RequestLimiter) -> list[Any]:
+def find_gates(app: App, request_limiter: RequestLimiter) -> Gates:
     """Return the object that decides pending charges at the routes of a Flask or Django application."""
     for wrapped in wrapped_apps(app):
         if hasattr(wrapped, "view_functions") and hasattr(wrapped, "before_request_funcs"):
             from tidegate.inbound import flask  # noqa: PLC0415 - only a Flask application needs it
 
-            return [flask.FlaskGate(wrapped, request_limiter)]
+            return flask.FlaskGate(wrapped, request_limiter)
         if hasattr(wrapped, "_view_middleware"):
             from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
-            return [django.DjangoGate(wrapped)]
-    return []
+            return django.DjangoGate(wrapped, request_limiter)
+    return Gates(request_limiter)
 
 
 def respond(environ: Environ, start: Start, response: Response, fields: Fields) -> Iterable[bytes]:

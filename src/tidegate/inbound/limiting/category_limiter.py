@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
     from tidegate.policy import Cost, Key, Policy
+    from tidegate.stores.base import AcquireTogether
 
 Counts = Callable[[Request, int], bool]  # whether a response with this status counts
 
@@ -37,7 +38,8 @@ class CategoryLimiter:
 
     __slots__ = (
         "_count",
-        "_make_writer",
+        "_prepare",
+        "acquire",
         "allowed",
         "category",
         "charging",
@@ -56,16 +58,16 @@ class CategoryLimiter:
         self,
         category: Category,
         limiter: Limiter | AsyncLimiter,
-        make_writer: Callable[[Policy], FieldWriter],
+        prepare: Callable[[Policy], tuple[AcquireTogether, FieldWriter]],
         count: Counts | None = None,
         max_clients: int = 10_000,
     ) -> None:
-        """Use this limiter; `make_writer` returns what writes header fields, `count` whether a response counts.
+        """Use this limiter; `count` returns whether a response counts; keep at most `max_clients` recent clients.
 
-        At most `max_clients` recent clients are kept.
+        `prepare` returns the fast path of a policy, and what writes the header fields of what it has charged.
         """
         self.limiter: Limiter | AsyncLimiter = limiter
-        self._make_writer = make_writer
+        self._prepare = prepare
         self.is_async: bool = isinstance(limiter, AsyncLimiter)
         self.recent_clients: RecentClients = RecentClients(max_clients)
         self.last_decisions: dict[Key, Decision] = self.recent_clients.last_decisions
@@ -80,7 +82,7 @@ class CategoryLimiter:
         if self.limiter.policy != category.policy:
             self.limiter.update(category.policy)
         self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
-        self.write: FieldWriter = self._make_writer(self.limiter.policy)
+        self.acquire, self.write = self._prepare(self.limiter.policy)
         self.charging: Charging | None = category.charging
         # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
         slots = [limit.length for limit in category.policy.limits if limit.rules.holds_slots]

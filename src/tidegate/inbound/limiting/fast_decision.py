@@ -7,18 +7,15 @@ depend on the client is prepared once for each category and stack of limits.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import RateLimitError
+from tidegate.core.decision import Decision
 from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
+from tidegate.inbound.limiting.request_limiter import charge_nothing
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tidegate.core.decision import Decision
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.limited_call import Framework
@@ -44,25 +41,17 @@ class ChargePlan:
         self.category_limiter = category_limiter
         # The policy of the category: a reload replaces it.
         self.policy: Policy | None = None if category_limiter is None else category_limiter.limiter.policy
-        self.acquire: AcquireTogether = never  # if the fast path cannot be used
         self.limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()
         self.is_pair: bool = category_limiter is not None and len(stack.uses) == 1
-        self.has_keys: bool = False  # whether some limit of the route chooses its own key
-        self.write: FieldWriter | None = None  # None: the fields need all decisions
-        if is_usable(stack, request_limiter, category_limiter):
-            self._prepare(stack, request_limiter)
-
-    def _prepare(self, stack: LimitStack, request_limiter: RequestLimiter) -> None:
-        self.limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
-        policies = tuple(limiter.policy for limiter, _ in self.limits)
-        if self.policy is not None:
-            policies = (self.policy, *policies)
-        if len(policies) > 1:
-            self.acquire = request_limiter.store.fast_together(policies) or never
-        else:
-            self.acquire = partial(acquire_one, self.limits[0][0])
-        self.has_keys = any(limit.has_key for _, limit in self.limits)
-        self.write = request_limiter.response_writer.tightest_writer(policies, raw=request_limiter.raw)
+        self.has_keys: bool = any(use.limit.has_key for use in stack.uses)  # whether some limit chooses its own key
+        self.acquire: AcquireTogether = charge_nothing
+        self.write: FieldWriter | None = None
+        if stack.is_plain and not (category_limiter is not None and category_limiter.reserves):
+            self.limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
+            policies = [limiter.policy for limiter, _ in self.limits]
+            self.acquire, self.write = request_limiter.prepare_fast_path(
+                *(() if self.policy is None else (self.policy,)), *policies
+            )
 
     def find_client(self, native: Any, mapping: Any, framework: Framework) -> RequestClient:  # noqa: ANN401 - any request
         """Return the client of a request that no middleware has identified."""
@@ -79,39 +68,14 @@ class ChargePlan:
         limiters: list[tuple[Any, Any, Any]] = [(limiter, None, limit) for limiter, limit in self.limits]
         if self.category_limiter is not None:
             limiters.insert(0, (self.category_limiter.limiter, self.category_limiter, None))
+        now, views = request_state.written
         return [
-            DecidedCharge(RequestCharge(self.request_limiter, limiter, key, 1, category, limit), decision)
-            for (limiter, category, limit), key, decision in zip(
-                limiters, request_state.keys, request_state.decisions, strict=True
+            DecidedCharge(
+                RequestCharge(self.request_limiter, limiter, key, 1, category, limit),
+                Decision.of_views(now, limiter.policy.limits, (view,), within_limits=True),
             )
+            for (limiter, category, limit), key, view in zip(limiters, request_state.keys, views, strict=True)
         ]
-
-
-def never(keys: Sequence[Key]) -> None:
-    """Decide nothing: the policies need the complete path."""
-    del keys
-
-
-def acquire_one(limiter: Any, keys: Sequence[Key]) -> Sequence[Decision] | None:  # noqa: ANN401 - sync, as the store is instant
-    """Charge a single limit; None if it denies."""
-    decision: Decision = limiter.try_acquire(keys[0])
-    return (decision,) if decision[0] else None
-
-
-def is_usable(
-    stack: LimitStack, request_limiter: RequestLimiter, category_limiter: CategoryLimiter | None
-) -> bool:
-    """Return whether the fast path can decide these limits."""
-    return (
-        stack.is_plain
-        and (
-            category_limiter is None
-            or (not category_limiter.reserves and category_limiter.limiter.policy.mode == "enforce")
-        )
-        and request_limiter.store.instant
-        and request_limiter.own_clock is None
-        and not request_limiter.observed
-    )
 
 
 def decide_fast(
@@ -125,8 +89,8 @@ def decide_fast(
     category_limiter, client = request_state.deferred, request_state.client
     if category_limiter is None or client is None:
         return decide_unlimited(stack, request_state, native, mapping, framework)
-    plan = stack.plans.get(category_limiter)
-    if plan is None or plan.policy is not category_limiter.limiter.policy:
+    plan, policy = stack.plans.get(category_limiter), category_limiter.limiter.policy
+    if plan is None or plan.policy is not policy:
         plan = stack.plans[category_limiter] = ChargePlan(stack, request_state.request_limiter, category_limiter)
     key, own_key = request_state.key, client[0]
     keys: Any = (key, own_key) if plan.is_pair else (key, *(own_key,) * len(plan.limits))
@@ -134,12 +98,13 @@ def decide_fast(
         keys = (key, *plan.choose_keys(client, native))
         if None in keys:
             return False
-    decisions = plan.acquire(keys)
-    if decisions is None:
+    charged = plan.acquire(keys)
+    if charged is None:
         return False
-    decision = decisions[0]
+    now, views = charged
+    decision = Decision((True, now, policy.limits, views[:1], None))
     request_limiter, last_decisions = request_state.request_limiter, category_limiter.last_decisions
-    if decision[1] < request_limiter.fast_path_until and key in last_decisions:
+    if now < request_limiter.fast_path_until and key in last_decisions:
         last_decisions[key] = decision
         category_limiter.allowed += 1
     else:
@@ -147,7 +112,7 @@ def decide_fast(
     request_state.deferred = None
     request_state.plan = plan
     request_state.keys = keys
-    request_state.decisions = request_state.written = decisions
+    request_state.written = charged
     if not request_state.nested:
         request_state.write = plan.write
     return True
@@ -155,25 +120,15 @@ def decide_fast(
 
 def decide_deferred(request_state: RequestState) -> bool:
     """Decide a pending category at a route without limits; returns whether it was decided and allows the request."""
-    category_limiter, request_limiter, key = request_state.deferred, request_state.request_limiter, request_state.key
-    if category_limiter is None or category_limiter.is_async or request_limiter.observed or key is UNKNOWN:
+    category_limiter = request_state.deferred
+    charged = None if category_limiter is None else category_limiter.acquire((request_state.key,))
+    if category_limiter is None or charged is None:
         return False
-    if category_limiter.limiter.policy.mode != "enforce":
-        return False
-    try:
-        decision = category_limiter.decide(key, 1)
-    except RateLimitError:
-        return False  # the complete path handles store errors
-    if not decision[0]:
-        return False
-    if decision[1] < request_limiter.fast_path_until and key in category_limiter.last_decisions:
-        category_limiter.last_decisions[key] = decision
-        category_limiter.allowed += 1
-    else:
-        request_limiter.record_decision(category_limiter, key, 1, decision, "", "")
+    decision = Decision((True, charged[0], category_limiter.limiter.policy.limits, charged[1], None))
+    request_state.request_limiter.record_decision(category_limiter, request_state.key, 1, decision, "", "")
     request_state.deferred, request_state.charged, request_state.decision = None, category_limiter, decision
     if not request_state.nested:
-        request_state.write, request_state.written = category_limiter.write, decision
+        request_state.write, request_state.written = category_limiter.write, charged
     return True
 
 
@@ -229,12 +184,12 @@ def decide_plan(plan: ChargePlan, request_state: RequestState, client: RequestCl
         keys = plan.choose_keys(client, native)
         if None in keys:
             return False
-    decisions = plan.acquire(keys)
-    if decisions is None:
+    charged = plan.acquire(keys)
+    if charged is None:
         return False
     request_state.plan = plan
     request_state.keys = keys
-    request_state.decisions = request_state.written = decisions
+    request_state.written = charged
     if not request_state.nested:
         request_state.write = plan.write
     return True

@@ -54,11 +54,13 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.model import Category, Match, Rules
     from tidegate.inbound.rules.path_readings import Route
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
+    from tidegate.stores.base import AcquireTogether
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
@@ -98,6 +100,11 @@ def make_response_charge(result: ChargeResult, request: Request) -> ResponseChar
     """Return the charges of an allowed request that its response may change; None if there are none."""
     charges = open_charges(result.decided)
     return ResponseCharge(charges, request) if charges else None
+
+
+def charge_nothing(keys: Sequence[Key]) -> None:
+    """Stand for the fast path where there is none."""
+    del keys
 
 
 class RequestLimiter:
@@ -153,6 +160,7 @@ class RequestLimiter:
         self.clock: Clock = clock or self.store.clock
         self.tasks: bool = tasks and not self.store.instant
         self.raw: bool = raw
+        self.write: FieldWriter = self.response_writer.raw_fields if raw else self.response_writer.fields
         every = get("log_every", 0)
         self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", DEFAULT_LOG_BURST))
         self._throttle = LogThrottle(get("log_burst") or DEFAULT_LOG_BURST)  # at least some errors are logged
@@ -231,8 +239,20 @@ class RequestLimiter:
 
     def _make_category_limiter(self, category: Category, max_clients: int) -> CategoryLimiter:
         count = self._counts.get(category.name)
-        make_writer = partial(self.response_writer.writer, raw=self.raw)
-        return CategoryLimiter(category, self._make_limiter(category.policy), make_writer, count, max_clients)
+        limiter = self._make_limiter(category.policy)
+        return CategoryLimiter(category, limiter, self.prepare_fast_path, count, max_clients)
+
+    def prepare_fast_path(self, *policies: Policy) -> tuple[AcquireTogether, FieldWriter]:
+        """Return what charges a key of each policy in one step, and what writes the header fields of that.
+
+        A store that cannot do this, or an observer, needs the complete path: then the function always returns None.
+        """
+        acquire = None
+        if self.store.instant and self.own_clock is None and not self.observed:
+            acquire = self.store.fast_together(policies)
+        if acquire is None or any(policy.mode != "enforce" for policy in policies):
+            acquire = charge_nothing
+        return acquire, self.response_writer.tightest_writer(policies, raw=self.raw)
 
     def run_maintenance(self, now: int) -> None:
         """Reload the file if it has changed, and remove expired clients."""

@@ -57,12 +57,11 @@ class RequestState:
     key: Key = UNKNOWN
     deferred: CategoryLimiter | None = None  # a charge of 1 to `key` in this category is pending
     _pending: Sequence[RequestCharge] = NO_CHARGES  # what else is pending
-    plan: ChargePlan | None = None  # what the fast path has charged, to these keys, by these decisions
+    plan: ChargePlan | None = None  # what the fast path has charged: `written`, to these keys
     keys: Sequence[Key] = ()
-    decisions: Sequence[Decision] = ()
     # Writes the header fields of `written`, if nothing else was decided, is pending or depends on the response.
     write: FieldWriter | None = None
-    written: Any = None  # a decision, or several
+    written: Any = None  # a decision, or what `Store.fast_together` has returned
     _made: Sequence[DecidedCharge] = NO_CHARGES
     covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
     response_charge: ResponseCharge | None = None

@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+from functools import partial
+from operator import mod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import Decision, LocalDecision
@@ -21,7 +23,6 @@ from tidegate.inbound.responses.prepared_fields import (
     ROUND_UP,
     FieldForm,
     prepare_tightest,
-    prepare_writer,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.responses.prepared_fields import FieldWriter
+    from tidegate.inbound.responses.prepared_fields import Charged, FieldWriter
     from tidegate.policy import Policy
 
     Fields = list[tuple[str, str]]
@@ -101,7 +102,7 @@ class ResponseWriter:
         self._extra: Fields = [(EXPOSE_HEADERS, exposed_names(self.style, names))] if expose else []
         self._raw_extra = raw(self._extra)
         self._raw_form: FieldForm[bytes] = FieldForm(
-            (self._limit_field, self._remaining_field, self._reset_field), b"%d".__mod__, self._raw_extra
+            (self._limit_field, self._remaining_field, self._reset_field), partial(mod, b"%d"), self._raw_extra
         )
         self._text_form: FieldForm[str] = FieldForm(tuple(names.values()), str, self._extra)
         self._negotiated = (b"json", b"html") if self._html is not None else (b"json",)
@@ -147,20 +148,17 @@ class ResponseWriter:
             fields.append((RETRY_AFTER_FIELD, b"%d" % ((retry + ROUND_UP) // SECOND)))
         return fields
 
-    def writer(self, policy: Policy, *, raw: bool) -> FieldWriter:
-        """Return the fastest function that writes the fields of a policy, as bytes if `raw`: a single log has its own."""
-        general = self.raw_fields if raw else self.fields
-        if self.style != "x":
-            return general
-        if raw:
-            return prepare_writer(policy, self.raw_fields, self._raw_form)
-        return prepare_writer(policy, self.fields, self._text_form)
+    def tightest_writer(self, policies: Sequence[Policy], *, raw: bool) -> FieldWriter:
+        """Return what writes the fields of policies with one limit each that were charged together, as bytes if `raw`."""
+        if self.style == "x":
+            return prepare_tightest(policies, self._raw_form) if raw else prepare_tightest(policies, self._text_form)
+        limits = tuple(policy.limits[0] for policy in policies)
+        write_decision: FieldWriter = self.raw_fields if raw else self.fields
 
-    def tightest_writer(self, policies: Sequence[Policy], *, raw: bool) -> FieldWriter | None:
-        """Return what writes the fields of the tightest of several policies; None if they need `raw_fields`."""
-        if self.style != "x":
-            return None
-        return prepare_tightest(policies, self._raw_form) if raw else prepare_tightest(policies, self._text_form)
+        def write_charged(charged: Charged) -> list[Any]:
+            return write_decision(Decision.of_views(charged[0], limits, charged[1], within_limits=True))
+
+        return write_charged
 
     def is_plain(self, headers: Iterable[RawField]) -> bool:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""

@@ -137,7 +137,7 @@ def _one_log(
                 now = ns() // 1000
                 owner, log, head, tail, base = entry = entries[key]
                 if owner is limit and now < table.due:
-                    times, sums = log
+                    times, sums = log.times, log.sums
                     # charge_log, inlined for the case that no entry expires and none is overwritten.
                     if times[head] <= now - length or now < times[tail - 1] or len(times) != tail:
                         state = charge(entry, limit, 1, now)
