@@ -86,7 +86,7 @@ class RateLimitMiddleware:
         self._gates = AsgiGates(app, decide_pending, self.request_limiter)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast

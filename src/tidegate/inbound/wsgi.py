@@ -72,7 +72,7 @@ class RateLimitMiddleware:
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
         self._gates: Gates | None = None  # found at the first request
 
-    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911 - extra function calls would slow down every request
+    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911, PLR0912 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         request_limiter = self.request_limiter
         method, path = environ.get("REQUEST_METHOD", "GET"), environ.get("PATH_INFO") or "/"
@@ -281,6 +281,7 @@ class RateLimitMiddleware:
 def add_fields(request_state: RequestState, environ: Environ, start: Start) -> Start:
     """Return a `start_response` for the application that adds the header fields.
 
+    It first settles what depends on the response, so that the client sees the corrected limits.
     The environ must not refer to it: the server's `start_response` may refer to the environ, and every request would
     leave a reference cycle to the garbage collector.
     """

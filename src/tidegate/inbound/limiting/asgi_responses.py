@@ -33,6 +33,7 @@ START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "w
 def add_fields(request_state: RequestState, scope: Scope, receive: Receive, send: Send) -> Send:
     """Return a `send` for the application that adds the header fields to the first message of a response.
 
+    It first settles what depends on the response, so that the client sees the corrected limits.
     The scope must not refer to it: the server's `send` refers to the scope, and a reference cycle per request would
     make the garbage collector cost more than the decision.
     """
@@ -56,7 +57,7 @@ async def start_response(
 ) -> None:
     """Decide what is pending, settle what depends on the response, and start the response with its header fields.
 
-    The client sees the corrected limits. A response to a request that is denied only now is replaced by the denial.
+    A response to a request that is denied only now is replaced by the denial.
     """
     if request_state.is_pending:
         with_denial_fields = add_fields(request_state, scope, receive, send)
