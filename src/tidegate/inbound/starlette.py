@@ -47,14 +47,6 @@ class AsgiFramework(ScopeRequests):
         """Return the response to a denied request."""
         return Response(response.body, response.status, dict(response.headers))
 
-    def add_prepared(self, response: Any, fields: list[tuple[bytes, bytes]]) -> Any:  # noqa: ANN401 - any response
-        """Add header fields in bytes to the response of an endpoint."""
-        raw_headers = getattr(response, "raw_headers", None)
-        if raw_headers is not None:
-            names = [name for name, _ in fields]
-            raw_headers[:] = [*(each for each in raw_headers if each[0] not in names), *fields]
-        return response
-
     def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - any response
         """Add header fields to the response of an endpoint."""
         if fields and isinstance(response, HTTPException):

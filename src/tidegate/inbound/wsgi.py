@@ -70,40 +70,33 @@ class RateLimitMiddleware:
         self.app = app
         # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
-        self._gates: Gates | None = None  # found at the first request
+        self._gates: Gates = AppGates(app, self.request_limiter)
+        self.request_limiter.gates = self._gates
 
-    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911, PLR0912 - extra function calls would slow down every request
+    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
-        request_limiter = self.request_limiter
+        request_limiter, peer = self.request_limiter, environ.get("REMOTE_ADDR")
         method, path = environ.get("REQUEST_METHOD", "GET"), environ.get("PATH_INFO") or "/"
-        if not path.isascii():
+        target = None if environ.get("SCRIPT_NAME") else request_limiter.plain_targets.get((method, path))
+        client = request_limiter.plain_clients.get(peer) if peer else None
+        if target is None or client is None:
             path = decode_text(path)
-        target = MISSING
-        if not environ.get("SCRIPT_NAME") and not request_limiter.by_method:
-            target = request_limiter.targets.get((method, path), MISSING)
-        if target is MISSING:
-            target = self._find_target(environ, method, path)
-        if target is None:
-            if request_limiter.idle:
-                request_limiter.run_idle_maintenance()
-            return self._pass(environ, start_response)
-        peer = environ.get("REMOTE_ADDR")
-        client = request_limiter.known_clients.get(peer)
-        if client is None:
+            target = target or self._find_target(environ, method, path)
+            if target is None:
+                return self._pass(environ, start_response)
             client = request_limiter.client_identifier.find(peer, forwarding_headers(environ))
-        category_limiter, cost, special, _, _ = target
-        key = client[0]
-        if special or client[2] or request_limiter.special or category_limiter is None or key is None:
-            return self._handle_special(environ, start_response, target, client)
+            if target.special or client.special or request_limiter.special:
+                return self._handle_special(environ, start_response, target, client)
+            self._gates.update()
+        cost = target.cost
+        category_limiter: CategoryLimiter = target.category_limiter  # type: ignore[assignment]  # None is special
+        key: Key = client.key  # type: ignore[assignment]  # as above
         request_state = RequestState()
         request_state.request_limiter = request_limiter
         request_state.client = client
         outer = environ.get(STATE_KEY)
         last_decisions = category_limiter.last_decisions
-        gates = self._gates or self._find_gates()
-        gated = gates.limited
-        if sum(map(len, gates.watched)) != gates.count or gates.defaults is not request_limiter.route_limiters:
-            gated = gates.inspect()  # `has_limits`, inlined
+        gated = self._gates.limited
         if gated or (outer is not None and outer.is_pending):
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
@@ -115,28 +108,17 @@ class RateLimitMiddleware:
                 request_state.pending = request_limiter.make_charges(target, key)
         else:
             charged = category_limiter.acquire((key,)) if cost == 1 else None
-            if charged is not None:
-                now, views = charged
-                request_state.write, request_state.written = category_limiter.write, charged
-                decision = Decision((True, now, category_limiter.limiter.policy.limits, views, None))
-                if now < request_limiter.fast_path_until and key in last_decisions:
-                    last_decisions[key] = decision  # `record_decision`, inlined
-                    category_limiter.allowed += 1
-                else:
-                    request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+            if charged is None:
+                return self._decide_and_call(environ, start_response, target, client)
+            now, views = charged
+            decision = Decision((True, now, category_limiter.limits, views, None))
+            if now < request_limiter.fast_path_until and key in last_decisions:
+                last_decisions[key] = decision  # `record_decision`, inlined
+                category_limiter.allowed += 1
             else:
-                try:
-                    decision = category_limiter.decide(key, cost)
-                except RateLimitError as error:
-                    return self._apply_outcome(
-                        request_limiter.handle_store_error(category_limiter, error), environ, start_response, target, client
-                    )
-                if not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
-                    return self._deny(environ, start_response, category_limiter, client, decision)
-                if decision[0]:
-                    request_state.write, request_state.written = request_limiter.write, decision
-            request_state.decision, request_state.charged = decision, category_limiter
-            request_state.key, request_state.cost = key, cost
+                request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+            request_state.write, request_state.written = category_limiter.write, charged
+            request_state.decision, request_state.charged, request_state.key = decision, category_limiter, key
         environ[STATE_KEY] = request_state
         starting = add_fields(request_state, environ, start_response)
         if outer is not None:
@@ -177,7 +159,7 @@ class RateLimitMiddleware:
         request = make_request(environ, client)
         client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            if not target.admin and self._find_gates().has_limits():
+            if not target.admin and self._gates.update():
                 prepared = run(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     return self._defer(environ, start, client, prepared)
@@ -186,11 +168,25 @@ class RateLimitMiddleware:
                 outcome = run(self.request_limiter.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
 
-    def _find_gates(self) -> Gates:
-        """Return what the application has of limits on routes; they are decided together with the categories."""
-        if self._gates is None:
-            self._gates = find_gates(self.app, self.request_limiter)
-        return self._gates
+    def _decide_and_call(
+        self, environ: Environ, start: Start, target: RequestTarget, client: RequestClient
+    ) -> Iterable[bytes]:
+        """Decide the category of a request at once, without the fast path; then pass the request on or deny it."""
+        request_limiter, category_limiter, key = self.request_limiter, target.category_limiter, client.key
+        assert category_limiter is not None and key is not None  # noqa: PT018, S101 - these are special
+        try:
+            decision: Any = category_limiter.decide(key, target.cost)
+        except RateLimitError as error:
+            outcome = request_limiter.handle_store_error(category_limiter, error)
+            return self._apply_outcome(outcome, environ, start, target, client)
+        method = environ.get("REQUEST_METHOD", "GET")
+        if not request_limiter.record_decision(
+            category_limiter, key, target.cost, decision, method, read_path(environ)
+        ):
+            return self._deny(environ, start, category_limiter, client, decision)
+        request_state = make_state(request_limiter, client, decision, environ.get(STATE_KEY))
+        request_state.note_charge(category_limiter, key, target.cost)
+        return self._call_app(self.app, environ, start, request_state)
 
     def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
@@ -204,6 +200,8 @@ class RateLimitMiddleware:
 
     def _pass(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Pass on a request that no category limits; limits of routes may apply."""
+        if self.request_limiter.idle:
+            self.request_limiter.run_idle_maintenance()
         client = None
         if self.request_limiter.special:
             found = self.request_limiter.client_identifier.find(environ.get("REMOTE_ADDR"), forwarding_headers(environ))
@@ -397,8 +395,25 @@ def decide_pending(environ: Environ) -> Response | None:
     return None if result.allowed else write_result(result, request, request)
 
 
+class AppGates(Gates):
+    """The object that decides pending charges at the routes of a Flask or Django application."""
+
+    def __init__(self, app: App, request_limiter: RequestLimiter) -> None:
+        """Look for limits in this application."""
+        super().__init__(request_limiter)
+        self._app = app
+        self._gates: Gates | None = None
+
+    def find_limits(self) -> bool:
+        """Return whether the application has limits on routes; they are decided together with the categories."""
+        if self._gates is None:
+            self._gates = find_gates(self._app, self.request_limiter)
+            self.watched = self._gates.watched
+        return self._gates.inspect()
+
+
 def find_gates(app: App, request_limiter: RequestLimiter) -> Gates:
-    """Return the object that decides pending charges at the routes of a Flask or Django application."""
+    """Return the gates of a Flask or Django application."""
     for wrapped in wrapped_apps(app):
         if hasattr(wrapped, "view_functions") and hasattr(wrapped, "before_request_funcs"):
             from tidegate.inbound import flask  # noqa: PLC0415 - only a Flask application needs it

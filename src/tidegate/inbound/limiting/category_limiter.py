@@ -49,6 +49,8 @@ class CategoryLimiter:
         "is_async",
         "last_decisions",
         "limiter",
+        "limits",
+        "policy",
         "recent_clients",
         "reserves",
         "write",
@@ -82,7 +84,9 @@ class CategoryLimiter:
         if self.limiter.policy != category.policy:
             self.limiter.update(category.policy)
         self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
-        self.acquire, self.write = self._prepare(self.limiter.policy)
+        self.policy: Policy = self.limiter.policy
+        self.limits: tuple[Limit, ...] = self.policy.limits
+        self.acquire, self.write = self._prepare(self.policy)
         self.charging: Charging | None = category.charging
         self.reserves: bool = (
             holds_slots(category.policy.limits) or self.charging is not None or self._count is not None

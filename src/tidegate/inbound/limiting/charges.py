@@ -75,8 +75,8 @@ class RequestCharge(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is a charge of 1 to a category, which the response does not change."""
-        return self.category_limiter is not None and self.cost == 1 and not self.reserves
+        """Whether this is a charge of 1 to a category, of a known client, which the response does not change."""
+        return self.category_limiter is not None and self.cost == 1 and not self.reserves and self.key is not UNKNOWN
 
     @property
     def blocks(self) -> bool:

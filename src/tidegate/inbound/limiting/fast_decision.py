@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision
-from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
 from tidegate.inbound.limiting.request_limiter import charge_nothing
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
@@ -18,7 +17,6 @@ from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
-    from tidegate.inbound.limiting.limited_call import Framework
     from tidegate.inbound.limiting.limited_functions import LimitStack
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limit import RouteLimit
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 class ChargePlan:
     """The limits of a route, prepared, with a category or without one."""
 
-    __slots__ = ("acquire", "category_limiter", "has_keys", "is_pair", "limits", "policy", "request_limiter", "write")
+    __slots__ = ("acquire", "category_limiter", "is_simple", "limits", "policy", "request_limiter", "write")
 
     def __init__(
         self, stack: LimitStack, request_limiter: RequestLimiter, category_limiter: CategoryLimiter | None
@@ -40,10 +38,10 @@ class ChargePlan:
         self.request_limiter = request_limiter
         self.category_limiter = category_limiter
         # The policy of the category: a reload replaces it.
-        self.policy: Policy | None = None if category_limiter is None else category_limiter.limiter.policy
+        self.policy: Policy | None = None if category_limiter is None else category_limiter.policy
         self.limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()
-        self.is_pair: bool = category_limiter is not None and len(stack.uses) == 1
-        self.has_keys: bool = any(use.limit.has_key for use in stack.uses)  # whether some limit chooses its own key
+        # Whether there is one limit on the route, and it counts by the client's key.
+        self.is_simple: bool = len(stack.uses) == 1 and not stack.uses[0].limit.has_key
         self.acquire: AcquireTogether = charge_nothing
         self.write: FieldWriter | None = None
         if stack.is_plain and not (category_limiter is not None and category_limiter.reserves):
@@ -53,11 +51,10 @@ class ChargePlan:
                 *(() if self.policy is None else (self.policy,)), *policies
             )
 
-    def find_client(self, native: Any, mapping: Any, framework: Framework) -> RequestClient:  # noqa: ANN401 - any request
+    def find_client(self, stack: LimitStack, native: Any, mapping: Any) -> RequestClient:  # noqa: ANN401 - any request
         """Return the client of a request that no middleware has identified."""
-        peer, headers = framework.sender(native, mapping)
-        request_limiter = self.request_limiter
-        return request_limiter.known_clients.get(peer) or request_limiter.client_identifier.find(peer, headers)
+        peer, headers = stack.framework.sender(native, mapping)
+        return self.request_limiter.client_identifier.find(peer, headers)
 
     def choose_keys(self, client: RequestClient, native: object) -> tuple[Key | None, ...]:
         """Return the key of each limit of the route; None for a limit that does not limit this request."""
@@ -78,23 +75,18 @@ class ChargePlan:
         ]
 
 
-def decide_fast(
-    stack: LimitStack,
-    request_state: RequestState,
-    native: Any,  # noqa: ANN401 - any request
-    mapping: Any,  # noqa: ANN401 - its scope or environ
-    framework: Framework,
-) -> bool:
+def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
     """Decide what is pending and the limits of a stack; returns whether they were decided and allow the request."""
-    category_limiter, client = request_state.deferred, request_state.client
-    if category_limiter is None or client is None:
-        return decide_unlimited(stack, request_state, native, mapping, framework)
-    plan, policy = stack.plans.get(category_limiter), category_limiter.limiter.policy
-    if plan is None or plan.policy is not policy:
+    category_limiter = request_state.deferred
+    if category_limiter is None:
+        return decide_unlimited(stack, request_state, native)
+    plan = stack.plans.get(category_limiter)
+    if plan is None or plan.policy is not category_limiter.policy:
         plan = stack.plans[category_limiter] = ChargePlan(stack, request_state.request_limiter, category_limiter)
-    key, own_key = request_state.key, client[0]
-    keys: Any = (key, own_key) if plan.is_pair else (key, *(own_key,) * len(plan.limits))
-    if plan.has_keys or own_key is UNKNOWN:
+    key, client = request_state.key, request_state.client
+    assert client is not None  # noqa: S101 - a client that is charged is known
+    keys: Any = (key, client.key)
+    if not plan.is_simple:
         keys = (key, *plan.choose_keys(client, native))
         if None in keys:
             return False
@@ -102,13 +94,13 @@ def decide_fast(
     if charged is None:
         return False
     now, views = charged
-    decision = Decision((True, now, policy.limits, views[:1], None))
-    request_limiter, last_decisions = request_state.request_limiter, category_limiter.last_decisions
-    if now < request_limiter.fast_path_until and key in last_decisions:
+    decision = Decision((True, now, category_limiter.limits, views[:1], None))
+    last_decisions = category_limiter.last_decisions
+    if now < request_state.request_limiter.fast_path_until and key in last_decisions:
         last_decisions[key] = decision
         category_limiter.allowed += 1
     else:
-        request_limiter.record_decision(category_limiter, key, 1, decision, "", "")
+        request_state.request_limiter.record_decision(category_limiter, key, 1, decision, "", "")
     request_state.deferred = None
     request_state.plan = plan
     request_state.keys = keys
@@ -124,7 +116,7 @@ def decide_deferred(request_state: RequestState) -> bool:
     charged = None if category_limiter is None else category_limiter.acquire((request_state.key,))
     if category_limiter is None or charged is None:
         return False
-    decision = Decision((True, charged[0], category_limiter.limiter.policy.limits, charged[1], None))
+    decision = Decision((True, charged[0], category_limiter.limits, charged[1], None))
     request_state.request_limiter.record_decision(category_limiter, request_state.key, 1, decision, "", "")
     request_state.deferred, request_state.charged, request_state.decision = None, category_limiter, decision
     if not request_state.nested:
@@ -132,30 +124,25 @@ def decide_deferred(request_state: RequestState) -> bool:
     return True
 
 
-def decide_unlimited(
-    stack: LimitStack,
-    request_state: RequestState,
-    native: Any,  # noqa: ANN401 - as above
-    mapping: Any,  # noqa: ANN401 - as above
-    framework: Framework,
-) -> bool:
+def decide_unlimited(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
     """Decide the limits of a stack for a request that the middleware does not limit."""
     request_limiter = request_state.request_limiter
     known = request_state.client is not None or request_state.covered is not None or request_state.inner is not None
     if known or request_state.standalone or request_state.is_pending or request_state.has_charges:
         return False
+    if request_limiter.special:
+        return False
     plan = stack.plans.get(request_limiter)
     if plan is None:
         plan = stack.plans[request_limiter] = ChargePlan(stack, request_limiter, None)
-    client = plan.find_client(native, mapping, framework)
-    return not request_limiter.special and decide_plan(plan, request_state, client, native)
+    client = plan.find_client(stack, native, stack.framework.mapping(native))
+    return decide_plan(plan, request_state, client, native)
 
 
 def decide_alone(
     stack: LimitStack,
-    native: Any,  # noqa: ANN401 - as above
-    mapping: Any,  # noqa: ANN401 - as above
-    framework: Framework,
+    native: Any,  # noqa: ANN401 - any request
+    mapping: Any,  # noqa: ANN401 - its scope or environ
 ) -> RequestState | None:
     """Decide the limits of a stack without a middleware in front; returns the state, None if it was not decided."""
     plan = stack.plans.get(None)
@@ -167,7 +154,7 @@ def decide_alone(
     request_state = mapping[STATE_KEY] = RequestState()
     request_state.request_limiter = plan.request_limiter
     request_state.standalone = True
-    request_state.client = client = plan.find_client(native, mapping, framework)
+    request_state.client = client = plan.find_client(stack, native, mapping)
     if decide_plan(plan, request_state, client, native):
         return request_state
     del mapping[STATE_KEY]
@@ -176,11 +163,11 @@ def decide_alone(
 
 def decide_plan(plan: ChargePlan, request_state: RequestState, client: RequestClient, native: object) -> bool:
     """Decide a plan without a category; returns whether it was decided and allows the request."""
-    key = client[0]
-    if client[2] or not plan.request_limiter.rules.enabled:
+    key = client.key
+    if client.special or not plan.request_limiter.rules.enabled:
         return False
-    keys: Any = (key,) * len(plan.limits)
-    if plan.has_keys or key is UNKNOWN:
+    keys: Any = (key,)
+    if not plan.is_simple:
         keys = plan.choose_keys(client, native)
         if None in keys:
             return False

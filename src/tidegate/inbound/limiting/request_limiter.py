@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
+    from tidegate.inbound.limiting.route_gates import Gates
     from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.model import Category, Match, Rules
     from tidegate.inbound.rules.path_readings import Route
@@ -67,11 +68,13 @@ log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
 MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
+METHOD_AND_PATH: Final = 2  # the length of the cache key of most requests
 MISSING: Final[Any] = object()
 ABNORMAL_USAGE: Final = "abnormal-usage-detected"  # the kind of denials of blocked clients
 
 
-class RequestTarget(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestTarget:
     """The categories and costs that a request is charged to, and whether it is for the admin endpoint."""
 
     category_limiter: CategoryLimiter | None
@@ -176,6 +179,7 @@ class RequestLimiter:
         self.fast_path_until: int = 0  # the fast path is used before this time; 0: never, because of observers
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
+        self.gates: Gates | None = None  # of the application; they depend on the rules
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
         self._log_start(has_config=config is not None or bool(extra))
@@ -222,8 +226,9 @@ class RequestLimiter:
         if self._sets_max_entries:
             self.store.limit_entries(rules.max_entries)
         self.client_identifier.update_rules(rules)
-        self.known_clients: dict[str | None, RequestClient] = self.client_identifier.by_peer  # cached here for speed
-        self.targets: dict[object, RequestTarget | None] = {}  # a new one: see ClientIdentifier.update_rules
+        # New ones: see ClientIdentifier.update_rules. `plain_targets` are those of requests that need nothing special.
+        self.targets: dict[object, RequestTarget | None] = {}
+        self.plain_targets: dict[tuple[str | None, ...], RequestTarget] = {}
         self.plan_limiters.update(
             category_limiters, partial(self._make_category_limiter, max_clients=rules.max_entries)
         )
@@ -235,6 +240,8 @@ class RequestLimiter:
         else:
             self.denial_blocks.update(block)
         self.update_special()
+        if self.gates is not None:
+            self.gates.invalidate()
 
     def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
         return (AsyncLimiter if self.tasks else Limiter)(policy, store=self.store, clock=self.own_clock)
@@ -270,6 +277,8 @@ class RequestLimiter:
         self.blocked_clients.remove_expired(now)
         self.allowed_clients.remove_expired(now)
         self.update_special()
+        if self.gates is not None:
+            self.gates.update()
         if self._source.is_file:
             self._reload(self._source.changed())
 
@@ -292,6 +301,8 @@ class RequestLimiter:
         """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
         has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
         self.special = self.has_special_clients or has_functions or self._exempt_when is not None
+        # What the middlewares need not look at twice: if every request is special, no client is plain.
+        self.plain_clients: dict[str, RequestClient] = {} if self.special else self.client_identifier.by_peer
 
     @property
     def has_special_clients(self) -> bool:
@@ -323,7 +334,11 @@ class RequestLimiter:
         if sum(map(len, filter(None, cache_key))) <= MAX_CACHED_PATH_LENGTH:
             if len(self.targets) >= MAX_CACHED_TARGETS:
                 self.targets.clear()
+                self.plain_targets.clear()
             self.targets[cache_key] = found
+            is_plain = found is not None and not found.special and not self.by_method
+            if found is not None and is_plain and len(cache_key) == METHOD_AND_PATH:
+                self.plain_targets[cache_key] = found
         return found
 
     def _match_target(
@@ -336,7 +351,7 @@ class RequestLimiter:
         # The admin endpoint is limited only if the rules name its default path; at another path it never is.
         if target is None or self.admin_path != ADMIN_PATH:
             return RequestTarget(None, 0, special=True, admin=True)
-        return target._replace(special=True, admin=True)
+        return replace(target, special=True, admin=True)
 
     def find_message_target(self, routes: Sequence[Route]) -> RequestTarget | None:
         """Find the target of the messages of a websocket; None if they are not limited."""
@@ -395,7 +410,7 @@ class RequestLimiter:
         """Return the client of a request, without a key if `exempt_when` exempts the request from all limits."""
         if self._exempt_when is None or not self._exempt_when(request):
             return client
-        return client._replace(key=None)
+        return replace(client, key=None, special=True)
 
     def prepare_flow(
         self, request: Request, target: RequestTarget, client: RequestClient

@@ -37,7 +37,10 @@ def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
 
 
 class Gates:
-    """What a middleware knows about limits on the routes of an application."""
+    """What a middleware knows about limits on the routes of an application: in `limited`.
+
+    It looks for them at the first request to each path, when the rules change, and once a second.
+    """
 
     def __init__(self, request_limiter: RequestLimiter, *watched: Collection[Any]) -> None:
         """Watch these routes or views; the first request inspects them."""
@@ -45,13 +48,15 @@ class Gates:
         self.limited: bool = False  # some route has limits of its own, or routes have default limits
         self.watched: list[Collection[Any]] = list(watched)
         self.count: int = -1  # of these, when they were inspected
-        self.defaults: RouteLimiters = request_limiter.route_limiters  # when they were inspected
+        self.defaults: RouteLimiters = request_limiter.route_limiters
 
-    def has_limits(self) -> bool:
-        """Return whether there are limits; routes that were added meanwhile are inspected. The middlewares inline it."""
-        if sum(map(len, self.watched)) != self.count or self.defaults is not self.request_limiter.route_limiters:
-            return self.inspect()
-        return self.limited
+    def update(self) -> bool:
+        """Inspect routes that were added meanwhile; returns whether there are limits."""
+        return self.limited if sum(map(len, self.watched)) == self.count else self.inspect()
+
+    def invalidate(self) -> None:
+        """Inspect again at the next request: other rules apply."""
+        self.count = -1
 
     def inspect(self) -> bool:
         """Look for limits; returns whether there are any."""

@@ -149,7 +149,7 @@ class ResponseWriter:
         return fields
 
     def tightest_writer(self, policies: Sequence[Policy], *, raw: bool) -> FieldWriter:
-        """Return what writes the fields of policies with one limit each that were charged together, as bytes if `raw`."""
+        """Return what writes the fields of policies that were charged together; each has one limit. `raw`: as bytes."""
         if self.style == "x":
             return prepare_tightest(policies, self._raw_form) if raw else prepare_tightest(policies, self._text_form)
         limits = tuple(policy.limits[0] for policy in policies)

@@ -96,13 +96,14 @@ def _one_log(policies: Sequence[Policy], tables: Sequence[Table], access: StoreA
                 return None
             # charge_log, inlined for the case that no entry expires and none is overwritten, as in fast_path.
             times, sums = log.times, log.sums
-            if times[head] <= now - length or now < times[tail - 1] or len(times) != tail:
+            last = tail - 1
+            if times[head] <= now - length or now < times[last] or len(times) != tail:
                 charged = charge(state, limit, 1, now)
                 if charged is None:
                     return None
                 entries[key] = charged
                 return now, (view_state(charged, now),)
-            total = sums[tail - 1] + 1
+            total = sums[last] + 1
             left = quota - total + base
             if left < 0:
                 return None
@@ -142,13 +143,14 @@ def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: Store
                 return None
             # charge_log, inlined for the case that no entry expires and none is overwritten, as in fast_path.
             times, sums = log_1.times, log_1.sums
-            if times[head_1] <= now - length_1 or now < times[tail_1 - 1] or len(times) != tail_1:
+            last = tail_1 - 1
+            if times[head_1] <= now - length_1 or now < times[last] or len(times) != tail_1:
                 charged = charge_1(state_1, limit_1, 1, now)
                 if charged is None:
                     return None
                 state_1, view_1 = charged, view_state(charged, now)
             else:
-                total = sums[tail_1 - 1] + 1
+                total = sums[last] + 1
                 left = quota_1 - total + base_1
                 if left < 0:
                     return None
@@ -156,13 +158,14 @@ def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: Store
                 sums.append(total)
                 state_1, view_1 = (limit_1, log_1, head_1, tail_1 + 1, base_1), (left, 0, length_1)
             times, sums = log_2.times, log_2.sums
-            if times[head_2] <= now - length_2 or now < times[tail_2 - 1] or len(times) != tail_2:
+            last = tail_2 - 1
+            if times[head_2] <= now - length_2 or now < times[last] or len(times) != tail_2:
                 charged = charge_2(state_2, limit_2, 1, now)
                 if charged is None:
                     return None
                 state_2, view_2 = charged, view_state(charged, now)
             else:
-                total = sums[tail_2 - 1] + 1
+                total = sums[last] + 1
                 left = quota_2 - total + base_2
                 if left < 0:
                     return None
