@@ -95,7 +95,7 @@ def _one_log(policies: Sequence[Policy], tables: Sequence[Table], access: StoreA
             if owner is not limit or now >= table.due:
                 return None
             # charge_log, inlined for the case that no entry expires and none is overwritten, as in fast_path.
-            times, sums = log.times, log.sums
+            times, sums = log
             last = tail - 1
             if times[head] <= now - length or now < times[last] or len(times) != tail:
                 charged = charge(state, limit, 1, now)
@@ -142,7 +142,7 @@ def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: Store
             if owner_1 is not limit_1 or owner_2 is not limit_2 or now >= table_1.due or now >= table_2.due:
                 return None
             # charge_log, inlined for the case that no entry expires and none is overwritten, as in fast_path.
-            times, sums = log_1.times, log_1.sums
+            times, sums = log_1
             last = tail_1 - 1
             if times[head_1] <= now - length_1 or now < times[last] or len(times) != tail_1:
                 charged = charge_1(state_1, limit_1, 1, now)
@@ -157,7 +157,7 @@ def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: Store
                 times.append(now)
                 sums.append(total)
                 state_1, view_1 = (limit_1, log_1, head_1, tail_1 + 1, base_1), (left, 0, length_1)
-            times, sums = log_2.times, log_2.sums
+            times, sums = log_2
             last = tail_2 - 1
             if times[head_2] <= now - length_2 or now < times[last] or len(times) != tail_2:
                 charged = charge_2(state_2, limit_2, 1, now)
