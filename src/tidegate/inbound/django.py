@@ -53,7 +53,7 @@ class ViewLimitExceeded(PermissionDenied):  # type: ignore[misc]  # Django has n
 class DjangoFramework:
     """Requests and responses of Django."""
 
-    request_type: Final = HttpRequest
+    request_type: Final[type[Any]] = HttpRequest
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the request: the first argument of a view, the second of a method."""

@@ -408,7 +408,7 @@ class AppGates(Gates):
         """Return whether the application has limits on routes; they are decided together with the categories."""
         if self._gates is None:
             self._gates = find_gates(self._app, self.request_limiter)
-            self.watched = self._gates.watched
+            self.watched.extend(self._gates.watched)
         return self._gates.inspect()
 
 

@@ -86,6 +86,8 @@ class CategoryLimiter:
         self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
         self.policy: Policy = self.limiter.policy
         self.limits: tuple[Limit, ...] = self.policy.limits
+        self.acquire: AcquireTogether
+        self.write: FieldWriter
         self.acquire, self.write = self._prepare(self.policy)
         self.charging: Charging | None = category.charging
         self.reserves: bool = (

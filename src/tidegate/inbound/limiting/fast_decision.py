@@ -35,8 +35,8 @@ class ChargePlan:
         self, stack: LimitStack, request_limiter: RequestLimiter, category_limiter: CategoryLimiter | None
     ) -> None:
         """Prepare the limits of a stack."""
-        self.request_limiter = request_limiter
-        self.category_limiter = category_limiter
+        self.request_limiter: RequestLimiter = request_limiter
+        self.category_limiter: CategoryLimiter | None = category_limiter
         # The policy of the category: a reload replaces it.
         self.policy: Policy | None = None if category_limiter is None else category_limiter.policy
         self.limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()

@@ -47,9 +47,9 @@ class LimitStack:
 
     def __init__(self, function: Any, uses: Sequence[RouteUse], covers: frozenset[object]) -> None:  # noqa: ANN401 - any function
         """Hold the function to call when its limits allow it; `covers`: the inner stacks that need not decide again."""
-        self.function = function
+        self.function: Any = function
         self.uses: tuple[RouteUse, ...] = tuple(uses)
-        self.covers = covers
+        self.covers: frozenset[object] = covers
         self.wrapper: object = None
         self.framework: Any = None  # a Framework, for the fast path
         check_names(self.uses)

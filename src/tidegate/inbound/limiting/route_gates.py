@@ -44,7 +44,7 @@ class Gates:
 
     def __init__(self, request_limiter: RequestLimiter, *watched: Collection[Any]) -> None:
         """Watch these routes or views; the first request inspects them."""
-        self.request_limiter = request_limiter
+        self.request_limiter: RequestLimiter = request_limiter
         self.limited: bool = False  # some route has limits of its own, or routes have default limits
         self.watched: list[Collection[Any]] = list(watched)
         self.count: int = -1  # of these, when they were inspected
@@ -82,7 +82,7 @@ class AsgiGates(Gates):
 
     def find_limits(self) -> bool:
         """Look for limits, and give routes their gates; returns whether there are limits."""
-        self.watched = []
+        self.watched.clear()
         leaves: list[Any] = []
         for app in wrapped_apps(self._app):
             if hasattr(app, "_view_middleware"):
@@ -93,7 +93,7 @@ class AsgiGates(Gates):
                 from tidegate.inbound import quart  # noqa: PLC0415 - only a Quart application needs it
 
                 self._views = self._views or quart.QuartGate(app, self.request_limiter)
-                self.watched = self._views.watched
+                self.watched.extend(self._views.watched)
                 return self._views.inspect()
             router = getattr(app, "router", app)
             if isinstance(getattr(router, "routes", None), list):
