@@ -78,6 +78,9 @@ class ChargePlan:
 def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
     """Decide what is pending and the limits of a stack; returns whether they were decided and allow the request."""
     category_limiter = request_state.deferred
+    if category_limiter is None and request_state.by_route and stack.is_plain:
+        request_state.override_defaults(stack.uses, "")
+        category_limiter = request_state.deferred
     if category_limiter is None:
         return decide_unlimited(stack, request_state, native)
     plan = stack.plans.get(category_limiter)
@@ -125,17 +128,16 @@ def decide_deferred(request_state: RequestState) -> bool:
 
 
 def decide_unlimited(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
-    """Decide the limits of a stack for a request that the middleware does not limit."""
+    """Decide the limits of a stack for a request for which nothing is pending, and nothing was decided so far."""
     request_limiter = request_state.request_limiter
-    known = request_state.client is not None or request_state.covered is not None or request_state.inner is not None
-    if known or request_state.standalone or request_state.is_pending or request_state.has_charges:
+    if request_state.is_pending or request_state.has_decisions or request_state.covered is not None:
         return False
-    if request_limiter.special:
+    if request_state.standalone or (request_limiter.special and request_state.client is None):
         return False
     plan = stack.plans.get(request_limiter)
     if plan is None:
         plan = stack.plans[request_limiter] = ChargePlan(stack, request_limiter, None)
-    client = plan.find_client(stack, native, stack.framework.mapping(native))
+    client = request_state.client or plan.find_client(stack, native, stack.framework.mapping(native))
     return decide_plan(plan, request_state, client, native)
 
 

@@ -113,10 +113,14 @@ class RequestState:
         self.write = None
         self.inner = [*(self.inner or ()), decision]
 
-    def override_defaults(self, uses: Sequence[RouteUse]) -> None:
-        """Drop pending default limits: the limits of the route replace them, unless they are declared not to."""
+    def override_defaults(self, uses: Sequence[RouteUse], method: str) -> None:
+        """Drop pending default limits: the limits of the route replace them, unless they are declared not to.
+
+        Limits that do not apply to the method of the request replace nothing.
+        """
         if self.by_route:
-            self.choose_route(None if any(use.limit.override_defaults for use in uses) else uses[0].route)
+            replaced = any(use.limit.override_defaults and use.limit.applies_to(method) for use in uses)
+            self.choose_route(None if replaced else uses[0].route)
 
     def choose_route(self, route: str | None) -> None:
         """Charge pending default limits to the count of a route; None: drop them."""
@@ -129,7 +133,14 @@ class RequestState:
                     charges.append(charge)
                 elif route is not None:
                     charges.append(limiters.at_route(charge, route))
-            self.pending = tuple(charges)
+            self.defer(charges)
+
+    def defer(self, charges: Sequence[RequestCharge]) -> None:
+        """Leave these charges pending; a single plain one for the fast path."""
+        if len(charges) == 1 and charges[0].is_plain:
+            self._pending, self.deferred, self.key = NO_CHARGES, charges[0].category_limiter, charges[0].key
+        else:
+            self.pending = charges
 
     @property
     def made(self) -> Sequence[DecidedCharge]:
@@ -147,6 +158,11 @@ class RequestState:
     def has_charges(self) -> bool:
         """Whether something besides `charged` was charged."""
         return bool(self._made) or self.plan is not None
+
+    @property
+    def has_decisions(self) -> bool:
+        """Whether something was decided."""
+        return self.decision is not None or self.inner is not None or self.has_charges
 
     def replace_decisions(self, decisions: Sequence[tuple[RequestCharge, Decision]]) -> None:
         """Replace decisions after their charges were corrected."""
@@ -284,12 +300,10 @@ def make_state(
     request_state.request_limiter = request_limiter
     request_state.client = client
     request_state.decision = decision
-    if request_limiter.route_limiters:
-        request_state.pending, request_state.by_route = pending, bool(pending)
-    elif len(pending) == 1 and pending[0].is_plain:
-        request_state.deferred, request_state.key = pending[0].category_limiter, pending[0].key
-    else:
-        request_state.pending = pending
+    if pending and request_limiter.route_limiters:
+        request_state.pending, request_state.by_route = pending, True
+    elif pending:
+        request_state.defer(pending)
     if outer is not None:
         request_state.nest(outer)
     return request_state
