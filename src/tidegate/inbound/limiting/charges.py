@@ -76,7 +76,10 @@ class RequestCharge(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether this is a charge of 1 to a category, of a known client, which the response does not change."""
-        return self.category_limiter is not None and self.cost == 1 and not self.reserves and self.key is not UNKNOWN
+        category_limiter = self.category_limiter
+        if category_limiter is None or category_limiter.limiter is not self.limiter:  # of a route: default limits
+            return False
+        return self.cost == 1 and not self.reserves and self.key is not UNKNOWN
 
     @property
     def blocks(self) -> bool:
