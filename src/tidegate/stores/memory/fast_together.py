@@ -110,7 +110,7 @@ def _one_log(policies: Sequence[Policy], tables: Sequence[Table], access: StoreA
             times.append(now)
             sums.append(total)
             entries[key] = (limit, log, head, tail + 1, base)
-            return now, ((left, 0, length),)  # noqa: TRY300 - `else` would cost more
+            return now, ((left, 0, length),)  # noqa: TRY300 - an else clause would cost more
         except (LookupError, ValueError, TypeError):
             return None  # a new key, a state of another shape, or not a valid key
         finally:
@@ -173,7 +173,7 @@ def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: Store
                 sums.append(total)
                 state_2, view_2 = (limit_2, log_2, head_2, tail_2 + 1, base_2), (left, 0, length_2)
             entries_1[key_1], entries_2[key_2] = state_1, state_2
-            return now, (view_1, view_2)  # noqa: TRY300 - `else` would cost more
+            return now, (view_1, view_2)  # noqa: TRY300 - an else clause would cost more
         except (LookupError, ValueError, TypeError):
             return None  # a new key, a state of another shape, or not a valid key
         finally:
