@@ -23,16 +23,9 @@ def learned(profile, warm_up=150, **options):
 
 
 def measure(world, seconds):
-    """Let it run; returns the used share of the token quota, and how much was left when a call was refused."""
-    begun, needed = world.now(), counted_later(world)
-    world.run(begun + seconds)
-    used = (world.tokens.total + counted_later(world) - needed) / world.tokens.quota / (seconds / 60)
+    """Let it run; returns the share of the quota that calls took, and how much was left at most when one was refused."""
+    used = world.observe(seconds)
     return used, max((left for _, left in world.refusals), default=0.0)
-
-
-def counted_later(world):
-    """What answers that are being produced will add to the windows in which their requests arrived."""
-    return sum(answer.needed() for answer in world.running if answer.rule == "usage")
 
 
 def check_no_window_is_exceeded(world):

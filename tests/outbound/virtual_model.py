@@ -74,7 +74,7 @@ class Simulation:
         self.generation = [0] * processes
         self.factor = 1
         self.refusals, self.answers, self.cut_off = [], 0, 0
-        self.running = set()  # answers that are being produced
+        self.running = set()  # answers that are being produced, or whose requests are on their way
         for agent in range(agents):
             self.at(self.random.random() * PERIOD, partial(self.call, agent % processes, 0))
 
@@ -142,38 +142,54 @@ class Simulation:
             wait = denied.decision.retry_after or 0.0
             self.at(min(max(wait, 1.0), 3.0) * (0.5 + self.random.random()), again)
             return
-        delay = 0.01 + 0.05 * self.random.random()
-        self.at(delay, partial(self.arrive, process, generation, flow, sent[0], again))
+        delay, body = 0.01 + 0.05 * self.random.random(), sent[0]
+        bound = body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
+        wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
+        answer = self.answering(process, generation, min(bound, wanted), body, bound)
+        self.running.add(answer)
+        self.at(delay, partial(self.arrive, flow, answer, again))
 
     def note_refusal(self, _denied):
         self.refusals.append((self.now(), self.left()))
 
     def left(self):
-        """The share of the quota that is free: neither counted, nor needed by the answers that are being produced."""
+        """The share of the quota that is free: neither counted, nor held for requests on their way and for answers."""
         for each in (self.tokens, self.requests):
             each.expire(self.clock.now())
-        needed = sum(answer.needed() for answer in self.running)
-        tokens = (self.tokens.quota - self.tokens.used - needed) / self.tokens.quota
+        tokens = (self.tokens.quota - self.tokens.used - self.needed() - self.surplus()) / self.tokens.quota
         return min(tokens, (self.requests.quota - self.requests.used) / self.requests.quota)
+
+    def needed(self):
+        """What the provider will still count for requests on their way and for answers that are being produced."""
+        return sum(answer.needed() for answer in self.running)
+
+    def surplus(self):
+        """What is reserved for answers beyond their length, which only their end tells."""
+        return sum(answer.surplus() for answer in self.running)
+
+    def observe(self, seconds, interval=0.25):
+        """Let it run; returns the share of the quota that was counted or needed, on average over time."""
+        shares, until = [], self.now() + seconds
+        while self.now() < until:
+            self.run(self.now() + interval)
+            self.tokens.expire(self.clock.now())
+            shares.append((self.tokens.used + self.needed()) / self.tokens.quota)
+        return sum(shares) / len(shares)
+
+    def answering(self, *call):
+        return Answering(self, *call)
 
     # ---- the provider ------------------------------------------------------------------------------------------------
 
-    def arrive(self, process, generation, flow, body, again):
+    def arrive(self, flow, answer, again):
         now = self.clock.now()
-        bound = body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
-        wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
-        length = min(bound, wanted)
         self.requests.add(now, 1)
-        rule = "produced" if self.profile.output_counted == "produced" else self.profile.charges
-        amount = INPUT if rule in ("usage", "produced") else INPUT + bound
-        entry = self.tokens.add(now, amount)
-        answer = Answering(self, process, generation, length, rule, entry, amount)
-        self.running.add(answer)
-        self.at(0.01, partial(self.respond, process, generation, flow, answer))
+        answer.entry = self.tokens.add(now, answer.amount)
+        self.at(0.01, partial(self.respond, flow, answer))
         self.at(0.02, partial(answer.produce, again))
 
-    def respond(self, process, generation, flow, answer):
-        if not self.alive(process, generation):
+    def respond(self, flow, answer):
+        if not self.alive(answer.process, answer.generation):
             return
         try:
             step = flow.send(ProviderResponse(200, (), lambda: None, 200))
@@ -187,9 +203,12 @@ class Simulation:
 class Answering:
     """An answer that is produced chunk by chunk."""
 
-    def __init__(self, simulation, process, generation, length, rule, entry, amount):
-        self.simulation, self.process, self.generation = simulation, process, generation
-        self.length, self.rule, self.entry, self.amount = length, rule, entry, amount
+    def __init__(self, simulation, process, generation, length, body, bound):
+        self.simulation, self.process, self.generation, self.length = simulation, process, generation, length
+        self.body, profile = body, simulation.profile
+        self.rule = "produced" if profile.output_counted == "produced" else profile.charges
+        self.amount = INPUT if self.rule in ("usage", "produced") else INPUT + bound  # counted at its arrival
+        self.bound, self.entry = bound, None
         self.produced = 0
         self.settlement = self.reader = None
 
@@ -236,9 +255,18 @@ class Answering:
 
     def needed(self):
         """What the provider will still count until the answer has ended."""
-        if self.rule == "produced":
-            return self.length - self.produced
-        return self.length if self.rule == "usage" else 0
+        arriving = self.amount if self.entry is None else 0
+        if self.rule in ("usage", "produced"):
+            return arriving + self.length - (self.produced if self.rule == "produced" else 0)
+        return arriving
+
+    def surplus(self):
+        """What is reserved for the answer beyond its length."""
+        if self.rule not in ("usage", "produced"):
+            return 0
+        if self.settlement is not None:
+            return max(0, self.settlement.reserved_output - self.length)
+        return 0 if self.body.get("stream") else self.bound - self.length
 
     def finish(self):
         """Count what the whole answer has cost, as the profile's rule says."""

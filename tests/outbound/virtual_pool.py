@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tests.outbound.virtual_model import INPUT, MEAN_ANSWER, Answering, Simulation, Window
+from tests.outbound.virtual_model import INPUT, Answering, Simulation, Window
 from tidegate.outbound import Providers
 
 SHARES = (2, 3, 4, 5, 6)  # of the quotas of five keys
@@ -67,33 +67,29 @@ class PoolSimulation(Simulation):
         """The share of all quotas that is free."""
         for each in (*self.tokens_of.values(), *self.requests_of.values()):
             each.expire(self.clock.now())
-        needed = sum(answer.needed() for answer in self.running)
+        needed = self.needed() + self.surplus()
         tokens = self.tokens.quota - needed - sum(each.used for each in self.tokens_of.values())
         requests = self.requests.quota - sum(each.used for each in self.requests_of.values())
         return min(tokens / self.tokens.quota, requests / self.requests.quota)
 
-    def arrive(self, process, generation, flow, body, again):
-        now, member = self.clock.now(), body["member"]
-        wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
+    def answering(self, *call):
+        return MemberAnswering(self, *call)
+
+    def arrive(self, flow, answer, again):
+        now, member = self.clock.now(), answer.body["member"]
         self.requests_of[member].add(now, 1)
-        entry = self.tokens_of[member].add(now, INPUT)
-        length = min(body["max_tokens"], wanted)
-        answer = MemberAnswering(self, process, generation, length, "usage", entry, INPUT)
-        answer.member = member
-        self.running.add(answer)
+        answer.entry = self.tokens_of[member].add(now, INPUT)
         self.most_charged = max(self.most_charged, self.charged())
-        self.at(0.01, partial(self.respond, process, generation, flow, answer))
+        self.at(0.01, partial(self.respond, flow, answer))
         self.at(0.02, partial(answer.produce, again))
 
 
 class MemberAnswering(Answering):
     """An answer that is counted at one key."""
 
-    member = ""
-
     def finish(self):
         world = self.simulation
         world.running.discard(self)
         world.spent += world.cost(self.produced)
-        tokens = world.tokens_of[self.member]
+        tokens = world.tokens_of[self.body["member"]]
         tokens.change(world.clock.now(), self.entry, self.amount, INPUT + self.produced)

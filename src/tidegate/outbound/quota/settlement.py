@@ -7,8 +7,9 @@ The reservation of a strict call that is streamed is topped up while the output 
                           be reserved now, the stream ends with Denied
     input reported        if the estimate of the input was too high, the difference is refunded at once
 
-When the output is complete, the usage that the provider reports replaces what was reserved. Usage above the reservation
-is charged, too (`overrun` in the metrics), because the provider has counted it.
+When the output is complete, the usage that the provider reports replaces what was reserved. It counts from when the
+request was charged, as at the provider, not from when more was reserved; or from when it was produced (`production`).
+Usage above the reservation is charged, too (`overrun` in the metrics), because the provider has counted it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tidegate.flow import complete_flow, step_flow
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
+from tidegate.outbound.quota.production import ProducedOutput
 from tidegate.outbound.quota.request_tokens import units_of
 from tidegate.outbound.quota.token_usage import UsageReader
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.learned_sizes import LearnedSizes
+    from tidegate.outbound.quota.production import OutputPiece
 
 FIRST_ERROR_STATUS: Final = 400
 MIN_HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
@@ -64,12 +67,26 @@ class PendingSettlement:
         self._counts = counts
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
-        self._reserved = plan.output_tokens * (plan.request.times if plan.request else 1)  # tokens of output
+        # tokens of output
+        self.reserved_output: int = plan.output_tokens * (plan.request.times if plan.request else 1)
         self._headroom = MIN_HEADROOM
         self._arrived = 0
         self._next_top_up = self._top_up_at()
         self._input_known = False
         self._cut_off = False
+        self._began = charge.since
+        self._produced = self._watch_production()
+        self._counted: list[tuple[int, int]] = []  # tokens that were counted while the output arrived, and since when
+        self._first_output = plan.output_tokens  # of each output: what the first charge reserves
+
+    def _watch_production(self) -> ProducedOutput | None:
+        """Return when the output is produced; None: the provider counts it with the request."""
+        request = self._plan.request
+        if request is None or request.profile.output_counted != "produced":
+            return None
+        counts = request.profile.counts
+        limits = tuple(limit for limit in self.account.provider.limits if "output" in counts.get(limit.unit, ()))
+        return ProducedOutput(limits, self._began) if limits else None
 
     def reader(self, coding: str = "") -> UsageReader | None:
         """Return the reader of the response's usage; None: no tokens are counted."""
@@ -101,6 +118,11 @@ class PendingSettlement:
         if 2 * step > self._headroom:  # the next piece may be as large
             self._headroom = 2 * step
             self._next_top_up = min(self._next_top_up, self._top_up_at())
+        if self._produced is not None:
+            now = self.account.clock.steady()
+            self._produced.note(produced, now)
+            if self._produced.is_renewal_due(now):
+                return True
         return produced >= self._next_top_up or (not self._input_known and "input" in reader.parts)
 
     def top_up_flow(self) -> CallFlow[Any]:
@@ -111,15 +133,18 @@ class PendingSettlement:
         if not self._input_known and "input" in reader.parts:
             self._input_known = True
             yield from self._return_input_flow(reader)
+        now = self.account.clock.steady()
+        if self._produced is not None and self._produced.is_renewal_due(now) and reader.readable:
+            yield from self._renew_flow(self._produced, reader.produced, now)
         produced, left = reader.produced, self._unreserved()
         if not reader.readable:  # how much has arrived is unknown, so it may be all that the request allows
-            produced = self._next_top_up = self._reserved
+            produced = self._next_top_up = self.reserved_output
         if produced < self._next_top_up:
             return
         if left <= 0:  # the provider itself ends the output
             self._next_top_up = request.bound * request.times + 1
             return
-        amount = min(left, max(self._reserved // 2, self._headroom * 4)) if reader.readable else left
+        amount = min(left, max(self.reserved_output // 2, self._headroom * 4)) if reader.readable else left
         decision = yield from self._extend_flow(amount)
         if decision is not None and not decision.allowed and reader.readable:
             amount = min(amount, self._available(decision))  # less may still fit
@@ -127,9 +152,9 @@ class PendingSettlement:
                 decision = yield from self._extend_flow(amount)
         if decision is not None and decision.allowed:
             self._count("topped_up")
-            self._reserved += amount
+            self.reserved_output += amount
             self._next_top_up = self._top_up_at()
-        elif produced >= self._reserved - self._headroom:
+        elif produced >= self.reserved_output - self._headroom:
             self._cut_off = True
             self._count("cut_off")
             raise Denied(
@@ -138,16 +163,16 @@ class PendingSettlement:
                 decision,
             )
         else:
-            self._next_top_up = min(produced + RETRY_TOKENS, self._reserved - self._headroom)
+            self._next_top_up = min(produced + RETRY_TOKENS, self.reserved_output - self._headroom)
 
     def _unreserved(self) -> int:
         """Return how many tokens of output the request allows beyond those that are reserved."""
         request = self._plan.request
-        return 0 if request is None else request.bound * request.times - self._reserved
+        return 0 if request is None else request.bound * request.times - self.reserved_output
 
     def _top_up_at(self) -> int:
         """Return how many tokens of the output may arrive before more is reserved."""
-        return max(1, self._reserved - max(2 * self._headroom, self._reserved // 8))
+        return max(1, self.reserved_output - max(2 * self._headroom, self.reserved_output // 8))
 
     def _extend_flow(self, amount: int) -> CallFlow[Any]:
         """Try to reserve more tokens of output; returns the decision, None if the store is unavailable."""
@@ -180,6 +205,35 @@ class PendingSettlement:
                 found.append(request.price.output_within(view[0], 0))
         return min(found, default=0)
 
+    def _renew_flow(self, output: ProducedOutput, arrived: int, now: int) -> CallFlow[Any]:
+        """Count what was produced, and reserve the rest again: the first reservation would expire before it is used."""
+        pieces = output.take_arrived(min(arrived, self.reserved_output), now)
+        charges, kept = [(self.charge, self._output_units(self._first_output))], self._top_ups
+        charges += [(top_up, self._reserved_by(top_up)) for top_up in kept]
+        try:
+            yield from self._count_pieces_flow(pieces)
+            held = yield from self.account.hold_flow(self._output_units(self.reserved_output - output.counted))
+        except StoreUnavailable:
+            return  # what was reserved stays charged
+        self._top_ups, self._first_output = [held], 0
+        for charge, units in charges:
+            yield from self.account.shrink_flow(charge, units)
+
+    def _count_pieces_flow(self, pieces: list[OutputPiece]) -> CallFlow[Any]:
+        """Charge output from when it was produced."""
+        if any(piece.tokens for piece in pieces):
+            charged = [(self._output_units(piece.tokens), piece.since) for piece in pieces]
+            instants = yield from self.account.charge_pieces_flow(charged)
+            self._counted += [(piece.tokens, at) for piece, at in zip(pieces, instants, strict=True)]
+
+    def _output_units(self, tokens: int) -> dict[str, int]:
+        """Return what tokens of output count, by unit, apart from money."""
+        request = self._plan.request
+        if request is None:
+            return {}
+        units = units_of(request._replace(times=1, price=None), 0, tokens)
+        return {unit: amount for unit, amount in units.items() if amount and unit in self.charge.units}
+
     def _return_input_flow(self, reader: UsageReader) -> CallFlow[Any]:
         """Refund the difference if the estimate of the input was too high."""
         request = self._plan.request
@@ -203,7 +257,7 @@ class PendingSettlement:
             return
         self._learn()
         final = self.charged_units = self._final_units(self._with_money(used))
-        extended = self._reserved - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
+        extended = self.reserved_output - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
         self.account.spent += self.charge.record_spending(final, self._extra_money(extended))
         units = self.charge.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
@@ -236,40 +290,68 @@ class PendingSettlement:
         return units
 
     def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
-        """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
+        """Commit the usage: from when the request was charged, or output from when it was produced."""
         whole = self._reserved_by(self.charge, *self._top_ups)
-        over = {unit: amount - whole.get(unit, 0) for unit, amount in known.items()}
+        counted = self._output_units(sum(tokens for tokens, _ in self._counted))
+        over = {unit: amount - whole.get(unit, 0) - counted.get(unit, 0) for unit, amount in known.items()}
         if max(over.values()) > 0:
             self._count("overrun")
             micros = max((each for unit, each in over.items() if is_money(unit)), default=0)
             self._count("overrun_micros", max(0, micros))
             self._count("overrun_tokens", max(0, *(over.get(unit, 0) for unit in TOKEN_UNITS)))
-        request = self._plan.request
-        if request is None or request.profile.output_counted != "produced":
+        if self._produced is None:
             yield from self._commit_parts_flow(known)
             return
-        moved = [unit for unit in known if "output" in request.profile.counts.get(unit, ())]
+        output = self._output_tokens()
+        later = self._output_units(output)
+        rest = {unit: max(0, amount - later.get(unit, 0)) for unit, amount in known.items()}
         try:
-            yield from self.account.charge_now_flow({unit: known[unit] for unit in moved})
+            yield from self._count_output_flow(self._produced, output)
         except GeneratorExit:
             raise
         except BaseException:  # it is not charged now, so it stays charged where it was reserved
             yield from self._commit_parts_flow(known)
             raise
-        yield from self._commit_parts_flow({**known, **dict.fromkeys(moved, 0)})
+        yield from self._commit_parts_flow(rest)
+
+    def _count_output_flow(self, produced: ProducedOutput, output: int) -> CallFlow[Any]:
+        """Charge an output that has ended from when it was produced; return what was counted too much before."""
+        plan, now = self._plan, self.account.clock.steady()
+        fastest = None
+        if self._learned is not None and plan.learned_key is not None and self._reader is not None:
+            fastest = self._learned.fastest(plan.learned_key) if self._reader.complete else None
+        surplus = produced.counted - output
+        yield from self._count_pieces_flow(produced.pieces(output, now, fastest))
+        while surplus > 0 and self._counted:
+            tokens, at = self._counted.pop()
+            yield from self.account.return_flow(self._output_units(min(tokens, surplus)), at)
+            surplus -= tokens
+
+    def _output_tokens(self) -> int:
+        """Return the tokens of the whole output, or what was reserved for it if that is unknown."""
+        reader = self._reader
+        if reader is None or not (reader.complete or self._cut_off) or not reader.readable:
+            return self.reserved_output
+        return reader.produced if self._cut_off or "output" not in reader.parts else self._reported_output(reader)
+
+    def _reported_output(self, reader: UsageReader) -> int:
+        return reader.parts["output"] + reader.parts.get("reasoning", 0) * reader.reasoning_apart
 
     def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
-        """Commit the usage to the first charge, and what exceeds it to the top-ups."""
+        """Commit the usage to the first charge; money above it to the top-ups: it counts in the window it was taken from.
+
+        The first charge is corrected before the top-ups are returned, so that nothing is free in between.
+        """
         first = dict(known)
         kept = self._reserved_by(self.charge) if self._top_ups else {}
         commits = []
         for top_up in self._top_ups:
             part = {}
             for unit, amount in self._reserved_by(top_up).items():
-                part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0)))
+                part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0))) if is_money(unit) else 0
                 first[unit] = first.get(unit, 0) - part[unit]
             commits.append(step_flow(partial(top_up.commit, part)))
-        yield from complete_flow(*commits, step_flow(partial(self.charge.commit, first)))
+        yield from complete_flow(step_flow(partial(self.charge.commit, first)), *commits)
 
     def _reserved_by(self, *charges: Charge) -> dict[str, int]:
         """Return the tokens that charges reserve, by unit."""
@@ -308,7 +390,12 @@ class PendingSettlement:
         if self._cut_off:
             self._learned.record_output(plan.learned_key, reader.produced, cut_off=True)
         elif self.status < FIRST_ERROR_STATUS and "output" in parts:
-            output_tokens = -(-(parts["output"] + parts.get("reasoning", 0) * reader.reasoning_apart) // request.times)
+            whole_output = self._reported_output(reader)
+            if self._produced is not None:
+                self._learned.record_speed(
+                    plan.learned_key, whole_output, self.account.clock.steady() - self._began
+                )
+            output_tokens = -(-whole_output // request.times)
             cut_off = plan.body is not None and plan.output_tokens <= output_tokens < request.bound
             self._learned.record_output(plan.learned_key, output_tokens, cut_off=cut_off)
         if "input" in parts and not request.fixed:
