@@ -214,6 +214,10 @@ class Account:
             if unit in self.units
         }
 
+    def output_limits(self, request: RequestTokens) -> list[Limit]:
+        """Return the limits that count output."""
+        return [limit for limit in self.provider.limits if "output" in request.profile.counts.get(limit.unit, ())]
+
     def largest_output(self, request: RequestTokens, input_tokens: int) -> int:
         """Return the tokens of the longest output that the limits can ever allow."""
         found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
@@ -282,7 +286,9 @@ class Account:
         last = [own[-1] if limit.rules.rolling else sum(own) for limit, own in zip(limits, zip(*costs), strict=True)]
         now = self.clock.steady()
         (decision,) = yield self._store_call("acquire", tuple(last))
-        instants = [decision.at - (now - since) for _, since in pieces[:-1]]
+        # What has been used had arrived: it need not count longer than a period.
+        earlier = now + min((limit.margin for limit in self._unbounded_stretched.limits if limit.rules.rolling), default=0)
+        instants = [decision.at - (earlier - since) for _, since in pieces[:-1]]
         for at, own in zip(instants, costs, strict=False):
             past = tuple(cost if limit.rules.rolling else 0 for limit, cost in zip(limits, own, strict=True))
             if any(past):

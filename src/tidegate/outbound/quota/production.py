@@ -16,15 +16,25 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import SECOND
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.core import Limit
 
 SAMPLES_PER_PERIOD: Final = 120
 RENEWALS_PER_PERIOD: Final = 2  # a reservation is renewed while its output is streamed
 MAX_PIECES: Final = 12  # that an output is split into at a time
-FASTER: Final = (5, 4)  # how much faster than the fastest output of late an output may be
+FASTER: Final = (9, 8)  # how much faster than the fastest output of late an output may be
+
+
+def most_in_a_period(limits: Sequence[Limit], fastest: int | None) -> int:
+    """Return how many tokens of one output can count at the same time; `fastest` is as for `ProducedOutput.pieces`."""
+    if not fastest or not limits:
+        return MAX_INTEGER
+    numerator, denominator = FASTER
+    return min(MAX_INTEGER, -(-fastest * max(limit.length for limit in limits) * numerator // (SECOND * denominator)))
 
 
 class OutputPiece(NamedTuple):
@@ -37,7 +47,7 @@ class OutputPiece(NamedTuple):
 class ProducedOutput:
     """When the output of one call was produced."""
 
-    def __init__(self, limits: tuple[Limit, ...], began: int) -> None:
+    def __init__(self, limits: Sequence[Limit], began: int) -> None:
         """Start with a request that was charged at the instant `began`; `limits` count its output."""
         length = min(limit.length for limit in limits)
         self._interval = length // SAMPLES_PER_PERIOD

@@ -84,8 +84,7 @@ class PendingSettlement:
         request = self._plan.request
         if request is None or request.profile.output_counted != "produced":
             return None
-        counts = request.profile.counts
-        limits = tuple(limit for limit in self.account.provider.limits if "output" in counts.get(limit.unit, ()))
+        limits = self.account.output_limits(request)
         return ProducedOutput(limits, self._began) if limits else None
 
     def reader(self, coding: str = "") -> UsageReader | None:
