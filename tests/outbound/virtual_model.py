@@ -74,7 +74,8 @@ class Simulation:
         self.generation = [0] * processes
         self.factor = 1
         self.refusals, self.answers, self.cut_off = [], 0, 0
-        self.running = set()  # answers that are being produced, or whose requests are on their way
+        self.running = set()  # answers that are being produced
+        self.sent = 0  # requests that have not arrived
         for agent in range(agents):
             self.at(self.random.random() * PERIOD, partial(self.call, agent % processes, 0))
 
@@ -120,52 +121,59 @@ class Simulation:
         if self.profile.name == "bedrock":
             body = {"inferenceConfig": {"maxTokens": MAX_TOKENS}}
         raw = json.dumps(body).encode()
-        request = OutboundRequest("POST", URL, {}.get, lambda: raw, False, lambda _error: False, True)
-        gate, sent = self.gates[process], []
+        request = OutboundRequest("POST", URL, {}.get, lambda: raw, True, lambda _error: False, True)
+        gate, sent = self.gates[process], []  # what was sent, by each attempt
 
         def send(provider, changed=None):
             sent.append({**json.loads(changed or raw), "member": provider.member})
 
         flow = gate.send_flow(request, send)
+        self.proceed(process, generation, flow, None, sent, again)
+
+    def proceed(self, process, generation, flow, value, sent, again):
+        """Step through a call until it sends its next request; returns what it ended with, if it has ended."""
+        already = len(sent)
         try:
-            step = flow.send(None)
+            step = flow.send(value)
             while True:
                 try:
                     value = step()
                 except Denied as denied:
                     flow.throw(denied)
-                if sent:
+                if len(sent) > already:
                     break
                 step = flow.send(value)
         except Denied as denied:
             self.note_refusal(denied)
             wait = denied.decision.retry_after or 0.0
             self.at(min(max(wait, 1.0), 3.0) * (0.5 + self.random.random()), again)
-            return
-        delay, body = 0.01 + 0.05 * self.random.random(), sent[0]
-        bound = body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
-        wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
-        answer = self.answering(process, generation, min(bound, wanted), body, bound)
-        self.running.add(answer)
-        self.at(delay, partial(self.arrive, flow, answer, again))
+            return None
+        except StopIteration as done:
+            return done.value
+        delay = 0.01 + 0.05 * self.random.random()
+        self.sent += 1
+        self.at(delay, partial(self.deliver, process, generation, flow, sent, again))
+        return None
+
+    def deliver(self, *call):
+        self.sent -= 1
+        self.arrive(*call)
 
     def note_refusal(self, _denied):
         self.refusals.append((self.now(), self.left()))
 
     def left(self):
-        """The share of the quota that is free: neither counted, nor held for requests on their way and for answers."""
+        """The share of the quota that is free: neither counted nor reserved for calls that have not ended."""
         for each in (self.tokens, self.requests):
             each.expire(self.clock.now())
-        tokens = (self.tokens.quota - self.tokens.used - self.needed() - self.surplus()) / self.tokens.quota
+        held = self.needed() + sum(answer.surplus() for answer in self.running)
+        tokens = (self.tokens.quota - self.tokens.used - held) / self.tokens.quota
         return min(tokens, (self.requests.quota - self.requests.used) / self.requests.quota)
 
     def needed(self):
-        """What the provider will still count for requests on their way and for answers that are being produced."""
-        return sum(answer.needed() for answer in self.running)
-
-    def surplus(self):
-        """What is reserved for answers beyond their length, which only their end tells."""
-        return sum(answer.surplus() for answer in self.running)
+        """What the provider will still count for the answers that are being produced, and for requests on their way."""
+        coming = self.sent * (INPUT + min(MAX_TOKENS, MEAN_ANSWER * self.factor))
+        return coming + sum(answer.needed() for answer in self.running)
 
     def observe(self, seconds, interval=0.25):
         """Let it run; returns the share of the quota that was counted or needed, on average over time."""
@@ -176,23 +184,27 @@ class Simulation:
             shares.append((self.tokens.used + self.needed()) / self.tokens.quota)
         return sum(shares) / len(shares)
 
-    def answering(self, *call):
-        return Answering(self, *call)
-
     # ---- the provider ------------------------------------------------------------------------------------------------
 
-    def arrive(self, flow, answer, again):
-        now = self.clock.now()
+    def arrive(self, process, generation, flow, sent, again):
+        now, body = self.clock.now(), sent[-1]
+        bound = body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
+        wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
+        length = min(bound, wanted)
         self.requests.add(now, 1)
-        answer.entry = self.tokens.add(now, answer.amount)
-        self.at(0.01, partial(self.respond, flow, answer))
+        rule = "produced" if self.profile.output_counted == "produced" else self.profile.charges
+        amount = INPUT if rule in ("usage", "produced") else INPUT + bound
+        entry = self.tokens.add(now, amount)
+        answer = Answering(self, process, generation, length, rule, entry, amount)
+        self.running.add(answer)
+        self.at(0.01, partial(self.respond, process, generation, flow, answer))
         self.at(0.02, partial(answer.produce, again))
 
-    def respond(self, flow, answer):
-        if not self.alive(answer.process, answer.generation):
+    def respond(self, process, generation, flow, answer, headers=()):
+        if not self.alive(process, generation):
             return
         try:
-            step = flow.send(ProviderResponse(200, (), lambda: None, 200))
+            step = flow.send(ProviderResponse(200, headers, lambda: None, 200))
             while True:
                 step = flow.send(step())
         except StopIteration as done:
@@ -203,12 +215,9 @@ class Simulation:
 class Answering:
     """An answer that is produced chunk by chunk."""
 
-    def __init__(self, simulation, process, generation, length, body, bound):
-        self.simulation, self.process, self.generation, self.length = simulation, process, generation, length
-        self.body, profile = body, simulation.profile
-        self.rule = "produced" if profile.output_counted == "produced" else profile.charges
-        self.amount = INPUT if self.rule in ("usage", "produced") else INPUT + bound  # counted at its arrival
-        self.bound, self.entry = bound, None
+    def __init__(self, simulation, process, generation, length, rule, entry, amount):
+        self.simulation, self.process, self.generation = simulation, process, generation
+        self.length, self.rule, self.entry, self.amount = length, rule, entry, amount
         self.produced = 0
         self.settlement = self.reader = None
 
@@ -255,18 +264,15 @@ class Answering:
 
     def needed(self):
         """What the provider will still count until the answer has ended."""
-        arriving = self.amount if self.entry is None else 0
-        if self.rule in ("usage", "produced"):
-            return arriving + self.length - (self.produced if self.rule == "produced" else 0)
-        return arriving
+        if self.rule == "produced":
+            return self.length - self.produced
+        return self.length if self.rule == "usage" else 0
 
     def surplus(self):
-        """What is reserved for the answer beyond its length."""
-        if self.rule not in ("usage", "produced"):
+        """What is reserved beyond the length of the answer, which only its end tells."""
+        if self.settlement is None or self.rule not in ("usage", "produced"):
             return 0
-        if self.settlement is not None:
-            return max(0, self.settlement.reserved_output - self.length)
-        return 0 if self.body.get("stream") else self.bound - self.length
+        return max(0, self.settlement.reserved_output - self.length)
 
     def finish(self):
         """Count what the whole answer has cost, as the profile's rule says."""

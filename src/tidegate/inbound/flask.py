@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
-from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, decorate
-from tidegate.inbound.limiting.limited_functions import RouteUse, exempt, route_name
+from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
+from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settle_standalone_flow
+from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, deny, standalone_fields
-from tidegate.inbound.limiting.view_gate import (
-    BLUEPRINT_LIMITS,
-    ViewGate,
-    blueprint_limits,
-    current_view,
-    view_stack,
-)
+from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
+from tidegate.inbound.limiting.view_gate import ViewGate
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 
 try:
@@ -35,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.request_state import RequestState
 
 __all__ = ["exempt", "limit"]
 
@@ -106,7 +102,8 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
     def __call__(self, view: V) -> V:
         """Decorate a view, or add the limit to every route of a blueprint."""
         if isinstance(view, flask.Blueprint):
-            self._limit_blueprint(view)
+            if add_limit(self, view):
+                view.before_request(check_blueprints)
             return view
         if not inspect.iscoroutinefunction(view):
             return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
@@ -121,44 +118,20 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises Werkzeug's HTTPException."""
         return LimitedBlock(self, request, FRAMEWORK)
 
-    def _limit_blueprint(self, blueprint: flask.Blueprint) -> None:
-        known = vars(blueprint).setdefault(BLUEPRINT_LIMITS, [])
-        if not known:
-            blueprint.before_request(check_blueprints)
-        for other in known:
-            self.share_store(other)
-        known.append(self)
-
 
 def check_blueprints() -> flask.Response | None:
     """Decide the limits of all blueprints of the current route, together with those of its view."""
-    app, request = flask.current_app, FRAMEWORK.find_request(None, (), {})
-    environ = request.environ
-    request_state = environ.get(STATE_KEY)
-    route = route_name(current_view(app, request))
-    covered = ("blueprints", route)
-    if request_state is not None and request_state.covered is not None and covered in request_state.covered:
-        return None
-    stack = view_stack(app, request)
-    uses = [RouteUse(each, route) for each in blueprint_limits(app, request)]
-    if stack is not None:
-        for use in stack.uses:
-            uses[0].limit.share_store(use.limit)
-        uses += stack.uses
-    check = run(check_flow(uses, request, environ, FRAMEWORK, tasks=False), call)
-    if not check.result.allowed:
-        return FRAMEWORK.make_response(deny(check.result, check.request, request, check.request_state))
-    FRAMEWORK.report(request, [each for each in check.result.decided if not each.charge.blocks])
-    decided: set[object] = {covered, *(() if stack is None else (stack, *stack.covers))}
-    check.request_state.covered = decided
-    if check.request_state.standalone:
-        flask.after_this_request(add_standalone_fields)
-    return None
+    request = FRAMEWORK.find_request(None, (), {})
+    standalone, denial = run(check_blueprints_flow(flask.current_app, request, FRAMEWORK, tasks=False), call)
+    if standalone is not None:
+        flask.after_this_request(functools.partial(finish_standalone, standalone))
+    return denial  # type: ignore[no-any-return]  # of Flask
 
 
-def add_standalone_fields(response: flask.Response) -> flask.Response:
-    """Add the header fields if no middleware does."""
-    response.headers.update(dict(standalone_fields(flask.request.environ[STATE_KEY])))
+def finish_standalone(request_state: RequestState, response: flask.Response) -> flask.Response:
+    """Settle what depends on the response and add the header fields: no middleware does."""
+    run(settle_standalone_flow(request_state, response.status_code), call)
+    response.headers.update(dict(standalone_fields(request_state)))
     return response
 
 

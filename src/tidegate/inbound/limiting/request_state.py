@@ -51,6 +51,7 @@ class RequestState:
     covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
     response_charge: ResponseCharge | None = None
     inner: list[Decision | RequestState] | None = None
+    sees_response: bool = True  # something settles what depends on the response
     standalone: bool = False  # no middleware has seen the request: a route limit writes the headers
     outer: RequestState | None = None
     nested: bool = False

@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.client.request import FrameworkRequest
+from tidegate.inbound.limiting.category_limiter import holds_slots
 from tidegate.inbound.limiting.charges import RequestCharge
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
@@ -158,14 +158,13 @@ class RouteLimit:
         self.denied = denied
         self._parsed: dict[object, tuple[Limit, ...]] = {}
         self._limiters: dict[object, tuple[Store, Limiter | AsyncLimiter]] = {}
-        slots = [limit.length for limit in fixed or () if limit.rules.holds_slots]
-        self.slot_seconds: float | None = min(slots) / SECOND if slots else None
         # Whether it calls functions that may need what the application adds to the request.
         self.has_functions: bool = any(
             callable(each) and not getattr(each, "reads_headers", False)
             for each in (self._limits_of, key, cost, exempt_when)
         )
-        self._reserves = bool(slots) or count is not None
+        self.counts_by_response: bool = count is not None
+        self.reserves: bool = holds_slots(fixed or ()) or self.counts_by_response
         self._warned = False
 
         self.has_key: bool = key is not None
@@ -176,7 +175,7 @@ class RouteLimit:
             and self.blocks
             and cost == 1
             and store is None
-            and not (methods or exempt_when or self._reserves)
+            and not (methods or exempt_when or self.reserves)
         )
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
@@ -228,8 +227,8 @@ class RouteLimit:
         limiter = self._limiter(request_limiter, use.policy_name, limits, tasks=tasks)
         cost = self._cost(native) if callable(self._cost) else self._cost
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
-        kept = native if self._reserves else None
-        return RequestCharge(request_limiter, limiter, key, cost, None, self, self._reserves, kept)
+        reserves = self.reserves or (limits is not None and holds_slots(limits))
+        return RequestCharge(request_limiter, limiter, key, cost, None, self, reserves, native if reserves else None)
 
     def plain_limiter(self, request_limiter: RequestLimiter, use: RouteUse) -> Limiter | AsyncLimiter:
         """Return the limiter of a plain limit at a route."""
@@ -328,9 +327,9 @@ def decide_uses_flow(
 
 
 def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:
-    """Return the state of a request that no middleware has seen."""
+    """Return the state of a request that no middleware has seen; nobody sees its response yet."""
     request_state = RequestState(limit.own_request_limiter(), client, None)
-    request_state.standalone = True
+    request_state.standalone, request_state.sees_response = True, False
     return request_state
 
 

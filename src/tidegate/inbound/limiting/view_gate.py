@@ -44,7 +44,7 @@ class ViewGate:
             self._limited = (
                 bool(defaults)
                 or any(map(is_limited_view, self.app.view_functions.values()))
-                or any(BLUEPRINT_LIMITS in vars(blueprint) for blueprint in self.app.blueprints.values())
+                or any(BLUEPRINT_LIMITS in vars(each) or is_exempt(each) for each in self.app.blueprints.values())
             )
             if self._limited and not self._installed:
                 self._installed = True
@@ -62,7 +62,8 @@ class ViewGate:
         if route not in self._pending:
             view = current_view(self.app, request)
             limited = view_stack(self.app, request) is not None or blueprint_limits(self.app, request)
-            decides = None if is_exempt(view) else not limited
+            exempt = is_exempt(view) or any(map(is_exempt, current_blueprints(self.app, request)))
+            decides = None if exempt else not limited
             if request.endpoint is not None and request.method in METHODS:
                 self._pending[route] = decides
         if decides is None:
@@ -92,7 +93,11 @@ def view_stack(app: Any, request: Any) -> LimitStack | None:  # noqa: ANN401 - a
     return found
 
 
+def current_blueprints(app: Any, request: Any) -> list[Any]:  # noqa: ANN401 - as above
+    """Return the blueprints of the current route, the innermost first."""
+    return [app.blueprints[name] for name in request.blueprints]
+
+
 def blueprint_limits(app: Any, request: Any) -> list[RouteLimit]:  # noqa: ANN401 - as above
     """Return the limits of the blueprints of the current route."""
-    blueprints = (app.blueprints.get(name) for name in request.blueprints)
-    return [limit for blueprint in blueprints for limit in vars(blueprint).get(BLUEPRINT_LIMITS, ())]
+    return [limit for each in current_blueprints(app, request) for limit in vars(each).get(BLUEPRINT_LIMITS, ())]

@@ -64,7 +64,7 @@ class GateResponses(GateAccounts):
         """Return whether the capacity is lower than known when a permit was granted."""
         if (late := account.delays.find_expired(charge.at)) is not None:
             return (yield from account.renew_flow(late, charge.at))
-        return (yield from account.account_capacity.check_flow()) if account.account_capacity.is_check_due() else False
+        return (yield from account.check_flow()) if account.account_capacity.is_check_due() else False
 
     def _send_once_flow(
         self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
@@ -108,8 +108,8 @@ class GateResponses(GateAccounts):
             told = yield from read_refusal_flow(account.provider.counting, response, advice)
             wait = required_wait(advice) if told.retry_after is None else told.retry_after
             yield from self._handle_refusal_flow(account, charge, sent, status, wait)
-            if told.limits and account.provider.learn != "off":
-                self._counts["corrected"] += yield from account.learn_flow(told)
+            if account.provider.learn != "off":
+                self._counts["corrected"] += yield from account.learn_refused_flow(told, advice)
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, status, call.method, spent, wait
             return retry_pause(*rules, self._jitter()) if call.replays else None

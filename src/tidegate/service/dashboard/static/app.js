@@ -65,7 +65,7 @@ function render(overview, columns) {
   panels.renderAudit(overview, isShown, openKey);
   panels.renderHints(overview);
   panels.renderState(overview);
-  facePanels.update(overview.panels, overview.at);
+  facePanels.update(overview.panels, columns);
   renderFooter(overview);
   byId("main").dataset.loading = "no";
 }

@@ -5,7 +5,7 @@
 //   note       optional: a short text beside the heading, from the data
 //   tables     each table: `rows` returns its items, `columns` is a list of [heading, cell, classes]. A cell is a
 //              function of an item that returns a string, or one of the values of cells.js: meter, duration, count …
-//   draw       optional: draws charts above the tables, into an element
+//   draw       optional: draws charts above the tables, into an element, for a range of time { from, to }
 //
 // To add a panel: a function in panels.py that returns its data, and an entry here.
 
@@ -27,6 +27,20 @@ export const COMPONENT_PANELS = {
       ],
     }],
   },
+  applications: {
+    title: "Applications",
+    note: () => "by category and route, since the start of each process",
+    tables: [{
+      rows: (applications) => applications,
+      columns: [
+        ["Application", (row) => name(row.application)],
+        ["Category or route", (row) => (row.error ? text(row.error, { state: "warn" }) : name(row.name)), "c-wide"],
+        ["Clients", (row) => (row.clients === null || row.error ? "" : count(row.clients)), "num hide-on-phone"],
+        ["Allowed", (row) => (row.allowed === null || row.error ? "" : count(row.allowed)), "num"],
+        ["Denied", (row) => (row.error ? "" : text(formatCount(row.denied), { state: row.denied ? "bad" : "" })), "num"],
+      ],
+    }],
+  },
   budgets: {
     title: "Budgets",
     note: (budgets) => (budgets.length === 1 ? `${budgets[0].name}, ${budgets[0].strategy} windows` : ""),
@@ -41,7 +55,7 @@ export const COMPONENT_PANELS = {
     }],
   },
   sources: {
-    title: "Providers and sources",
+    title: "Providers",
     note: (panel) => panel.notes.at(-1) ?? "",
     tables: [{
       rows: (panel) => panel.providers.flatMap((provider) => provider.limits.map((limit, index) => ({ provider, index, ...limit }))),
@@ -50,6 +64,9 @@ export const COMPONENT_PANELS = {
         ["Limit", (limit) => limit.text, "hide-on-phone"],
         ["Used", (limit) => meter(limit.used, limit.quota), "c-wide"],
         ["Capacity", (limit) => (limit.index ? "" : formatCapacity(limit.provider))],
+        ["Waiting", (limit) => (limit.index ? "" : count(limit.provider.waiting)), "num"],
+        ["Refused", (limit) => (limit.index ? "" : text(formatCount(limit.provider.refused), { state: limit.provider.refused ? "warn" : "" })), "num hide-on-phone"],
+        ["Cost", (limit) => (limit.index || !limit.provider.cost_micros ? "" : (limit.provider.cost_micros / 1e6).toFixed(2)), "num hide-on-phone"],
       ],
     }, {
       rows: (panel) => panel.sources,
@@ -138,7 +155,7 @@ function formatAgents({ agents, namespace }) {
 
 const capacityCharts = new Map(); // by resource
 
-function drawCapacities(host, { resources, reductions }, now) {
+function drawCapacities(host, { resources, reductions }, range) {
   host.classList.add("resources");
   for (const [resource, chart] of capacityCharts) {
     if (!(resource in resources)) {
@@ -153,6 +170,6 @@ function drawCapacities(host, { resources, reductions }, now) {
     }
     const [, total, original] = points.at(-1);
     const label = total < original ? `${formatCount(total)} of ${formatCount(original)} (${formatPercent(total, original)})` : `${formatCount(total)} (full)`;
-    capacityCharts.get(resource).update(resource, points, reductions.filter((each) => each.resource === resource), now, label);
+    capacityCharts.get(resource).update(resource, points, reductions.filter((each) => each.resource === resource), range, label);
   }
 }
