@@ -304,11 +304,16 @@ class Account:
         """
         limits = self.provider.limits
         costs = [[amounts.get(limit.unit, 0) for limit in limits] for amounts, _ in pieces]
-        last = [own[-1] if limit.rules.rolling else sum(own) for limit, own in zip(limits, zip(*costs), strict=True)]
+        last = [
+            own[-1] if limit.rules.rolling else sum(own)
+            for limit, own in zip(limits, zip(*costs, strict=True), strict=True)
+        ]
         now = self.clock.steady()
         (decision,) = yield self._store_call("acquire", tuple(last))
         # What has been used had arrived: it need not count longer than a period.
-        earlier = now + min((limit.margin for limit in self._unbounded_stretched.limits if limit.rules.rolling), default=0)
+        earlier = now + min(
+            (limit.margin for limit in self._unbounded_stretched.limits if limit.rules.rolling), default=0
+        )
         instants = [decision.at - (earlier - since) for _, since in pieces[:-1]]
         for at, own in zip(instants, costs, strict=False):
             past = tuple(cost if limit.rules.rolling else 0 for limit, cost in zip(limits, own, strict=True))

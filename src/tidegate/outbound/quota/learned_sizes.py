@@ -1,8 +1,8 @@
 """Learns how many tokens the calls of a model use: a quantile of recent sizes is the next estimate.
 
 Three sizes are learned per model and tag: the tokens of an output, the tokens per thousand bytes of input, and the
-tokens of output per second. If an output was cut off at its bound, its full length is unknown, and it is recorded as twice its length. So an estimate that
-is too small grows within a few calls.
+tokens of output per second. If an output was cut off at its bound, its full length is unknown, and it is recorded as
+twice its length. So an estimate that is too small grows within a few calls.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import Denied, StoreUnavailable
 from tidegate.flow import complete_flow, step_flow
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
-from tidegate.outbound.quota.production import ProducedOutput
+from tidegate.outbound.quota.production import ProducedOutput, most_in_a_period
 from tidegate.outbound.quota.request_tokens import units_of
 from tidegate.outbound.quota.token_usage import UsageReader
 
@@ -71,11 +72,11 @@ class PendingSettlement:
         self.reserved_output: int = plan.output_tokens * (plan.request.times if plan.request else 1)
         self._headroom = MIN_HEADROOM
         self._arrived = 0
+        self._began = charge.since
+        self._produced = self._watch_production()
         self._next_top_up = self._top_up_at()
         self._input_known = False
         self._cut_off = False
-        self._began = charge.since
-        self._produced = self._watch_production()
         self._counted: list[tuple[int, int]] = []  # tokens that were counted while the output arrived, and since when
         self._first_output = plan.output_tokens  # of each output: what the first charge reserves
 
@@ -132,9 +133,7 @@ class PendingSettlement:
         if not self._input_known and "input" in reader.parts:
             self._input_known = True
             yield from self._return_input_flow(reader)
-        now = self.account.clock.steady()
-        if self._produced is not None and self._produced.is_renewal_due(now) and reader.readable:
-            yield from self._renew_flow(self._produced, reader.produced, now)
+        yield from self._renew_if_due_flow(reader)
         produced, left = reader.produced, self._unreserved()
         if not reader.readable:  # how much has arrived is unknown, so it may be all that the request allows
             produced = self._next_top_up = self.reserved_output
@@ -143,7 +142,7 @@ class PendingSettlement:
         if left <= 0:  # the provider itself ends the output
             self._next_top_up = request.bound * request.times + 1
             return
-        amount = min(left, max(self.reserved_output // 2, self._headroom * 4)) if reader.readable else left
+        amount = min(left, self._top_up_size()) if reader.readable else left
         decision = yield from self._extend_flow(amount)
         if decision is not None and not decision.allowed and reader.readable:
             amount = min(amount, self._available(decision))  # less may still fit
@@ -171,7 +170,19 @@ class PendingSettlement:
 
     def _top_up_at(self) -> int:
         """Return how many tokens of the output may arrive before more is reserved."""
-        return max(1, self.reserved_output - max(2 * self._headroom, self.reserved_output // 8))
+        left = min(self.reserved_output // 8, self._per_period() // 16)
+        return max(1, self.reserved_output - max(2 * self._headroom, left))
+
+    def _top_up_size(self) -> int:
+        """Return how many tokens to reserve at a time: half as many again, or an eighth of what a period produces."""
+        return max(min(self.reserved_output // 2, self._per_period() // 8), self._headroom * 4)
+
+    def _per_period(self) -> int:
+        """Return how many tokens of the output can count at the same time."""
+        plan = self._plan
+        if self._produced is None or plan.request is None or plan.learned_key is None or self._learned is None:
+            return MAX_INTEGER
+        return most_in_a_period(self.account.output_limits(plan.request), self._learned.fastest(plan.learned_key))
 
     def _extend_flow(self, amount: int) -> CallFlow[Any]:
         """Try to reserve more tokens of output; returns the decision, None if the store is unavailable."""
@@ -204,8 +215,12 @@ class PendingSettlement:
                 found.append(request.price.output_within(view[0], 0))
         return min(found, default=0)
 
-    def _renew_flow(self, output: ProducedOutput, arrived: int, now: int) -> CallFlow[Any]:
+    def _renew_if_due_flow(self, reader: UsageReader) -> CallFlow[Any]:
         """Count what was produced, and reserve the rest again: the first reservation would expire before it is used."""
+        output, now = self._produced, self.account.clock.steady()
+        if output is None or not output.is_renewal_due(now) or not reader.readable:
+            return
+        arrived = reader.produced
         pieces = output.take_arrived(min(arrived, self.reserved_output), now)
         charges, kept = [(self.charge, self._output_units(self._first_output))], self._top_ups
         charges += [(top_up, self._reserved_by(top_up)) for top_up in kept]
@@ -256,7 +271,9 @@ class PendingSettlement:
             return
         self._learn()
         final = self.charged_units = self._final_units(self._with_money(used))
-        extended = self.reserved_output - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
+        extended = self.reserved_output - self._plan.output_tokens * (
+            self._plan.request.times if self._plan.request else 1
+        )
         self.account.spent += self.charge.record_spending(final, self._extra_money(extended))
         units = self.charge.units
         known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
@@ -337,7 +354,7 @@ class PendingSettlement:
         return reader.parts["output"] + reader.parts.get("reasoning", 0) * reader.reasoning_apart
 
     def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
-        """Commit the usage to the first charge; money above it to the top-ups: it counts in the window it was taken from.
+        """Commit the usage to the first charge; money that exceeds it stays in the windows of the top-ups.
 
         The first charge is corrected before the top-ups are returned, so that nothing is free in between.
         """
@@ -391,9 +408,7 @@ class PendingSettlement:
         elif self.status < FIRST_ERROR_STATUS and "output" in parts:
             whole_output = self._reported_output(reader)
             if self._produced is not None:
-                self._learned.record_speed(
-                    plan.learned_key, whole_output, self.account.clock.steady() - self._began
-                )
+                self._learned.record_speed(plan.learned_key, whole_output, self.account.clock.steady() - self._began)
             output_tokens = -(-whole_output // request.times)
             cut_off = plan.body is not None and plan.output_tokens <= output_tokens < request.bound
             self._learned.record_output(plan.learned_key, output_tokens, cut_off=cut_off)
