@@ -167,7 +167,9 @@ def find_refused_file(overview: Overview) -> Iterator[StatusFinding]:
     if rules["error"]:
         meaning = "The previous policies stay in effect until the file is corrected."
         title = "The configuration file is refused"
-        yield StatusFinding("file", WARNING, title, rules["error"], meaning, rules["since"])
+        folder, slash, rest = rules["error"].partition(":")[0].rpartition("/")
+        error = rules["error"].removeprefix(folder + slash) if rest else rules["error"]  # there is little space
+        yield StatusFinding("file", WARNING, title, error, meaning, rules["since"])
 
 
 def find_bus(overview: Overview) -> Iterator[StatusFinding]:

@@ -60,13 +60,10 @@ export const COMPONENT_PANELS = {
     tables: [{
       rows: (panel) => panel.providers.flatMap((provider) => provider.limits.map((limit, index) => ({ provider, index, ...limit }))),
       columns: [
-        ["Provider", ({ provider }) => name([provider.name, provider.account].filter(Boolean).join(" "))],
-        ["Limit", (limit) => limit.text, "hide-on-phone"],
+        ["Provider", ({ provider, index }) => name(index ? "" : [provider.name, provider.account].filter(Boolean).join(" "))],
+        ["Limit", (limit) => limit.text, "c-short"],
         ["Used", (limit) => meter(limit.used, limit.quota), "c-wide"],
-        ["Capacity", (limit) => (limit.index ? "" : formatCapacity(limit.provider))],
-        ["Waiting", (limit) => (limit.index ? "" : count(limit.provider.waiting)), "num"],
-        ["Refused", (limit) => (limit.index ? "" : text(formatCount(limit.provider.refused), { state: limit.provider.refused ? "warn" : "" })), "num hide-on-phone"],
-        ["Cost", (limit) => (limit.index || !limit.provider.cost_micros ? "" : (limit.provider.cost_micros / 1e6).toFixed(2)), "num hide-on-phone"],
+        ["State", (limit) => (limit.index ? "" : formatProvider(limit.provider))],
       ],
     }, {
       rows: (panel) => panel.sources,
@@ -140,11 +137,17 @@ function formatForecast(tier) {
   return tier.pace ? "sufficient" : "not in use";
 }
 
-function formatCapacity(provider) {
-  if (provider.frozen_for > 0) return text(`paused for ${formatDuration(provider.frozen_for)}`, { state: "bad" });
-  const highest = Math.max(...provider.limits.map((limit) => limit.quota));
-  const isFull = provider.limits.some((limit) => limit.quota === provider.capacity) || provider.capacity >= highest;
-  return isFull ? "full" : text(`reduced to ${formatCount(provider.capacity)}`, { state: "warn" });
+function formatProvider({ capacity, cost_micros: cost, frozen_for: pause, limits, refused, waiting }) {
+  const quotas = limits.map((limit) => limit.quota);
+  const isReduced = !quotas.includes(capacity) && capacity < Math.max(...quotas);
+  const states = [
+    pause > 0 && `paused for ${formatDuration(pause)}`,
+    isReduced && `reduced to ${formatCount(capacity)}`,
+    waiting > 0 && `${formatCount(waiting)} waiting`,
+    refused > 0 && `${formatCount(refused)} refused`,
+    cost > 0 && `cost ${(cost / 1e6).toFixed(2)}`,
+  ].filter(Boolean);
+  return text(states.join(", ") || "ready", { state: pause > 0 ? "bad" : isReduced ? "warn" : "" });
 }
 
 function formatAgents({ agents, namespace }) {
