@@ -194,7 +194,10 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
     widths = [max(len(row[i]) for row in (EGRESS_COLUMNS, *cells)) for i in range(len(EGRESS_COLUMNS))]
     lines = [output.style(f"egress gateway on {panel['listen']}", "bold"), ""]
     lines += [output.style(format_row(EGRESS_COLUMNS, widths), "bold"), *(format_row(each, widths) for each in cells)]
-    return lines if rows else [*lines, "no calls yet"]
+    lines = lines if rows else [*lines, "no calls yet"]
+    if error := panel["rules"]["error"]:
+        lines += ["", output.style(output.clean(f"The egress file is refused: {error}", MAX_FINDING_LENGTH), "yellow")]
+    return lines
 
 
 def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:

@@ -21,6 +21,7 @@ from tidegate.egress.exchange import EgressExchange
 from tidegate.egress.messages import EgressError, denial
 from tidegate.egress.options import CallOptions, read_options
 from tidegate.egress.relay import Meter, relay
+from tidegate.egress.reload import EgressRules
 from tidegate.egress.routes import Routes, Target
 from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tidegate.egress.callers import EgressCaller, Identity
     from tidegate.egress.settings import EgressSettings
     from tidegate.egress.tracing import Tracing
+    from tidegate.observe.text_format import Family, Sample
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
@@ -47,26 +49,34 @@ log: logging.Logger = logging.getLogger("tidegate.egress")
 REFUSALS: Final = (429, 503)
 SWITCHING_PROTOCOLS: Final = 101
 FIRST_REDIRECT: Final = 300
+RELOADS: Final = ("tidegate_egress_reloads_total", "counter", "Reloads of the egress file, by outcome.")
 JSON_TYPES: Final = ("application/json", "text/json")
 
 
 class EgressGateway:
     """Handles the requests of one process. An async context manager."""
 
-    def __init__(self, gate: AsyncGate, settings: EgressSettings, *, addresses: AddressCheck | None = None) -> None:
+    def __init__(
+        self,
+        gate: AsyncGate,
+        settings: EgressSettings,
+        *,
+        addresses: AddressCheck | None = None,
+        stats: EgressStats | None = None,
+    ) -> None:
         """Send calls through a gate, which its owner closes."""
         self.gate = gate
+        self.rules: EgressRules = EgressRules(settings)
         self.settings = settings
         self.callers: Callers = Callers(settings.callers)
         self.limits: CallerLimits = CallerLimits(settings.callers, gate.store)
         self.routes: Routes = Routes(gate.providers, settings.upstreams)
-        self.stats: EgressStats = EgressStats()
+        self.stats: EgressStats = stats or EgressStats()
         self.addresses: AddressCheck = addresses or AddressCheck(settings.allow_private)
         self.endpoints: Endpoints = Endpoints(self)
         self._tunnels = TunnelHandler(self)
         self.background: BackgroundTasks = BackgroundTasks()
         self._connections: dict[str, int] = {}
-        self._local = not settings.callers and settings.listen.loopback
         self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
         self._tracing: Tracing | None = None
@@ -81,6 +91,18 @@ class EgressGateway:
             self._tracing = Tracing()
         self._client = UpstreamClient(settings, self.addresses)
         return self
+
+    def use(self, rules: EgressRules) -> None:
+        """Use the settings of a file that was read again, for the next requests."""
+        changed = rules.settings != self.settings
+        self.rules, self.settings = rules, rules.settings
+        if changed:
+            settings = rules.settings
+            self.callers = Callers(settings.callers)
+            self.limits.update(settings.callers)
+            self.routes.use(settings.upstreams)
+            if self._client is not None:
+                self._client.use(settings)
 
     def use_tracing(self, tracing: Tracing | None) -> None:
         """Record spans from now on; None: none."""
@@ -149,7 +171,7 @@ class EgressGateway:
         if self.callers.all:
             return
         headers = request.headers
-        if self._local and (host := headers.get("Host", "")) != self._last_host:
+        if self.settings.listen.loopback and (host := headers.get("Host", "")) != self._last_host:
             if not is_local_host(host):
                 message = "the Host must be localhost or a loopback address, because no callers are configured"
                 raise EgressError(403, "host-not-allowed", message)
@@ -311,8 +333,13 @@ class EgressGateway:
         return headers
 
     def describe(self) -> dict[str, Any]:
-        """Return the counts by caller and provider, for the dashboard."""
-        return {"listen": str(self.settings.listen), "rows": self.stats.rows(), "counts": self.gate.metrics()}
+        """Return the counts by caller and provider, and the outcome of reloads, for the dashboard."""
+        return {"listen": str(self.settings.listen), "rows": self.stats.rows(), "rules": self.rules.describe()}
+
+    def families(self) -> list[Family]:
+        """Return the metrics of the gateway."""
+        samples: list[Sample] = [(RELOADS[0], {"outcome": name}, n) for name, n in self.rules.reloads.items()]
+        return [*self.stats.families(), (*RELOADS, samples)]
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -321,6 +348,7 @@ class EgressGateway:
         if exchange.counts is not None:
             exchange.counts.active -= 1
             exchange.counts.gone += exchange.problem == "client-gone"
+            exchange.counts.publish()
         if self._tracing is not None:
             self._tracing.end(exchange)
         if self._log is not None and exchange.caller:

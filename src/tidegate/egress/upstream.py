@@ -33,16 +33,30 @@ class ForwardedRequest(aiohttp.ClientRequest):
         """Add nothing."""
 
 
+class UpstreamConnector(aiohttp.TCPConnector):
+    """Connections to providers that can all be given up, as soon as their requests have ended."""
+
+    def retire_connections(self) -> None:
+        """Use no open connection for another request, and resolve all names again."""
+        self.clear_dns_cache()
+        for protocols in self._conns.values():
+            for protocol, _ in protocols:
+                protocol.close()
+        for protocol in self._acquired:
+            protocol.force_close()
+
+
 class UpstreamClient:
     """Sends requests to providers. An async context manager."""
 
     def __init__(self, settings: EgressSettings, addresses: AddressCheck) -> None:
         """Connect to addresses that are allowed only."""
-        connector = aiohttp.TCPConnector(
+        self._addresses = addresses
+        self._connector = UpstreamConnector(
             limit=0, resolver=addresses, socket_factory=addresses.make_socket, ttl_dns_cache=DNS_TTL
         )
         self._session = aiohttp.ClientSession(
-            connector=connector,
+            connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             request_class=ForwardedRequest,
@@ -52,10 +66,15 @@ class UpstreamClient:
             max_line_size=settings.max_header,
         )
         self._session._retry_connection = False  # noqa: SLF001 - a repeated request needs a permit of its own
+        self._allowed = settings.allow_private
         self.use(settings)
 
     def use(self, settings: EgressSettings) -> None:
-        """Give the next requests these deadlines."""
+        """Send the next requests with these deadlines, and to these private hosts only."""
+        if settings.allow_private != self._allowed:
+            self._allowed = settings.allow_private
+            self._addresses.use(settings.allow_private)
+            self._connector.retire_connections()
         read = settings.upstream_timeout
         self._deadlines = CallDeadlines(read)
         # The time without a byte from the provider, after a body of unknown duration was sent.

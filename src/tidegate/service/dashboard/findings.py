@@ -172,6 +172,15 @@ def find_refused_file(overview: Overview) -> Iterator[StatusFinding]:
         yield StatusFinding("file", WARNING, title, error, meaning, rules["since"])
 
 
+def find_refused_egress_file(overview: Overview) -> Iterator[StatusFinding]:
+    """Find an egress file that is invalid."""
+    panel = overview["panels"].get("egress")
+    rules = panel.get("rules", {}) if isinstance(panel, dict) else {}
+    if rules.get("error"):
+        meaning = "The previous settings of the gateway stay in effect until the file is corrected."
+        yield StatusFinding("file", WARNING, "The egress file is refused", rules["error"], meaning, rules["since"])
+
+
 def find_bus(overview: Overview) -> Iterator[StatusFinding]:
     """Find a bus that is not connected."""
     bus = overview["panels"].get("bus")
@@ -238,6 +247,7 @@ FINDERS: Final[tuple[Callable[[Overview], Iterator[StatusFinding]], ...]] = (
     find_store_outage,
     find_denials,
     find_refused_file,
+    find_refused_egress_file,
     find_bus,
     find_budgets,
     find_providers,
