@@ -261,6 +261,14 @@ class Account:
             with suppress(StoreUnavailable):  # keep the first charge
                 yield from self._recharge_flow(charge, costs)
 
+    def recharge_written_flow(self, charge: Charge) -> CallFlow[Any]:
+        """Charge a permit again from now on: its request has been written late."""
+        costs = () if charge.settled else self.delays.written_costs(charge)
+        if any(costs):
+            with suppress(StoreUnavailable):  # keep the first charge
+                if (yield from self._recharge_flow(charge, costs)):
+                    charge.since = self.clock.steady()
+
     def _recharge_flow(self, charge: Charge, costs: tuple[int, ...]) -> CallFlow[Any]:
         """Charge again and return the first charge; returns whether that succeeded."""
         if not costs:
