@@ -26,9 +26,9 @@ from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_gates import is_limit
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
-from tidegate.inbound.responses.response import PlainDenial
+from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
-from tidegate.inbound.starlette import BODY_HEADERS, AsgiFramework
+from tidegate.inbound.starlette import AsgiFramework
 
 try:
     from fastapi import Depends, HTTPException, Response, WebSocketException

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from operator import call
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
@@ -15,12 +15,14 @@ from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settl
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
-from tidegate.inbound.limiting.view_gate import ViewGate
+from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, status_of
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 
 try:
     import flask
     from werkzeug.exceptions import HTTPException
+
+    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
 
@@ -64,27 +66,41 @@ class FlaskFramework:
         return flask.Response(response.body, response.status, list(response.headers))
 
     def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - any response
-        """Add header fields to the response of a view."""
+        """Add header fields to the response that Flask makes of the result of a view."""
         if fields:
-            response = flask.make_response(response)
-            response.headers.update(dict(fields))
+
+            @flask.after_this_request
+            def add(made: flask.Response) -> flask.Response:
+                made.headers.update(dict(fields))
+                return made
+
         return response
 
-    def error_response(self, error: Exception) -> Any:  # noqa: ANN401 - as above
-        """Return the response of an exception such as `abort(404)` raises."""
-        if not isinstance(error, HTTPException):
-            return None
-        error.response = flask.make_response(error.get_response(flask.request.environ))
-        return error.response
+    def error_response(self, error: Exception) -> HTTPException | None:
+        """Return the exception if it is one that Flask sends as a response."""
+        return error if isinstance(error, HTTPException) else None
 
     def status(self, response: Any) -> int:  # noqa: ANN401 - as above
-        """Return the status of the response of a view."""
-        return flask.make_response(response).status_code
+        """Return the status of the result of a view."""
+        return status_of(response)
 
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
-        del decision, native
-        return HTTPException(response=self.make_response(response))
+        del native
+        denial = self.make_response(response)
+        if response.status != RequestLimitExceeded.code:
+            return HTTPException(response=denial)
+
+        @flask.after_this_request
+        def add_headers(sent: flask.Response) -> flask.Response:
+            add_missing_headers(sent, response)
+            return sent
+
+        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
+
+    def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
+        """Raise the exception, which the error handlers of the application see."""
+        raise self.make_error(response, decision, native)
 
     def report(self, native: flask.Request, decided: list[DecidedCharge]) -> None:
         """Set `flask.g.limited` if a limit with `block=False` is exceeded."""
@@ -115,7 +131,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return decorate(self, run_in_loop, FRAMEWORK)  # type: ignore[no-any-return]  # as above
 
     def check(self, request: flask.Request) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises Werkzeug's HTTPException."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RequestLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
 

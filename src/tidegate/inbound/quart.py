@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from operator import call
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
@@ -16,12 +16,14 @@ from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settl
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
-from tidegate.inbound.limiting.view_gate import ViewGate
+from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, status_of
 
 try:
     import quart
     from werkzeug.datastructures import Headers
     from werkzeug.exceptions import HTTPException
+
+    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from error
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | quart.Blueprint)  # what is limited
 SWITCHING_PROTOCOLS: Final = 101  # the status of a websocket
@@ -66,17 +68,27 @@ class QuartFramework(ScopeRequests):
         return error if isinstance(error, HTTPException) else None
 
     def status(self, response: Any) -> int:  # noqa: ANN401 - as above
-        """Return the status of the result of a view: a response, a tuple with a status, or a body."""
-        if isinstance(response, HTTPException):
-            return response.code or 500
-        given = response[1] if isinstance(response, tuple) and len(response) > 1 else None
-        return given if isinstance(given, int) else getattr(response, "status_code", 200)
+        """Return the status of the result of a view."""
+        return status_of(response)
 
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
-        del decision, native
+        del native
         denial: Any = self.make_response(response)
-        return HTTPException(response=denial)
+        if response.status != RequestLimitExceeded.code:
+            return HTTPException(response=denial)
+        if quart.has_request_context():
+
+            @quart.after_this_request
+            def add_headers(sent: Any) -> Any:  # noqa: ANN401 - any response
+                add_missing_headers(sent, response)
+                return sent
+
+        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
+
+    def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
+        """Raise the exception, which the error handlers of the application see."""
+        raise self.make_error(response, decision, native)
 
     def report(self, native: object, decided: list[DecidedCharge]) -> None:
         """Set `quart.g.limited` if a limit with `block=False` is exceeded."""
@@ -101,7 +113,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: quart.Request | quart.Websocket) -> LimitedBlock:
-        """Limit a block: `async with limit.check(request):`; a denial raises Werkzeug's HTTPException."""
+        """Limit a block: `async with limit.check(request):`; a denial raises RequestLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
 

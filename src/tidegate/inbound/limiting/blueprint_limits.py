@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidegate.inbound.limiting.limited_call import check_flow
+from tidegate.inbound.limiting.limited_call import answer_denied, check_flow
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import deny
 from tidegate.inbound.limiting.view_gate import BLUEPRINT_LIMITS, blueprint_limits, current_view, view_stack
 
 if TYPE_CHECKING:
@@ -50,9 +49,9 @@ def check_blueprints_flow(
             uses[0].limit.share_store(use.limit)
         uses += stack.uses
     check = yield from check_flow(uses, request, mapping, framework, tasks=tasks)
-    state, result, common = check
+    state, result = check.request_state, check.result
     if not result.allowed:
-        return None, framework.make_response(deny(result, common, request, state))
+        return None, answer_denied(check, request, framework)
     framework.report(request, [each for each in result.decided if not each.charge.blocks])
     state.covered = {covered, *(() if stack is None else (stack, *stack.covers))}
     if not state.standalone:

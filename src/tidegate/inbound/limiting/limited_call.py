@@ -58,6 +58,9 @@ class Framework(Protocol):
     def make_error(self, response: Response, decision: Decision, native: Any) -> Exception:  # noqa: ANN401 - as above
         """Return the framework's exception for a denied request."""
 
+    def deny_call(self, response: Response, decision: Decision, native: Any) -> Any:  # noqa: ANN401 - as above
+        """Return the response to a call that its own limits deny, or raise an exception that handlers can see."""
+
     def error_response(self, error: Exception) -> Any:  # noqa: ANN401 - as above
         """Return the response that an exception of the function becomes; None if the application has failed."""
 
@@ -118,7 +121,9 @@ class LimitedBlock:
 
     def _finish(self, check: RequestCheck) -> None:
         state, result, request = self._check = check
-        if not result.allowed:
+        if result.allowed:
+            self._framework.report(self._native, [each for each in result.decided if not each.charge.blocks])
+        else:
             decision = result.decision
             assert decision is not None  # noqa: S101 - a denial has a decision
             raise self._framework.make_error(deny(result, request, self._native, state), decision, self._native)
@@ -179,7 +184,7 @@ def limited_flow(
         check = yield from check_flow(stack.uses, native, mapping, framework, tasks=tasks)
         state = check.request_state
         if not check.result.allowed:
-            return framework.make_response(deny(check.result, check.request, native, state))
+            return answer_denied(check, native, framework)
         framework.report(native, [each for each in check.result.decided if not each.charge.blocks])
         stack.cover(state)
         state.sees_response = True
@@ -216,6 +221,15 @@ def settle_standalone_flow(request_state: RequestState, status: int) -> CallFlow
     if response_charge is not None:
         response_charge.status = status
         request_state.replace_decisions((yield from response_charge.settle_at_start_flow()))
+
+
+def answer_denied(check: RequestCheck, native: Any, framework: Framework) -> Any:  # noqa: ANN401 - any request
+    """Return the response to a denied request; if limits of the route denied it, the framework may raise instead."""
+    state, result, request = check
+    response, decision = deny(result, request, native, state), result.decision
+    if decision is None or all(each.charge.route_limit is None for each in result.denials):
+        return framework.make_response(response)
+    return framework.deny_call(response, decision, native)
 
 
 def require_response(request_state: RequestState | None, option: str) -> None:

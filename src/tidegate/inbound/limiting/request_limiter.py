@@ -183,10 +183,11 @@ class RequestLimiter:
     def _check_counts(self, rules: Rules) -> None:
         """Raise ConfigError if the rules lack a category that the options name, or need an option."""
         self.plan_limiters.check(rules)
-        unknown = sorted(self._counts.keys() - {category.name for category in rules.categories})
+        extra = (rules.application_limits, rules.default_limits)
+        known = [category.name for category in (*rules.categories, *extra) if category is not None]
+        unknown = sorted(self._counts.keys() - set(known))
         if unknown:
-            names = ", ".join(category.name for category in rules.categories)
-            raise ConfigError(f"unknown category {unknown[0]!r}: expected one of {names}", field="count")
+            raise ConfigError(f"unknown category {unknown[0]!r}: expected one of {', '.join(known)}", field="count")
 
     def update_rules(self, rules: Rules) -> None:
         """Use these rules from now on; clients keep their usage."""

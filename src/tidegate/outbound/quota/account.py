@@ -429,5 +429,4 @@ class Account:
 
     def _give_back_flow(self, costs: tuple[int, ...], at: int) -> CallFlow[Any]:
         yield self._store_call("adjust", tuple(-cost for cost in costs), at)
-        for queues in tuple(self.store.wait_queues):
-            queues.wake(self.key)
+        self.store.wait_queues.wake(self.key)

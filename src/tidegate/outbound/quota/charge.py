@@ -77,6 +77,11 @@ class Charge:
         self.tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
     @property
+    def has_reservation(self) -> bool:
+        """Whether its reservation was created."""
+        return self._reservation is not None
+
+    @property
     def settled(self) -> bool:
         """Whether it was committed or cancelled."""
         return self._reservation is not None and self._reservation.settled
@@ -89,13 +94,18 @@ class Charge:
     @property
     def amounts(self) -> dict[str, int]:
         """What was charged, by unit."""
-        reservation = self.reservation
+        reservation = self._reservation
+        if reservation is None:
+            if isinstance(self.cost, dict):
+                return self.cost
+            reservation = self.reservation
         return {limit.unit: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
 
     @property
-    def units(self) -> frozenset[str]:
-        """The units that its limits count."""
-        return frozenset(limit.unit for limit in self.decision.policy_limits)
+    def units(self) -> tuple[str, ...]:
+        """The unit that each of its limits counts."""
+        policy, limits = self.limiter.policy, self.decision.policy_limits
+        return policy.units if policy.limits is limits else tuple(limit.unit for limit in limits)
 
     @property
     def apply(self) -> Callable[..., Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import Decision
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
+MAX_CEILING_KEYS: Final = 100  # teams or tags of a ceiling that are remembered
+
 
 class GateAccounts:
     """The providers and accounts of a gate, which sets the attributes."""
@@ -41,16 +44,18 @@ class GateAccounts:
     _warned: set[str]
     _jitter: Callable[[], float]
     _ceilings: dict[str, Limiter | AsyncLimiter]
+    _ceiling_keys: dict[str, dict[Key, None]]
     _make_limiter: Callable[..., Limiter | AsyncLimiter]
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
-        self._reload_if_due()
+        if self._reload is not None and self.clock.steady() >= self._next_reload:
+            self._reload_if_due()
         return self.providers.match(url)
 
     def _reload_if_due(self) -> None:
-        if self._reload is not None and self.clock.steady() >= self._next_reload:
-            self._next_reload = self.clock.steady() + self._reload
+        if self._reload is not None and (now := self.clock.steady()) >= self._next_reload:
+            self._next_reload = now + self._reload
             self.providers.reload()
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
@@ -60,15 +65,11 @@ class GateAccounts:
 
     def _open_model_account(self, provider: Provider, call: OutboundRequest, request: RequestTokens | None) -> Account:
         """Return the account of a request's model, which may have its own limits."""
+        if provider.has_one_account:
+            return self._accounts.open(provider, provider.domain)
         model = None if request is None else request.model
         pattern = provider.model_pattern(model)
-        return self.open_account(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
-
-    def _plan(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> tuple[Account, CallPlan]:
-        """Return the account of a request, and what is reserved for it."""
-        request = request_of(provider, call, options.model)
-        account = self._open_model_account(provider, call, request)
-        return account, self._plan_call(account, call, request, options)
+        return self._accounts.open(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
 
     def _plan_call(
         self, account: Account, call: OutboundRequest, request: RequestTokens | None, options: RequestOptions
@@ -83,8 +84,12 @@ class GateAccounts:
         """
         pool = provider.pool
         if pool is None:
-            account, plan = self._plan(provider, call, options)
-            return [Candidate(provider, account, plan, self._call_ceilings(account, plan, options))]
+            request = request_of(provider, call, options.model) if provider.reads_requests else None
+            account = self._open_model_account(provider, call, request)
+            strict = account.provider.strict if options.strict is None else options.strict
+            plan = plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
+            ceilings = self._call_ceilings(account, plan, options) if provider.ceilings else ()
+            return [Candidate(provider, account, plan, ceilings)]
         members = [member for member in pool.members if not member.drained]
         found = []
         plans: dict[tuple[object, ...], CallPlan] = {}
@@ -113,11 +118,26 @@ class GateAccounts:
         found = []
         for ceiling in provider.ceilings:
             money = plan.money if strict else min(plan.money, ceiling.limit.burst)
-            limiter = self._open_ceiling(ceiling)
-            found.append(CallCeiling(limiter, ceiling.key(options.team, options.tag), money))
+            limiter, key = self.open_ceiling(ceiling), ceiling.key(options.team, options.tag)
+            if ceiling.per:
+                self._note_key(ceiling, key)
+            found.append(CallCeiling(limiter, key, money))
         return tuple(found)
 
-    def _open_ceiling(self, ceiling: Ceiling) -> Limiter | AsyncLimiter:
+    def _note_key(self, ceiling: Ceiling, key: Key) -> None:
+        """Remember a key that is charged to a ceiling, for metrics; the one that is idle longest is dropped."""
+        keys = self._ceiling_keys.setdefault(ceiling.policy.name, {})
+        keys.pop(key, None)
+        keys[key] = None
+        if len(keys) > MAX_CEILING_KEYS:
+            with suppress(StopIteration, RuntimeError, KeyError):  # another thread does the same
+                del keys[next(iter(keys))]
+
+    def ceiling_keys(self, ceiling: Ceiling) -> tuple[Key, ...]:
+        """Return the keys that were charged to a ceiling last."""
+        return tuple(self._ceiling_keys.get(ceiling.policy.name, ()))
+
+    def open_ceiling(self, ceiling: Ceiling) -> Limiter | AsyncLimiter:
         """Return the limiter of a ceiling, with its current limit."""
         limiter = self._ceilings.get(ceiling.policy.name)
         if limiter is None:

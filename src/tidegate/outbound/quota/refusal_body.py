@@ -17,7 +17,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.headers import Advice, LimitAdvice
 from tidegate.outbound.providers.profile import Profile, RefusalRule, values_at
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.request_tokens import read_json
+from tidegate.outbound.quota.json_body import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
