@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.file_kinds import KINDS, recognise
 from tidegate.errors import ConfigError
@@ -14,13 +14,24 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
+EXAMPLES: Final = (
+    ("tidegate validate *.yaml", "check files of any kind"),
+    ("tidegate validate --schema > service.schema.json", "a JSON schema for your editor"),
+    ("tidegate validate --from-envoy config.yaml > service.yaml", "convert a file of Envoy's rate limit service"),
+)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the files, and what to do with them."""
+    parser.description = (
+        "Check configuration files of any kind, and describe what they configure; or print a schema, or convert files "
+        "of Envoy's rate limit service."
+    )
     kinds = ", ".join(f"{name} ({kind.title})" for name, kind in KINDS.items())
     parser.add_argument("files", nargs="*", metavar="FILE", help="a YAML file of any kind")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"kind of the files (default: detected): {kinds}")
-    parser.add_argument(
+    other = parser.add_argument_group("instead of checking")
+    other.add_argument(
         "--schema",
         nargs="?",
         const="service",
@@ -28,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="print the JSON schema of a kind of file, for editors (default: service)",
     )
-    parser.add_argument(
+    other.add_argument(
         "--from-envoy",
         action="store_true",
         help="convert files of Envoy's rate limit service to a file of this service",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from tidegate.outbound.providers.profile import (
     UsagePart,
 )
 from tidegate.policy.config_value import ConfigValue, load
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -62,11 +62,8 @@ def find_profile(setting: ConfigValue, added: Mapping[str, Path] = NO_PROFILES) 
             return read_profile(added[text])
         names = sorted({*shipped_names(), *added})
         if text not in names:
-            near = get_close_matches(text, names, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"expected {', '.join(names)} or a path such as ./mine.yaml"
-            )
-            raise setting.error(f"there is no profile {setting}: {hint}")
+            advice = did_you_mean(text, names) or f"expected {', '.join(names)} or a path such as ./mine.yaml"
+            raise setting.error(f"there is no profile {setting}: {advice}")
         return shipped_profile(text)
     path = Path(setting.file or "").parent / Path(text).expanduser()
     if not path.is_file():
