@@ -15,7 +15,7 @@ RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-main test-recipes test-others lint format docs release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-main test-recipes test-others lint format docs site release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ screenshots: venv servers ## write screenshots of the dashboard in ten situation
 docs: venv ## run every code block of the README and the docs
 	@$(PY) -m pytest tests/docs $(ARGS)
 
+site: ## build the documentation site into site/, strictly: every link and anchor must resolve
+	@tools/make-venv .venv-site $(MAIN) tools/site.lock
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/python -m mkdocs build --strict --clean $(ARGS)
+
 release: ## build sdist and wheel, try each extra on each Python, check licences, write an SBOM; publishes nothing
 	@tools/make-venv .venv-release $(MAIN) tools/release.lock
 	@.venv-release/bin/python tools/release.py $(ARGS)
@@ -118,10 +122,11 @@ lock: ## resolve the dependencies and rewrite requirements.lock, requirements-ru
 	@$(COMPILE) tests/recipes/requirements-openai2.in --extra httpx --extra build --upgrade --no-annotate \
 	    -o tests/recipes/requirements-openai2.lock
 	@$(COMPILE) tools/release.in --extra build --upgrade --no-annotate -o tools/release.lock
-	@grep -c == tools/release.lock requirements.lock requirements-run.lock tests/recipes/*.lock
+	@$(COMPILE) tools/site.in --extra all --extra build --constraint requirements.lock --no-annotate -o tools/site.lock
+	@grep -c == tools/release.lock tools/site.lock requirements.lock requirements-run.lock tests/recipes/*.lock
 
 clean: ## remove environments and caches
-	@rm -rf .venv .venv-* .venv*.lock .*_cache .hypothesis .coverage* build dist
+	@rm -rf .venv .venv-* .venv*.lock .*_cache .hypothesis .coverage* build dist site
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

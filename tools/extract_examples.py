@@ -3,7 +3,8 @@
 The blocks of a page share their names. From the first block on that uses `await`, they are the body of a coroutine
 function. Where a block imports a name that another block imported from elsewhere, as pages for several frameworks do, a
 function begins that contains the rest of the page and has its own meaning for the name. Lines keep the numbers that
-they have in the page: build/examples/docs_waiting.py:30 is docs/waiting.md:30.
+they have in the page: build/examples/docs_waiting.py:30 is docs/waiting.md:30. A block with a title, which readers save
+as a file, is a module of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ast
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +51,7 @@ def extract(page: Path) -> str:
     imported: dict[str, str] = {}
     indent = ""
     for block in blocks_of(page):
-        if block.label != "python" or block.recipe is not None:  # the SDKs of recipes are not installed
+        if block.label != "python" or block.recipe or block.title:  # the SDKs of recipes are not installed
             continue
         lines += [""] * (block.line - 1 - len(lines))
         new = imports_of(block.code)
@@ -62,16 +64,25 @@ def extract(page: Path) -> str:
     return "\n".join([*lines, ""]) if lines else ""
 
 
+def is_installed(code: str) -> bool:
+    """Return whether all packages that a block imports are installed; a tutorial may need the SDK of a vendor."""
+    return all(find_spec(statement.split()[1].partition(".")[0]) for statement in imports_of(code).values())
+
+
 def main(folder: str) -> None:
     """Write one module per page."""
     target = ROOT / folder
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
+        name = "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_")
         module = extract(page)
         if module:
-            name = "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_")
             (target / f"{name}.py").write_text(module, encoding="utf-8")
+        for block in blocks_of(page):
+            if block.label == "python" and block.title and is_installed(block.code):
+                lines = "\n" * (block.line - 1) + block.code + "\n"
+                (target / f"{name}_{block.line}.py").write_text(lines, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from prometheus_client import CollectorRegistry
@@ -36,26 +36,48 @@ COLUMNS, WIDTH, HEIGHT = 24, 12, 8
 DATA_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
+class MetricInfo(NamedTuple):
+    """A metric, as the code exports it."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...]
+
+
+def metric_families() -> dict[str, list[MetricInfo]]:
+    """Return all metrics, by what exports them. The code exports them here, after an allowed and a denied call."""
+    library, budgets = CollectorRegistry(), CollectorRegistry()
+    with Limiter("1/1h", observer=PrometheusObserver(library)) as limiter, TemporaryDirectory() as folder:
+        limiter.try_acquire("key")
+        limiter.try_acquire("key")
+        for metric in ("tidegate_store", "tidegate_outbound", "tidegate_swarm"):
+            StoreCollector(limiter.store, library, metric=metric)
+        with TaskBudget(Path(folder) / "budget.db", per_day=1) as budget:
+            budgets.register(BudgetCollector(budget))
+            found = {
+                "Service": [MetricInfo(name, *rest) for name, rest in METRICS.items()],
+                "Programs that use the library": list(_exported(library)),
+                "Task budgets": list(_exported(budgets)),
+            }
+    try:
+        from tidegate.egress.stats import COUNTERS, FIRST_BYTE, LABELS, WAITED  # noqa: PLC0415 - needs aiohttp
+    except ImportError:
+        return found
+    gateway = (*((name, kind, text) for name, kind, text, _ in COUNTERS), WAITED, FIRST_BYTE)
+    return found | {"Egress gateway": [MetricInfo(*each, LABELS) for each in gateway]}
+
+
+def _exported(registry: CollectorRegistry) -> Iterator[MetricInfo]:
+    for family in registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
+        yield MetricInfo(name, family.type, family.documentation, tuple(labels))
+
+
 def known_metrics() -> set[str]:
     """Return the names of all metrics, as the code exports them."""
-    registry = CollectorRegistry()
-    PrometheusObserver(registry)
-    names = set(METRICS)
-    with Limiter("1/1s") as limiter, TemporaryDirectory() as folder:
-        for metric in ("tidegate_store", "tidegate_outbound", "tidegate_swarm"):
-            StoreCollector(limiter.store, registry, metric=metric)
-        with TaskBudget(Path(folder) / "budget.db", per_day=1) as budget:
-            registry.register(BudgetCollector(budget))
-            for family in registry.collect():
-                names.add(family.name)
-                names |= {sample.name for sample in family.samples}
-                if family.type == "counter":
-                    names.add(f"{family.name}_total")
-    try:
-        from tidegate.egress.stats import COUNTERS, FIRST_BYTE, WAITED  # noqa: PLC0415 - needs aiohttp
-    except ImportError:
-        return names
-    return names | {name for name, *_ in (*COUNTERS, FIRST_BYTE, WAITED)}
+    return {family.name for families in metric_families().values() for family in families}
 
 
 def check_metrics(expression: str, known: set[str], place: str) -> str:

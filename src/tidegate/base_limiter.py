@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.clock import Clock, Signal
-    from tidegate.flow import Flow
     from tidegate.stores import Store
     from tidegate.stores.base import TryAcquire
     from tidegate.stores.lease import Lease
@@ -133,13 +132,18 @@ class BaseLimiter:
         """The number of calls that wait for a permit."""
         return len(self._queues)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a call may be waiting for a permit: faster than to count them."""
+        return self._queues.occupied
+
     def _current_time(self) -> int | None:
         return None if self._now is None else self._now()
 
     def _ask_now(self, ask: Ask) -> Decision:
         """Ask the store, in the calling thread."""
         verb, policy, key, costs, at = ask
-        decision = self._apply(verb, policy, key, costs, self._current_time(), at)
+        decision = self._apply(verb, policy, key, costs, None if self._now is None else self._now(), at)
         return self._observe(ask, decision) if self._observed else decision
 
     def _ask_key_now(self, verb: str, key: Key, cost: Cost = 1) -> Decision:
@@ -202,28 +206,21 @@ class BaseLimiter:
         limits = decision.policy_limits
         return policy if limits is policy.limits else Policy(policy.name, limits, policy.mode, policy.on_store_error)
 
-    def _adjust_flow(self, ask: Ask) -> Flow[Ask, Decision]:
-        """Correct a charge, and wake the first waiter of the key."""
-        decision: Decision = yield ask
-        for queues in tuple(self.store.wait_queues):
-            queues.wake(ask.key)
-        return decision
-
-    def _refund_flow(self, key: Key, cost: Cost) -> Flow[Ask, Decision]:
+    def _refund_ask(self, key: Key, cost: Cost) -> Ask:
         ask = self._make_ask("adjust", normal_key(key), cost)
-        return self._adjust_flow(ask._replace(costs=tuple(-c for c in ask.costs)))
+        return ask._replace(costs=tuple(-c for c in ask.costs))
 
-    def _release_flow(self, key: Key, cost: Cost, decision: Decision | None) -> Flow[Ask, Decision]:
+    def _release_ask(self, key: Key, cost: Cost, decision: Decision | None) -> Ask:
         ask = self._make_ask("adjust", normal_key(key), cost)
         slots = slots_of(ask.policy, ask.costs)
         if not any(limit.rules.holds_slots for limit in ask.policy.limits):
             message = f"policy {ask.policy.name!r} has no concurrency limit, so it has no slots to release"
             raise ConfigError(message)
         at = None if decision is None else decision.at
-        return self._adjust_flow(ask._replace(costs=tuple(-slot for slot in slots), at=at))
+        return ask._replace(costs=tuple(-slot for slot in slots), at=at)
 
-    def _reset_flow(self, key: Key) -> Flow[Ask, Decision]:
-        return self._adjust_flow(Ask("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits)))
+    def _reset_ask(self, key: Key) -> Ask:
+        return Ask("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits))
 
     def _usage_ask(self, key: Key) -> Ask:
         return self._make_ask("peek", normal_key(key), {})

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Self
 
 from tidegate.base_limiter import BaseLimiter, Usage, check_priority, seconds, usage_of
 from tidegate.clock import TaskSignal, ThreadSignal
-from tidegate.flow import run, run_async
 from tidegate.limited import AsyncLimited, Limited
 from tidegate.policy.key import Key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
@@ -104,20 +103,21 @@ class Limiter(BaseLimiter):
         return Reservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     def settle(self, ask: Ask) -> None:
-        """Correct the charge of a reservation, which calls this; use its `commit` and `cancel`."""
-        run(self._adjust_flow(ask), self._ask_now)
+        """Correct a charge, and wake the first waiter of its key; reservations call this."""
+        self._ask_now(ask)
+        self.store.wait_queues.wake(ask.key)
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""
-        run(self._refund_flow(key, cost), self._ask_now)
+        self.settle(self._refund_ask(key, cost))
 
     def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
         """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
-        run(self._release_flow(key, cost, decision), self._ask_now)
+        self.settle(self._release_ask(key, cost, decision))
 
     def reset(self, key: Key) -> None:
         """Clear the state of a key."""
-        run(self._reset_flow(key), self._ask_now)
+        self.settle(self._reset_ask(key))
 
     def usage(self, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
@@ -235,20 +235,21 @@ class AsyncLimiter(BaseLimiter):
         return AsyncReservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
     async def settle(self, ask: Ask) -> None:
-        """Correct the charge of a reservation, which calls this; use its `commit` and `cancel`."""
-        await run_async(self._adjust_flow(ask), self._perform)
+        """Correct a charge, and wake the first waiter of its key; reservations call this."""
+        await self._ask(ask)
+        self.store.wait_queues.wake(ask.key)
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""
-        await run_async(self._refund_flow(key, cost), self._perform)
+        await self.settle(self._refund_ask(key, cost))
 
     async def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
         """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
-        await run_async(self._release_flow(key, cost, decision), self._perform)
+        await self.settle(self._release_ask(key, cost, decision))
 
     async def reset(self, key: Key) -> None:
         """Clear the state of a key."""
-        await run_async(self._reset_flow(key), self._perform)
+        await self.settle(self._reset_ask(key))
 
     async def usage(self, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from tidegate.core.bounds import SECOND
@@ -67,28 +67,35 @@ class _Reservation(Generic[S]):
         if actual is None:
             return self._settle_asks(self.costs)
         policy = self.policy
-        given = actual if isinstance(actual, Mapping) else policy.counted
-        triples = zip(policy.units, policy.costs(actual), self.costs, strict=True)
-        return self._settle_asks(tuple([new if unit in given else old for unit, new, old in triples]))
+        return self._settle_asks(policy.costs(actual), actual if isinstance(actual, Mapping) else policy.counted)
 
-    def _settle_asks(self, actual: tuple[int, ...]) -> list[Ask]:
-        """Build one correction per instant of the charge: usually one, more if limits were charged again later."""
-        expired = self.expired
+    def _settle_asks(self, actual: tuple[int, ...], given: Container[str] | None = None) -> list[Ask]:
+        """Build one correction per instant of the charge: usually one, more if limits were charged again later.
+
+        `given` are the units whose actual cost is known, by default all.
+        """
+        expired = self._clock.steady() >= self._ends
         try:
             self._open.pop()
         except IndexError:
             raise RateLimitError(f"the reservation for {self.key!r} is already settled") from None
-        deltas, unplanned = [], []
-        for limit, new, old, at in zip(self.policy.limits, actual, self.costs, self.ats, strict=True):
-            change = max(0, new - old) if expired else new - old
+        policy, key = self.policy, self.key
+        deltas, unplanned, late = [], [], False
+        for limit, new, old, at in zip(policy.limits, actual, self.costs, self.ats, strict=True):
+            change = new - old if given is None or limit.unit in given else 0
             if limit.rules.holds_slots:  # the work is over: its slots are free again
                 change = -old
+            elif expired and change < 0:
+                change = 0
             # A limit that was not charged has nothing to correct: its usage is charged now.
             fresh = not old and at is not None
             deltas.append(0 if fresh else change)
             unplanned.append(change if fresh else 0)
-        asks = [Ask("adjust", self.policy, self.key, part, at) for at, part in self.split_by_instant(deltas)]
-        return [*asks, Ask("adjust", self.policy, self.key, tuple(unplanned))] if any(unplanned) else asks
+            late = late or (fresh and change != 0)
+        asks = [Ask("adjust", policy, key, part, at) for at, part in self.split_by_instant(deltas)]
+        if late:
+            asks.append(Ask("adjust", policy, key, tuple(unplanned)))
+        return asks
 
     def split_by_instant(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
         """Split amounts by the instant at which their limits were charged; limits never charged are left out."""

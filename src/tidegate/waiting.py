@@ -138,6 +138,11 @@ class WaitQueues:
         """Return whether a call waits for the key."""
         return key in self._queues and self.first(key) is not None
 
+    @property
+    def occupied(self) -> bool:
+        """Whether there are waiters; some of them may have ended without leaving."""
+        return bool(self._queues)
+
     @locked
     def __len__(self) -> int:
         """Return the number of waiting calls."""

@@ -14,6 +14,11 @@ from tidegate.cli import main
         ("cronsim", ["start", "--data", "data"], "fetching sources needs cronsim: pip install 'tidegate[sources]'"),
         ("grpc", ["start", "--grpc", "127.0.0.1:1"], "the setting 'grpc' needs grpc: pip install 'tidegate[service]'"),
         ("aiohttp", ["egress", "x.yaml"], "tidegate egress needs aiohttp: pip install 'tidegate[egress]'"),
+        (
+            "aiohttp",
+            ["start", "--egress", "127.0.0.1:1"],
+            "the setting 'egress' needs aiohttp: pip install 'tidegate[egress]'",
+        ),
     ],
 )
 def test_a_missing_extra_is_named(module, arguments, message, monkeypatch, tmp_path, capsys):

@@ -40,7 +40,8 @@ def test_the_fast_path_answers_like_the_slow_path(data):
         cost = data.draw(st.one_of(st.just(1), st.integers(0, 5), st.integers(0, most + 1), st.just(MAX_INTEGER)))
         costs = tuple(-1 if verb == "adjust" else cost for _ in rules)
         fast = {"acquire": limiter.try_acquire, "peek": limiter.peek}.get(verb)
-        first = short.apply_one(verb, policy, key, costs) if fast is None else fast(key, cost)
+        asked = data.draw(st.sampled_from([cost, {"requests": cost}]))
+        first = short.apply_one(verb, policy, key, costs) if fast is None else fast(key, asked)
         second = long.apply_one(verb, policy, key, costs)
         third = longest.apply(verb, [(policy, key, costs)])[0]
         assert answer_of(first) == answer_of(second) == answer_of(third)

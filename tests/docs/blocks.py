@@ -3,7 +3,8 @@
 The blocks of a page run in order and share their names, as a reader would type them into one session. `await`
 is allowed outside functions, all blocks of a page on one event loop. Nothing can be left out: what must not
 run is not labelled `python`. Blocks of a recipe (```python recipe=openai) need the SDK of a vendor: tests/recipes runs
-them, in an environment of their own.
+them, in an environment of their own. Blocks with a title (```python title="app.py") are files of a tutorial:
+tests/docs/tutorial.py writes them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+|~~~+)[ \t]*(?P<label>[^\s`]*)(?:[ \t]+recipe=(?P<recipe>[^\s`]+))?")
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<ticks>```+|~~~+)[ \t]*(?P<label>[^\s`]*)"
+    r'(?:[ \t]+recipe=(?P<recipe>[^\s`]+))?(?:[ \t]+title="(?P<title>[^"]+)")?'
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Block:
     line: int  # of the first line of code, counted from 1
     code: str
     recipe: str | None = None  # the name of the recipe that the block belongs to
+    title: str | None = None  # the name of the file that the reader saves the block as
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -45,13 +50,13 @@ def blocks_of(page: Path) -> list[Block]:
             body.append(inner.removeprefix(opening["indent"]))
         else:
             raise AssertionError(f"{page}:{number}: this code block is never closed")
-        found.append(Block(opening["label"], number + 1, "\n".join(body), opening["recipe"]))
+        found.append(Block(opening["label"], number + 1, "\n".join(body), opening["recipe"], opening["title"]))
     return found
 
 
 def run_page(page: Path) -> int:
-    """Run the page's Python blocks, except recipes, and count them."""
-    blocks = [block for block in blocks_of(page) if block.label == "python" and block.recipe is None]
+    """Run the page's Python blocks, except recipes and files, and count them."""
+    blocks = [block for block in blocks_of(page) if block.label == "python" and not (block.recipe or block.title)]
     with asyncio.Runner() as runner:
         for result in run_blocks(page, blocks, {"__name__": "__main__"}):
             if inspect.iscoroutine(result):

@@ -15,13 +15,18 @@ CODE = re.compile(r"(?P<fence>```+|~~~+).*?(?P=fence)|`[^`\n]*`", re.DOTALL)
 FENCE = re.compile(r"^ *(?P<ticks>```+|~~~+).*?^ *(?P=ticks) *$", re.DOTALL | re.MULTILINE)
 
 
+def anchor_of(heading: str) -> str:
+    """The anchor of a heading, as GitHub writes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub writes them."""
     found: dict[str, int] = {}
     anchors = set()
     for line in FENCE.sub("", page.read_text(encoding="utf-8")).splitlines():
         if heading := HEADING.fullmatch(line):
-            anchor = re.sub(r"[^\w\- ]", "", heading[1].lower()).strip().replace(" ", "-")
+            anchor = anchor_of(heading[1])
             count = found[anchor] = found.get(anchor, -1) + 1
             anchors.add(f"{anchor}-{count}" if count else anchor)
     return anchors

@@ -251,3 +251,12 @@ def test_clients_whose_windows_have_ended_make_room_for_live_ones(make_app):
         api.request(peer=f"192.0.2.{number}")
     stats = json.loads(api.request("/api/admin/rate-limit-stats", peer="127.0.0.1").body)
     assert stats["total_entries"] == 61
+
+
+def test_denials_are_counted_by_limit(make_app):
+    api = make_app({"categories": {"read": {"limits": ["2/1m"], "endpoints": ["/items/*"]}}})
+    for _ in range(5):
+        api.request("/items/1")
+    found = stats(api)
+    assert found["decisions"]["read"] == {"allowed": 2, "denied": 3}
+    assert found["denied_by_limit"] == {"read": 3}

@@ -30,6 +30,7 @@ def starlette_site(**options):
     mounted = Mount("/mounted", routes=[Route("/a", page)])
     free = starlette.exempt(lambda _request: PlainTextResponse("free"))
     routes = [Route("/a", page), Route("/b/{name}", page), Route("/own", limited), Route("/added", added), mounted]
+    routes.append(Route("/posted", starlette.limit("3/1m", methods="POST")(page)))
     return asgi.RateLimitMiddleware(Starlette(routes=[*routes, Route("/free", free)]), **options)
 
 
@@ -42,6 +43,7 @@ def fastapi_site(**options):
     app.get("/a")(page)
     app.get("/b/{name}")(page)
     app.get("/own")(fastapi.limit("3/1m", name="own")(page))
+    app.get("/posted")(fastapi.limit("3/1m", methods=["POST"])(page))
     app.get("/added", dependencies=[Depends(fastapi.limit("3/1m", name="added", override_defaults=False))])(page)
     app.get("/free")(fastapi.exempt(lambda: "free"))
     router.get("/a")(page)
@@ -57,6 +59,7 @@ def flask_site(**options):
 
     app.add_url_rule("/a", "a", page)
     app.add_url_rule("/b/<name>", "b", view_b)
+    app.add_url_rule("/posted", "posted", flask.limit("3/1m", methods=["POST"])(lambda: "posted"))
     app.add_url_rule("/own", "own", flask.limit("3/1m", name="own")(lambda: "own"))
     app.add_url_rule("/added", "added", flask.limit("3/1m", name="added", override_defaults=False)(lambda: "added"))
     app.add_url_rule("/free", "free", flask.exempt(lambda: "free"))
@@ -108,6 +111,18 @@ def test_the_limits_of_a_route_replace_the_defaults(make):
     client = make(default_limits="2/1m")
     assert statuses(client, "/own", 4) == [200, 200, 200, 429]
     assert statuses(client, "/added", 4) == [200, 200, 429, 429]
+
+
+def test_default_limits_apply_to_methods_that_the_limits_of_a_route_do_not_limit(make):
+    client = make(default_limits="2/1m")
+    assert statuses(client, "/posted", 3) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("name", ["default_limits", "application_limits"])
+def test_the_response_decides_whether_they_count(make, name):
+    client = make(**{name: "1/1m"}, count={name: lambda request, status: status == 404})
+    assert statuses(client, "/a", 3) == [200, 200, 200]
+    assert statuses(client, "/missing", 2) == [404, 429]
 
 
 def test_requests_without_a_route_share_one_count(make):

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.requests import HTTPConnection
 from flask import Blueprint, Flask
 from flask.views import MethodView
+from quart import Blueprint as QuartBlueprint
 from quart import Quart
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
@@ -233,6 +234,23 @@ def quart_app(outer, inner):
     return app
 
 
+def quart_blueprint(outer, inner):
+    app = Quart(__name__)
+    blueprint = QuartBlueprint("part", __name__)
+
+    @blueprint.get("/limited")
+    @inner
+    async def limited():
+        return "page"
+
+    @app.get("/plain")
+    async def plain():
+        return "plain"
+
+    app.register_blueprint(outer(blueprint))
+    return app
+
+
 def quart_threaded(outer, inner):
     app = Quart(__name__)
 
@@ -256,7 +274,7 @@ class FlaskClient:
         self.client = app.test_client()
 
     def get(self, path, peer=PEER, **options):
-        return self.client.get(path, environ_base={"REMOTE_ADDR": peer}, **options)
+        return self.client.get(path, environ_base={"REMOTE_ADDR": peer}, buffered=True, **options)  # closes the body
 
 
 APPS = {
@@ -268,6 +286,7 @@ APPS = {
     "fastapi-sync": (fastapi_sync_decorators, fastapi.limit),
     "fastapi-depends": (fastapi_dependencies, fastapi.limit),
     "quart": (quart_app, quart.limit),
+    "quart-blueprint": (quart_blueprint, quart.limit),
     "quart-thread": (quart_threaded, quart.limit),
     "flask": (flask_app, flask.limit),
     "flask-blueprint": (flask_blueprint, flask.limit),

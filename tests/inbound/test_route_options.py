@@ -84,6 +84,84 @@ def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_a
     assert len([record for record in caplog.records if "60/1m applies" in record.message]) == 1
 
 
+# ---- options are checked when the limit is created -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": lambda: "all"}, "key: must be a function of request, as in `lambda request: …`"),
+        ({"limits": lambda: "5/1m"}, "limits: must be a function of request"),
+        ({"cost": lambda: 2}, "cost: must be a function of request"),
+        ({"exempt_when": lambda a, b: True}, "exempt_when: must be a function of request"),
+        ({"denied": lambda request: "no"}, "denied: must be a function of request and decision"),
+        ({"denied": "no"}, "denied: must be a function, not 'no'"),
+        ({"on_denied": lambda request: None}, "on_denied: must be a function of request and decision"),
+        ({"count": lambda request: True}, "count: must be a function of request and status"),
+        ({"count": ["401", "oops"]}, "count: must be statuses such as"),
+        ({"count": [True]}, "count: must be statuses such as"),
+        ({"scope": lambda request: "x"}, "scope: must be a string such as 'uploads'"),
+        ({"name": ""}, "name: must be a string"),
+        ({"methods": []}, "methods: must be methods such as"),
+        ({"methods": [1]}, "methods: must be methods such as"),
+        ({"cost": -1}, "cost: must be an integer"),
+        ({"limits": "5/second; 10/minute"}, "write several limits as a list"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options, message):
+    with pytest.raises(ConfigError) as error:
+        starlette.limit(**{"limits": "5/1m", **options})
+    assert message in str(error.value)
+
+
+def test_functions_of_the_middleware_are_checked_at_once():
+    with pytest.raises(ConfigError, match="exempt_when: must be a function of request"):
+        asgi.RateLimitMiddleware(lambda: None, exempt_when=lambda: True)  # type: ignore[arg-type,misc]  # what is tested
+    with pytest.raises(ConfigError, match="denied: must be a function of request and decision"):
+        asgi.RateLimitMiddleware(lambda: None, denied=lambda request: None)  # type: ignore[arg-type,misc]  # as above
+
+
+@pytest.mark.parametrize("count", [401, "401", "4xx", [401], ["4xx", 500]])
+def test_statuses_that_count_may_be_classes(count, clock):
+    limited = starlette.limit("1/1m", count=count, clock=clock)
+    assert [limited.final_cost(None, status, 1) for status in (200, 401)] == [0, None]
+
+
+@pytest.mark.parametrize("methods", ["get", ["GET"], ("get", "post")])
+def test_a_method_may_be_a_string_and_head_counts_as_get(kind, clock, config, methods):
+    client, _ = site(kind, clock, ("2/1m", {"methods": methods}), ("50/1h", {}), config)
+    assert statuses(client, "/limited", 3) == [200, 200, 429]
+    limit = starlette.limit("2/1m", methods=methods)
+    assert [limit.applies_to(each) for each in ("GET", "HEAD", "PUT")] == [True, True, False]
+
+
+def test_limits_of_different_methods_have_different_names():
+    both = (starlette.limit("1/1m", methods="GET"), starlette.limit("1/1m", methods=["POST"]))
+    assert [each.name for each in both] == ["by_address/1m GET+HEAD", "by_address/1m POST"]
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_per_method_counts_each_method_separately(clock, behind):
+    app = Flask(__name__)
+    limited = flask.limit("1/1m", per_method=True, **({} if behind else {"clock": clock}))
+    app.route("/", methods=["GET", "POST", "PUT"])(limited(lambda: "page"))
+    if behind:
+        app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, rules(100), clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
+    client = app.test_client()
+    methods = ("GET", "POST", "GET", "POST", "HEAD", "PUT")
+    replies = [client.open("/", method=each, environ_base={"REMOTE_ADDR": "203.0.113.9"}) for each in methods]
+    assert [reply.status_code for reply in replies] == [200, 200, 429, 429, 429, 200]
+
+
+def test_a_failing_on_denied_is_logged_and_the_client_gets_its_denial(kind, clock, config, caplog):
+    def fail(request, decision):
+        raise RuntimeError("broken")
+
+    client, _ = site(kind, clock, ("1/1m", {"on_denied": fail}), ("50/1h", {}), config)
+    assert statuses(client, "/limited", 2) == [200, 429]
+    assert [record.levelname for record in caplog.records if "on_denied failed" in record.message] == ["ERROR"]
+
+
 # ---- the framework's own request -------------------------------------------------------------------------------------
 
 

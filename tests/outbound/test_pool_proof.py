@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tests.outbound.virtual_pool import PoolSimulation
+from tests.outbound.virtual_pool import HiddenPoolSimulation, PoolSimulation
 
 USABLE_MONEY = 0.97
 USABLE_QUOTAS = 0.95
@@ -60,3 +60,44 @@ def test_the_quotas_of_all_keys_are_used():
     used = sum(window.total for window in world.tokens_of.values()) / world.tokens.quota
     assert used >= USABLE_QUOTAS
     assert max((left for _, left in world.refusals), default=0) <= LEFT
+
+
+def test_hidden_quotas_are_learned_and_used_without_a_refusal():
+    """Each key is configured with the sum of all quotas; the provider reports the quota of the key."""
+    world = HiddenPoolSimulation(CHEAP, processes=4)
+    world.run(100)
+    for window in world.tokens_of.values():
+        window.total = 0
+    world.refusals.clear()
+    world.run(world.now() + 60)
+    check_nothing_is_exceeded(world)
+    assert not world.refused
+    used = sum(window.total for window in world.tokens_of.values()) / world.tokens.quota
+    assert used >= USABLE_QUOTAS
+    assert max((left for _, left in world.refusals), default=0) <= LEFT
+
+
+def test_the_money_is_used_with_hidden_quotas_while_processes_are_killed():
+    world = HiddenPoolSimulation(DEAR, processes=8, seed=3)
+    world.run(130)
+    world.next_day()
+    for number in range(5):
+        world.at(10 * number + 10 * world.random.random(), partial(world.kill, world.random.randrange(8)))
+    world.run(world.now() + 100)
+    check_nothing_is_exceeded(world)
+    assert not world.refused
+    assert world.spent / world.ceiling >= USABLE_MONEY
+    assert max(world.money_left) <= LEFT
+
+
+def test_quotas_that_only_refusals_tell_are_found_within_minutes():
+    """Refusals with nothing but Retry-After: the capacity of each key is found by trying."""
+    world = HiddenPoolSimulation(CHEAP, processes=4, reports=False)
+    world.run(360)
+    for window in world.tokens_of.values():
+        window.total = 0
+    refused, failed, answers = len(world.refused), world.failed, world.answers
+    world.run(world.now() + 60)
+    assert sum(window.total for window in world.tokens_of.values()) / world.tokens.quota >= USABLE_QUOTAS
+    assert len(world.refused) - refused <= 0.01 * (world.answers - answers)
+    assert world.failed == failed

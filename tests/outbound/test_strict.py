@@ -187,8 +187,8 @@ def test_twice_the_largest_of_a_few_sizes_is_assumed():
 def test_the_number_of_learned_models_is_bounded():
     learned = LearnedSizes()
     for number in range(3000):
-        learned.record_output(("a.test", str(number), ""), 5)
-    assert learned.output(("a.test", "0", ""), 95) is None
+        learned.record(("a.test", str(number), ""), 5)
+    assert learned.expect(("a.test", "0", ""), 95, 0, None) == (None, None)
     assert len(learned) <= 1024
 
 

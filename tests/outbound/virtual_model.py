@@ -120,30 +120,38 @@ class Simulation:
         if self.profile.name == "bedrock":
             body = {"inferenceConfig": {"maxTokens": MAX_TOKENS}}
         raw = json.dumps(body).encode()
-        request = OutboundRequest("POST", URL, {}.get, lambda: raw, False, lambda _error: False, True)
-        gate, sent = self.gates[process], []
+        request = OutboundRequest("POST", URL, {}.get, lambda: raw, True, lambda _error: False, True)
+        gate, sent = self.gates[process], []  # what was sent, by each attempt
 
         def send(provider, changed=None):
             sent.append({**json.loads(changed or raw), "member": provider.member})
 
         flow = gate.send_flow(request, send)
+        self.proceed(process, generation, flow, None, sent, again)
+
+    def proceed(self, process, generation, flow, value, sent, again):
+        """Step through a call until it sends its next request; returns what it ended with, if it has ended."""
+        already = len(sent)
         try:
-            step = flow.send(None)
+            step = flow.send(value)
             while True:
                 try:
                     value = step()
                 except Denied as denied:
                     flow.throw(denied)
-                if sent:
+                if len(sent) > already:
                     break
                 step = flow.send(value)
         except Denied as denied:
             self.note_refusal(denied)
             wait = denied.decision.retry_after or 0.0
             self.at(min(max(wait, 1.0), 3.0) * (0.5 + self.random.random()), again)
-            return
+            return None
+        except StopIteration as done:
+            return done.value
         delay = 0.01 + 0.05 * self.random.random()
-        self.at(delay, partial(self.arrive, process, generation, flow, sent[0], again))
+        self.at(delay, partial(self.arrive, process, generation, flow, sent, again))
+        return None
 
     def note_refusal(self, _denied):
         self.refusals.append((self.now(), self.left()))
@@ -158,8 +166,8 @@ class Simulation:
 
     # ---- the provider ------------------------------------------------------------------------------------------------
 
-    def arrive(self, process, generation, flow, body, again):
-        now = self.clock.now()
+    def arrive(self, process, generation, flow, sent, again):
+        now, body = self.clock.now(), sent[-1]
         bound = body.get("max_tokens") or body["inferenceConfig"]["maxTokens"]
         wanted = round(MEAN_ANSWER * self.factor * (0.5 + self.random.random()))
         length = min(bound, wanted)
@@ -172,11 +180,11 @@ class Simulation:
         self.at(0.01, partial(self.respond, process, generation, flow, answer))
         self.at(0.02, partial(answer.produce, again))
 
-    def respond(self, process, generation, flow, answer):
+    def respond(self, process, generation, flow, answer, headers=()):
         if not self.alive(process, generation):
             return
         try:
-            step = flow.send(ProviderResponse(200, (), lambda: None, 200))
+            step = flow.send(ProviderResponse(200, headers, lambda: None, 200))
             while True:
                 step = flow.send(step())
         except StopIteration as done:

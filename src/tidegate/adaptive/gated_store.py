@@ -15,12 +15,11 @@ from tidegate.stores.base import Store
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock, Signal
-    from tidegate.policy import Key, Policy
-    from tidegate.stores.base import Ask, WaitQueue
+    from tidegate.policy import Cost, Key, Policy
+    from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueueRefs
 
 PERMIT_VERBS = frozenset(("acquire", "hold", "peek"))
 
@@ -38,7 +37,7 @@ class GatedStore(Store):
     def __init__(self, inner: Store, *, owns: bool = False) -> None:
         """Wrap `inner`; close it with this store if it `owns` it."""
         super().__init__(inner.clock)
-        self.wait_queues: weakref.WeakSet[WaitQueue] = inner.wait_queues
+        self.wait_queues: WaitQueueRefs = inner.wait_queues
         self.inner = inner
         self.instant: bool = inner.instant  # type: ignore[misc]  # same as the wrapped store
         self._opened = OpenedStore(inner, owns)
@@ -80,7 +79,27 @@ class GatedStore(Store):
             if wait:
                 return self._denied(asks, wait, now)[0]
         decision = self.inner.apply_one(verb, policy, key, costs, now, at)
-        return decision if decision.within_limits else self._with_retry_time(decision, policy, key, costs)
+        return decision if decision[0] else self._with_retry_time(decision, policy, key, costs)
+
+    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
+        """Build the fast path of the wrapped store; `slow_path` decides while a policy is frozen.
+
+        It also decides on a cost that may fit after recovery.
+        """
+        fast_path = self.inner.fast_path(policy, slow_path, disablers)
+        if fast_path is None:
+            return None
+        frozen = self._frozen
+
+        def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
+            if frozen:
+                return slow_path(key, cost)
+            decision = fast_path(key, cost)
+            if not isinstance(decision, Decision) or decision[0] or decision.retry != NEVER:
+                return decision
+            return slow_path(key, cost)
+
+        return try_acquire
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None

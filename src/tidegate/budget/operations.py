@@ -248,8 +248,7 @@ class BudgetOperations:
                 charge = share.unreserved
             if count:
                 yield from self._submit_flow("record", unlimited, KEY, charge, completion)
-        for queue in tuple(self.store.wait_queues):
-            queue.wake(KEY)
+        self.store.wait_queues.wake(KEY)
 
     def _return_flow(self, batch: OpenBatch) -> BudgetFlow[None]:
         return self.settle_flow(batch, 0, None, (), None, last=True)

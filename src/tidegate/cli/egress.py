@@ -43,5 +43,5 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.write_line(f"egress gateway on {url}: {callers}, providers {', '.join(providers)}", "bold")
         output.write_json({"ready": True, "egress": url, "providers": providers})
 
-    gateway.run(settings, ready)
+    gateway.run(settings, ready, address)
     return 0

@@ -27,5 +27,7 @@ def check_service(settings: Settings) -> None:
         check_installed("fetching sources", "sources", "cronsim", "httpx")
     if settings.grpc is not None:
         check_installed("the setting 'grpc'", "service", "grpc")
+    if settings.egress is not None:
+        check_installed("the setting 'egress'", "egress", "aiohttp")
     if settings.telemetry:
         check_installed("the setting 'telemetry'", "otel", "opentelemetry")

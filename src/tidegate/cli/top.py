@@ -285,7 +285,10 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
         for row in rows
     ]
     title = output.style(f"egress gateway on {panel['listen']}", "bold")
-    return [title, "", *draw_table(TextTable(EGRESS_COLUMNS, list(cells), empty="no calls yet"), output)]
+    lines = [title, "", *draw_table(TextTable(EGRESS_COLUMNS, list(cells), empty="no calls yet"), output)]
+    if error := panel["rules"]["error"]:
+        lines += ["", output.style(output.clean(f"The egress file is refused: {error}", MAX_FINDING_LENGTH), "yellow")]
+    return lines
 
 
 def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:

@@ -284,8 +284,9 @@ def adjust(
     limits: Limits, states: States, costs: Sequence[int], now: int, at: int | None = None
 ) -> tuple[bool, States, Sequence[int]]:
     """Correct an earlier charge by a signed difference per limit: the charge at `at`, or the latest."""
-    triples = zip(limits, states, costs, strict=True)
-    changed = [limit.rules.adjust(state, limit, cost, now, at) if cost else state for limit, state, cost in triples]
+    changed = []
+    for limit, state, cost in zip(limits, states, costs, strict=True):
+        changed.append(limit.rules.adjust(state, limit, cost, now, at) if cost else state)
     return True, changed, zero_costs(limits)
 
 

@@ -3,11 +3,14 @@
 A thin layer over `tidegate.outbound`: its AsyncGate decides, waits, learns and settles. The gateway counts nothing.
 
 settings     the egress file
+reload       reads the file again when it changes
 callers      who may call: tokens, rights, own limits
 routes       which provider and URL a request is for: /to/HOST/…, /NAME/…, http://… and CONNECT
 addresses    which addresses may be connected to, checked after DNS resolution and at connect
 messages     header fields that are passed on, added and removed; answers of the gateway itself
 calls        one call: waits for its permit, sends it, retries what is safe
+upstream     the connections to providers
+deadlines    a deadline for each call, with one timer
 relay        passes bodies on, chunk by chunk, and settles what they used
 tunnels      CONNECT and upgraded connections
 gateway      handles a request

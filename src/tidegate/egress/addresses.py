@@ -65,8 +65,12 @@ class AddressCheck(AbstractResolver):
 
     def __init__(self, allowed: Iterable[str], lookup: Lookup = look_up) -> None:
         """Allow these hosts to have addresses that are not public."""
-        self._allowed = frozenset(allowed)
         self._lookup = lookup
+        self.use(allowed)
+
+    def use(self, allowed: Iterable[str]) -> None:
+        """Allow these hosts only from now on."""
+        self._allowed = frozenset(allowed)
         # Private addresses of allowed hosts, in the order of their last use.
         self._permitted: OrderedDict[str, None] = OrderedDict((host, None) for host in sorted(self._allowed))
 

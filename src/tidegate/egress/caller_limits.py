@@ -28,7 +28,20 @@ class CallerLimits:
 
     def __init__(self, callers: Iterable[EgressCaller], store: Store) -> None:
         """Open a limiter for each caller that has limits."""
-        self._limiters = {caller.name: AsyncLimiter(caller.policy, store=store) for caller in callers if caller.limits}
+        self._store = store
+        self._limiters: dict[str, AsyncLimiter] = {}
+        self.update(callers)
+
+    def update(self, callers: Iterable[EgressCaller]) -> None:
+        """Use the limits of these callers; what was used is kept, also that of a caller that returns."""
+        for caller in callers:
+            limiter = self._limiters.get(caller.name)
+            if not caller.limits:
+                continue
+            if limiter is None:
+                self._limiters[caller.name] = AsyncLimiter(caller.policy, store=self._store)
+            elif limiter.policy != caller.policy:
+                limiter.update(caller.policy)
 
     def units_of(self, caller: EgressCaller) -> frozenset[str]:
         """Return the units that a caller's limits count."""
@@ -47,7 +60,7 @@ class CallerLimits:
     ) -> AsyncReservation | None:
         """Reserve a cost, waiting up to `timeout` seconds; raises Denied. None: the caller has no limits."""
         limiter = self._limiters.get(caller.name)
-        if limiter is None:
+        if limiter is None or not caller.limits:
             return None
         return await limiter.reserve(caller.name, cost, CHARGE_TTL, timeout, priority)
 

@@ -18,6 +18,7 @@ from tidegate.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from tidegate.core import Limit
 
@@ -36,7 +37,7 @@ class EgressCaller:
 
     `digests` are the hashes of its tokens. None as `providers` means all of them. `limits` are its own, in addition to
     those of the providers. `max_priority` is the highest priority that it may ask for. It may have `connections`
-    requests at the same time.
+    requests at the same time. `token_file` is the file that its token was read from.
     """
 
     name: str
@@ -45,6 +46,7 @@ class EgressCaller:
     limits: tuple[Limit, ...] = ()
     max_priority: float = 0.0
     connections: int = DEFAULT_CALLER_CONNECTIONS
+    token_file: Path | None = None
 
     @property
     def policy(self) -> Policy:

@@ -7,8 +7,7 @@ lost before the response began, if the method is idempotent (the request may hav
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote_plus
 
 import aiohttp
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from tidegate.egress.bodies import RequestBody
     from tidegate.egress.routes import Target
-    from tidegate.egress.settings import EgressSettings
+    from tidegate.egress.upstream import UpstreamClient
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
@@ -72,8 +71,7 @@ class ProviderCall:
     def __init__(
         self,
         gate: AsyncGate,
-        session: aiohttp.ClientSession,
-        settings: EgressSettings,
+        client: UpstreamClient,
         target: Target,
         method: str,
         headers: CIMultiDict[str],
@@ -82,33 +80,18 @@ class ProviderCall:
     ) -> None:
         """Prepare a call; `on_sending` is called when it has its permit."""
         self._gate = gate
-        self._session = session
-        self._settings = settings
+        self._client = client
         self.target = target
         self._method = method
         self._headers = headers
         self._body = body
         self._on_sending = on_sending
         self.attempts: int = 0
-
-    @property
-    def _stream_timeout(self) -> aiohttp.ClientTimeout:
-        """The time without a byte from the provider, after a body of unknown duration was sent."""
-        connect, read = self._settings.connect_timeout, self._settings.upstream_timeout
-        return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read)
-
-    @property
-    def outbound(self) -> OutboundRequest:
-        """The call as the gate sees it."""
-        in_memory = self._body.whole is not None
-        return OutboundRequest(
-            self._method,
-            self.target.quota_url,
-            self._headers.get,
-            self._body.decoded,
-            in_memory,
-            unreached,
-            in_memory and not self._body.encoded,
+        in_memory = body.whole is not None
+        rewrites = in_memory and not body.encoded
+        # The call as the gate sees it.
+        self.outbound: OutboundRequest = OutboundRequest(
+            method, target.quota_url, headers.get, body.decoded, in_memory, unreached, rewrites
         )
 
     async def run(self) -> SendResult[UpstreamResponse]:
@@ -145,18 +128,7 @@ class ProviderCall:
 
     async def _send_once(self, provider: Provider | None, changed: bytes | None) -> ProviderResponse:
         url, headers, key = self._with_key(provider)
-        body = self._body
-        whole = body.whole if changed is None else changed
-        options: dict[str, Any] = {"headers": headers, "allow_redirects": False}
-        if whole is None:
-            if body.length is not None:
-                headers["Content-Length"] = str(body.length)
-            native = await self._session.request(
-                self._method, url, data=body.stream(), timeout=self._stream_timeout, **options
-            )
-        else:
-            async with asyncio.timeout(self._settings.upstream_timeout):
-                native = await self._session.request(self._method, url, data=whole or None, **options)
+        native = await self._client.send(self._method, url, headers, self._body, changed)
         upstream = UpstreamResponse(native, key)
         fields = tuple(native.headers.items())
         return ProviderResponse(native.status, fields, upstream.release, upstream, upstream.look_at_body)

@@ -46,7 +46,7 @@ class Endpoints:
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_reader(request)
-        body = write_families(self._gateway.stats.families())
+        body = write_families(self._gateway.families())
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _overview(self, request: web.BaseRequest) -> web.StreamResponse:

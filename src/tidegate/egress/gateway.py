@@ -21,26 +21,24 @@ from tidegate.egress.exchange import EgressExchange
 from tidegate.egress.messages import EgressError, denial
 from tidegate.egress.options import CallOptions, read_options
 from tidegate.egress.relay import Meter, relay
+from tidegate.egress.reload import EgressRules
 from tidegate.egress.routes import Routes, Target
 from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
-from tidegate.errors import Closed, ConfigError, Denied, StoreUnavailable
+from tidegate.egress.upstream import UpstreamClient
+from tidegate.errors import Closed, Denied, StoreUnavailable
 from tidegate.headers.site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.stores.cancellation import BackgroundTasks
 
-try:
-    import aiohttp
-    from aiohttp import web
-except ImportError:  # pragma: no cover - the extra is part of every test environment
-    raise ConfigError("needs aiohttp: pip install 'tidegate[egress]'") from None
-
 if TYPE_CHECKING:
+    from aiohttp import web
     from multidict import CIMultiDict
 
     from tidegate.egress.callers import EgressCaller, Identity
     from tidegate.egress.settings import EgressSettings
     from tidegate.egress.tracing import Tracing
+    from tidegate.observe.text_format import Family, Sample
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
@@ -51,30 +49,38 @@ log: logging.Logger = logging.getLogger("tidegate.egress")
 REFUSALS: Final = (429, 503)
 SWITCHING_PROTOCOLS: Final = 101
 FIRST_REDIRECT: Final = 300
+RELOADS: Final = ("tidegate_egress_reloads_total", "counter", "Reloads of the egress file, by outcome.")
 JSON_TYPES: Final = ("application/json", "text/json")
 
 
 class EgressGateway:
     """Handles the requests of one process. An async context manager."""
 
-    def __init__(self, gate: AsyncGate, settings: EgressSettings, *, addresses: AddressCheck | None = None) -> None:
+    def __init__(
+        self,
+        gate: AsyncGate,
+        settings: EgressSettings,
+        *,
+        addresses: AddressCheck | None = None,
+        stats: EgressStats | None = None,
+    ) -> None:
         """Send calls through a gate, which its owner closes."""
         self.gate = gate
+        self.rules: EgressRules = EgressRules(settings)
         self.settings = settings
         self.callers: Callers = Callers(settings.callers)
         self.limits: CallerLimits = CallerLimits(settings.callers, gate.store)
         self.routes: Routes = Routes(gate.providers, settings.upstreams)
-        self.stats: EgressStats = EgressStats()
+        self.stats: EgressStats = stats or EgressStats()
         self.addresses: AddressCheck = addresses or AddressCheck(settings.allow_private)
         self.endpoints: Endpoints = Endpoints(self)
         self._tunnels = TunnelHandler(self)
         self.background: BackgroundTasks = BackgroundTasks()
         self._connections: dict[str, int] = {}
-        self._local = not settings.callers and settings.listen.loopback
         self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
         self._tracing: Tracing | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._client: UpstreamClient | None = None
 
     async def __aenter__(self) -> Self:
         """Open the connections to providers."""
@@ -83,21 +89,20 @@ class EgressGateway:
             from tidegate.egress.tracing import Tracing  # noqa: PLC0415 - needs opentelemetry
 
             self._tracing = Tracing()
-        connector = aiohttp.TCPConnector(
-            limit=0, resolver=self.addresses, socket_factory=self.addresses.make_socket, ttl_dns_cache=10
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            # Responses have a deadline of their own (`calls`), and so have their chunks (`relay`).
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
-            max_field_size=settings.max_header,
-            max_line_size=settings.max_header,
-        )
-        self._session._retry_connection = False  # noqa: SLF001 - a repeated request needs a permit of its own
+        self._client = UpstreamClient(settings, self.addresses)
         return self
+
+    def use(self, rules: EgressRules) -> None:
+        """Use the settings of a file that was read again, for the next requests."""
+        changed = rules.settings != self.settings
+        self.rules, self.settings = rules, rules.settings
+        if changed:
+            settings = rules.settings
+            self.callers = Callers(settings.callers)
+            self.limits.update(settings.callers)
+            self.routes.use(settings.upstreams)
+            if self._client is not None:
+                self._client.use(settings)
 
     def use_tracing(self, tracing: Tracing | None) -> None:
         """Record spans from now on; None: none."""
@@ -107,8 +112,8 @@ class EgressGateway:
         """Settle what is left, and close the connections to providers."""
         await self.background.finish()
         await self.limits.close()
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            await self._client.close()
         if self._log is not None:
             self._log.close()
 
@@ -166,7 +171,7 @@ class EgressGateway:
         if self.callers.all:
             return
         headers = request.headers
-        if self._local and (host := headers.get("Host", "")) != self._last_host:
+        if self.settings.listen.loopback and (host := headers.get("Host", "")) != self._last_host:
             if not is_local_host(host):
                 message = "the Host must be localhost or a loopback address, because no callers are configured"
                 raise EgressError(403, "host-not-allowed", message)
@@ -210,7 +215,7 @@ class EgressGateway:
     async def _call(
         self, request: web.BaseRequest, exchange: EgressExchange, identity: Identity, target: Target
     ) -> web.StreamResponse:
-        if self._session is None:
+        if self._client is None:
             raise Closed("the gateway has not been started")
         provider, caller = target.provider, identity.caller
         options = read_options(request.headers, self.settings, caller, provider)
@@ -227,9 +232,7 @@ class EgressGateway:
             headers["Connection"], headers["Upgrade"] = "Upgrade", upgrade
         if self._tracing is not None:
             self._tracing.start(exchange, request.headers, headers)
-        call = ProviderCall(
-            self.gate, self._session, self.settings, target, request.method, headers, body, exchange.end_wait
-        )
+        call = ProviderCall(self.gate, self._client, target, request.method, headers, body, exchange.end_wait)
         own, result = await self._send(exchange, caller, call, options)
         if result.response.native.status == SWITCHING_PROTOCOLS:
             return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
@@ -260,7 +263,8 @@ class EgressGateway:
                 own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
                 options = options._replace(timeout=max(0.0, options.timeout - (clock.steady() - began) / SECOND))
             # Each request has a task, and so a context, of its own: the options need not be reset.
-            CURRENT_OPTIONS.set({**options._asdict(), "team": caller.name})
+            timeout, priority, tag = options
+            CURRENT_OPTIONS.set({"timeout": timeout, "priority": priority, "tag": tag, "team": caller.name})
             result = await call.run()
         except Denied as denied:
             await self._cancel(own)
@@ -329,8 +333,13 @@ class EgressGateway:
         return headers
 
     def describe(self) -> dict[str, Any]:
-        """Return the counts by caller and provider, for the dashboard."""
-        return {"listen": str(self.settings.listen), "rows": self.stats.rows(), "counts": self.gate.metrics()}
+        """Return the counts by caller and provider, and the outcome of reloads, for the dashboard."""
+        return {"listen": str(self.settings.listen), "rows": self.stats.rows(), "rules": self.rules.describe()}
+
+    def families(self) -> list[Family]:
+        """Return the metrics of the gateway."""
+        samples: list[Sample] = [(RELOADS[0], {"outcome": name}, n) for name, n in self.rules.reloads.items()]
+        return [*self.stats.families(), (*RELOADS, samples)]
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -339,6 +348,7 @@ class EgressGateway:
         if exchange.counts is not None:
             exchange.counts.active -= 1
             exchange.counts.gone += exchange.problem == "client-gone"
+            exchange.counts.publish()
         if self._tracing is not None:
             self._tracing.end(exchange)
         if self._log is not None and exchange.caller:
@@ -354,11 +364,13 @@ def is_json(request: web.BaseRequest) -> bool:
 def without_credentials(target: Target, token_in: str | None) -> Target:
     """Remove the caller's token, and what would take the place of the provider's key, from the query string."""
     query = target.url.raw_query_string
+    if not query:
+        return target
     location = target.provider.key_location
     dropped = [KEY_PARAMETER] if token_in == KEY_PARAMETER else []
     if location is not None and location.kind == "query" and messages.adds_key(target.provider):
         dropped.append(location.name)
-    if not query or not dropped:
+    if not dropped:
         return target
     left = without_parameters(query, dropped)
     url = target.url.with_query(None)

@@ -48,16 +48,19 @@ class Routes:
     def __init__(self, providers: Providers, upstreams: Mapping[str, Upstream]) -> None:
         """Reach these providers, at their domains or their `upstreams`."""
         self._providers = providers
-        self._upstreams = upstreams
-        self._origins = {(each.scheme, each.host, each.port) for each in upstreams.values()}
         self._known: dict[str, Target] = {}  # of paths that were used lately
         self._changes = -1
+        self.use(upstreams)
+
+    def use(self, upstreams: Mapping[str, Upstream]) -> None:
+        """Send the requests of these providers to other URLs from now on."""
+        self._upstreams = upstreams
+        self._origins = {(each.scheme, each.host, each.port) for each in upstreams.values()}
+        self._known.clear()
 
     def set_upstream(self, name: str, upstream: Upstream) -> None:
-        """Send the requests of a provider to another URL from now on."""
-        self._upstreams = {**self._upstreams, name: upstream}
-        self._origins = {(each.scheme, each.host, each.port) for each in self._upstreams.values()}
-        self._known.clear()
+        """Send the requests of one provider to another URL from now on."""
+        self.use({**self._upstreams, name: upstream})
 
     def find_reverse(self, raw_path: str) -> Target:
         """Return the target of `/to/HOST/…` or `/NAME/…`."""

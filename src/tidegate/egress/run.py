@@ -9,7 +9,9 @@ import socket
 from typing import TYPE_CHECKING, cast
 
 from tidegate.egress.gateway import EgressGateway
+from tidegate.egress.reload import EgressFile
 from tidegate.egress.server import EgressServer
+from tidegate.egress.settings import check_names
 from tidegate.errors import ConfigError
 from tidegate.event_loop import run_loop, settle_heap
 from tidegate.outbound.providers.registry import Providers
@@ -20,14 +22,18 @@ if TYPE_CHECKING:
 
     from tidegate.egress.settings import EgressSettings
     from tidegate.outbound.providers.registry import Permissions
+    from tidegate.policy.setting_values import ListenAddress
 
     Ready = Callable[[str, list[str]], object]
 
 log: logging.Logger = logging.getLogger("tidegate.egress")
 
 
-def run(settings: EgressSettings, ready: Ready | None = None) -> None:
-    """Serve until stopped; `ready` is called with the URL and the names of the providers."""
+def run(settings: EgressSettings, ready: Ready | None = None, address: ListenAddress | None = None) -> None:
+    """Serve until stopped; `ready` is called with the URL and the names of the providers.
+
+    The file is read again when it changes; `address` replaces the one in it.
+    """
     providers = Providers.load(
         settings.providers, settings.provider_dirs, permissions=cast("Permissions", settings.permissions)
     )
@@ -35,33 +41,27 @@ def run(settings: EgressSettings, ready: Ready | None = None) -> None:
         raise ConfigError("needs at least one provider: set providers or provider_dirs", file=settings.file)
     check_names(settings, providers)
     with listen(settings) as listener:
-        run_loop(serve(settings, providers, listener, ready))
+        run_loop(serve(settings, providers, listener, ready, address))
 
 
-def check_names(settings: EgressSettings, providers: Providers) -> None:
-    """Refuse settings that name an unknown provider."""
-    known = {provider.name for provider in providers}
-    named = [("upstreams", name) for name in settings.upstreams] + [("timeouts", name) for name in settings.timeouts]
-    named += [(f"callers.{caller.name}", name) for caller in settings.callers for name in caller.providers or ()]
-    for field, name in named:
-        if name not in known:
-            raise ConfigError(f"there is no provider {name!r}: expected one of {', '.join(sorted(known))}", field=field)
-
-
-def listen(settings: EgressSettings) -> socket.socket:
-    """Listen on the address of the settings."""
+def listen(settings: EgressSettings, *, shared: bool = False) -> socket.socket:
+    """Listen on the address of the settings; a `shared` address may have several listeners."""
     address = settings.listen
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((address.host, address.port), family=family, backlog=1024)
+        return socket.create_server((address.host, address.port), family=family, backlog=1024, reuse_port=shared)
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror or error}", field="listen") from None
 
 
 async def serve(
-    settings: EgressSettings, providers: Providers, listener: socket.socket, ready: Ready | None = None
+    settings: EgressSettings,
+    providers: Providers,
+    listener: socket.socket,
+    ready: Ready | None = None,
+    address: ListenAddress | None = None,
 ) -> None:
-    """Serve on a socket until SIGTERM or SIGINT."""
+    """Serve on a socket until SIGTERM or SIGINT; SIGHUP reads the file again."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,10 +69,15 @@ async def serve(
     gate = AsyncGate(providers, settings.store, bus=settings.bus)
     try:
         async with EgressGateway(gate, settings) as gateway, EgressServer(gateway, listener):
+            file = EgressFile(gateway.rules, providers, gate.clock, gateway.use, address)
+            if hasattr(signal, "SIGHUP"):
+                loop.add_signal_handler(signal.SIGHUP, file.request_reload)
+            watching = asyncio.create_task(file.run())
             settle_heap()
             port = listener.getsockname()[1]
             if ready is not None:
                 ready(f"http://{settings.listen._replace(port=port)}", [provider.name for provider in providers])
             await stop.wait()
+            watching.cancel()
     finally:
         await gate.close()

@@ -62,8 +62,7 @@ class EgressServer(web.Server):
             max_headers=MAX_HEADERS,
             max_line_size=settings.max_header,
         )
-        self._most = settings.max_connections
-        self._stop_within = settings.stop_within
+        self._gateway = gateway
         self._listener = listener
         self._serving: asyncio.Server | None = None
 
@@ -74,7 +73,7 @@ class EgressServer(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Refuse a connection if there are too many."""
         super().connection_made(handler, transport)
-        if len(self._connections) > self._most:
+        if len(self._connections) > self._gateway.settings.max_connections:
             transport.abort()
 
     async def __aenter__(self) -> Self:
@@ -88,4 +87,4 @@ class EgressServer(web.Server):
         if self._serving is not None:
             self._serving.close()
         self.pre_shutdown()
-        await self.shutdown(self._stop_within)
+        await self.shutdown(self._gateway.settings.stop_within)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -37,8 +38,10 @@ from tidegate.policy.setting_values import (
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+
+    from tidegate.outbound.providers.provider import Provider
 
 DEFAULT_EGRESS: Final = ListenAddress("127.0.0.1", 8090)
 HTTP_PORTS: Final = {"http": 80, "https": 443}
@@ -46,6 +49,7 @@ CALLER_FIELDS: Final = ("token", "token_file", "providers", "limits", "max_prior
 CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 STANDARD_OUTPUT: Final = "-"
+NAMING_FIELDS: Final = ("upstreams", "timeouts", "callers")  # whose entries name providers
 
 
 class Upstream(NamedTuple):
@@ -94,6 +98,12 @@ class EgressSettings:
     access_log: str | None = None
     telemetry: bool = False
     file: str | None = field(default=None, compare=False)
+    lines: Mapping[str, int | None] = field(default_factory=dict, compare=False, repr=False)  # by field, for errors
+
+    @property
+    def token_files(self) -> tuple[Path, ...]:
+        """The files that contain tokens of callers."""
+        return tuple(caller.token_file for caller in self.callers if caller.token_file is not None)
 
 
 def load_egress(
@@ -108,14 +118,38 @@ def load_egress(
     values: dict[str, Any] = {name: READERS[name](setting) for name, setting in found.items() if not setting.is_null}
     if listen is not None:
         values["listen"] = listen
-    settings = EgressSettings(**values, file=document.file)
+    lines = {
+        f"{name}.{key}": each.line
+        for name in NAMING_FIELDS
+        if name in values
+        for key, each in found[name].entries().items()
+    }
+    settings = EgressSettings(**values, file=document.file, lines=lines)
+    check_open(settings, found.get("listen", document).line)
+    return settings
+
+
+def check_open(settings: EgressSettings, line: int | None = None) -> None:
+    """Refuse an address that other machines can reach, if no caller needs a token."""
     if not settings.listen.loopback and not settings.callers and not settings.open:
-        place = found.get("listen", document)
         message = (
             f"{settings.listen} is reachable from other machines: set callers, or open: true if the network is trusted"
         )
-        raise ConfigError(message, file=place.file, line=place.line, field="listen")
-    return settings
+        raise ConfigError(message, file=settings.file, line=line, field="listen")
+
+
+def check_names(settings: EgressSettings, providers: Iterable[Provider]) -> None:
+    """Refuse settings that name an unknown provider."""
+    known = {provider.name for provider in providers}
+    named = [(f"upstreams.{name}", name) for name in settings.upstreams]
+    named += [(f"timeouts.{name}", name) for name in settings.timeouts]
+    named += [(f"callers.{caller.name}", name) for caller in settings.callers for name in caller.providers or ()]
+    for place, name in named:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(sorted(known))}"
+            message = f"there is no provider {name!r}: {hint}"
+            raise ConfigError(message, file=settings.file, line=settings.lines.get(place), field=place)
 
 
 # ---- callers ---------------------------------------------------------------------------------------------------------
@@ -140,10 +174,11 @@ def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
     parts = entry.fields(*CALLER_FIELDS)
     if ("token" in parts) == ("token_file" in parts):
         raise entry.error("needs either a token or a token_file")
+    token_file = None
     if "token" in parts:
         tokens = tuple(_read_caller_token(each) for each in parts["token"].one_or_many())
     else:
-        tokens = (read_token_file(parts["token_file"]),)
+        tokens, token_file = (read_token_file(parts["token_file"]),), read_path(parts["token_file"])
     providers = parts["providers"].one_or_many() if "providers" in parts else None
     limits = parts["limits"].one_or_many() if "limits" in parts else ()
     caller = EgressCaller(
@@ -153,6 +188,7 @@ def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
         tuple(read_limit(each) for each in limits),
         parts["max_priority"].integer(0, MAX_PRIORITY) if "max_priority" in parts else 0,
         parts["connections"].integer(1) if "connections" in parts else DEFAULT_CALLER_CONNECTIONS,
+        token_file,
     )
     if caller.limits:
         with parts["limits"].locate_errors():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.bounds import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tidegate.observe.text_format import Family, Sample
 
@@ -67,6 +67,9 @@ class TrafficCounts:
     first_byte: list[int] = field(default_factory=lambda: [0] * (len(FIRST_BYTE_BUCKETS) + 1))
     first_byte_sum: int = 0
 
+    def publish(self) -> None:
+        """Do nothing; a worker of a service writes the counts to the memory that it shares with the others."""
+
     def record_first_byte(self, elapsed: int) -> None:
         """Count the time to the first byte of a response, in microseconds."""
         self.first_byte[bisect_left(FIRST_BYTE_BUCKETS, elapsed)] += 1
@@ -85,13 +88,21 @@ class EgressStats:
         found = self.pairs.get((caller, provider))
         if found is None:
             pair = (caller, provider) if len(self.pairs) < MAX_PAIRS else OTHERS
-            found = self.pairs.setdefault(pair, TrafficCounts())
+            found = self.pairs.get(pair)
+            if found is None:
+                found = self.pairs[pair] = self._new_counts(*pair)
         return found
+
+    def _new_counts(self, _caller: str, _provider: str) -> TrafficCounts:
+        return TrafficCounts()
+
+    def totals(self) -> Mapping[tuple[str, str], TrafficCounts]:
+        """Return the counts that are shown, by caller and provider: those of this process."""
+        return self.pairs
 
     def families(self) -> list[Family]:
         """Return all counts as metrics."""
-        pairs = list(self.pairs.items())
-        labelled = [(dict(zip(LABELS, pair, strict=True)), counts) for pair, counts in pairs]
+        labelled = [(dict(zip(LABELS, pair, strict=True)), counts) for pair, counts in self.totals().items()]
         found: list[Family] = [
             (name, kind, text, [(name, labels, getattr(counts, attribute)) for labels, counts in labelled])
             for name, kind, text, attribute in COUNTERS
@@ -103,7 +114,7 @@ class EgressStats:
     def rows(self) -> list[dict[str, Any]]:
         """Return the counts for the dashboard, those with most requests first."""
         rows = []
-        for (caller, provider), counts in self.pairs.items():
+        for (caller, provider), counts in self.totals().items():
             row: dict[str, Any] = {"caller": caller, "provider": provider}
             row |= {attribute: getattr(counts, attribute) for *_, attribute in COUNTERS}
             row["waited"] = counts.waited / SECOND

@@ -113,6 +113,11 @@ class AiohttpFramework:
         """Return the status of a response."""
         return response.status  # type: ignore[no-any-return]  # of any response
 
+    def deny_call(self, response: Response, decision: Decision, native: object) -> web.Response:
+        """Return the response to a call that its own limits deny."""
+        del decision, native
+        return self.make_response(response)
+
     def make_error(self, response: Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
         del decision, native

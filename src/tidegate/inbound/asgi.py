@@ -88,7 +88,7 @@ class RateLimitMiddleware:
         self._gates = AsgiGates(app, decide_pending, self.request_limiter)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
@@ -145,10 +145,15 @@ class RateLimitMiddleware:
             await self._deny(scope, receive, send, category_limiter, client, decision)
             return
         request_state = scope[STATE_KEY] = RequestState(request_limiter, client, decision, scope.get(STATE_KEY), target)
-        if kind == "http":
-            await self.app(scope, receive, add_headers(request_state, send, category_limiter.fields))
-        else:
-            await self._websocket(scope, receive, add_headers(request_state, send, category_limiter.fields), client)
+        sending = add_headers(request_state, send, category_limiter.fields)
+        try:
+            if kind == "http":
+                await self.app(scope, receive, sending)
+            else:
+                await self._websocket(scope, receive, sending, client)
+        finally:
+            if request_state.response_charge is not None:  # of a block in the application
+                await run_async(request_state.response_charge.settle_flow(), call)
 
     # ---- slow paths --------------------------------------------------------------------------------------------------
 

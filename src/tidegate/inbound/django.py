@@ -40,7 +40,11 @@ ERROR_STATUSES: Final = ((Http404, 404), (PermissionDenied, 403), ((BadRequest, 
 
 
 class ViewLimitExceeded(PermissionDenied):  # type: ignore[misc]  # Django has no types
-    """Raised by a limited block; `response` is the response to the denied request. Unhandled, Django sends a 403."""
+    """Raised by a limited block; `response` is the response to the denied request.
+
+    Behind a RateLimitMiddleware it is sent, unless a middleware of the application handles the exception. Without one,
+    Django sends a 403.
+    """
 
     def __init__(self, response: HttpResponse, decision: Decision) -> None:
         """Keep the response and the decision."""
@@ -101,6 +105,11 @@ class DjangoFramework:
         """Return the status of a response."""
         return response.status_code  # type: ignore[no-any-return]  # Django has no types
 
+    def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> HttpResponse:
+        """Return the response to a call that its own limits deny."""
+        del decision, native
+        return self.make_response(response)
+
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
         del native
@@ -137,10 +146,17 @@ class DjangoGate:
         decide = decide_before_view_async if is_async else decide_before_view
         if decide not in handler._view_middleware:  # noqa: SLF001 - Django offers no other way
             handler._view_middleware.insert(0, decide)  # noqa: SLF001 - as above
+            handler._exception_middleware.append(send_denial)  # noqa: SLF001 - after those of the application
 
     def has_limits(self) -> bool:
         """Return whether some view may have limits: this module was imported to make them."""
         return True
+
+
+def send_denial(request: object, error: Exception) -> HttpResponse | None:
+    """Return the response to a request that a block has denied: as `process_exception` of a middleware."""
+    del request
+    return error.response if isinstance(error, ViewLimitExceeded) else None
 
 
 def decide_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:  # noqa: ANN401 - Django has no types

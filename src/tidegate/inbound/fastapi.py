@@ -20,15 +20,15 @@ from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.limiting.fast_decision import decide_fast
-from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow
+from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, require_response
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt
 from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_gates import is_limit
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
-from tidegate.inbound.responses.response import PlainDenial
+from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
-from tidegate.inbound.starlette import BODY_HEADERS, AsgiFramework
+from tidegate.inbound.starlette import AsgiFramework
 
 try:
     from fastapi import Depends, HTTPException, Response, WebSocketException
@@ -128,6 +128,8 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
                 *(use.limit for use in uses if use.limit is not self),
             }
             return
+        if any(use.limit.reserves for use in uses):
+            require_response(request_state, "a concurrency limit or count= in FastAPI")
         native = connection if scope["type"] == "websocket" else Request(scope)
         check = await run_async(check_flow(uses, native, scope, FRAMEWORK, tasks=True, more=more), call)
         state = check.request_state

@@ -6,26 +6,23 @@ import functools
 import inspect
 from collections.abc import Callable
 from operator import call
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
-from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, decorate
-from tidegate.inbound.limiting.limited_functions import RouteUse, exempt, route_name
+from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
+from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settle_standalone_flow
+from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, deny, standalone_fields
-from tidegate.inbound.limiting.view_gate import (
-    BLUEPRINT_LIMITS,
-    ViewGate,
-    blueprint_limits,
-    current_view,
-    view_stack,
-)
+from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
+from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, status_of
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 
 try:
     import flask
     from werkzeug.exceptions import HTTPException
+
+    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
@@ -35,8 +32,9 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
 
@@ -68,27 +66,41 @@ class FlaskFramework:
         return flask.Response(response.body, response.status, list(response.headers))
 
     def add_fields(self, response: Any, fields: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - any response
-        """Add header fields to the response of a view."""
+        """Add header fields to the response that Flask makes of the result of a view."""
         if fields:
-            response = flask.make_response(response)
-            response.headers.update(dict(fields))
+
+            @flask.after_this_request
+            def add(made: flask.Response) -> flask.Response:
+                made.headers.update(dict(fields))
+                return made
+
         return response
 
-    def error_response(self, error: Exception) -> Any:  # noqa: ANN401 - as above
-        """Return the response of an exception such as `abort(404)` raises."""
-        if not isinstance(error, HTTPException):
-            return None
-        error.response = flask.make_response(error.get_response(flask.request.environ))
-        return error.response
+    def error_response(self, error: Exception) -> HTTPException | None:
+        """Return the exception if it is one that Flask sends as a response."""
+        return error if isinstance(error, HTTPException) else None
 
     def status(self, response: Any) -> int:  # noqa: ANN401 - as above
-        """Return the status of the response of a view."""
-        return flask.make_response(response).status_code
+        """Return the status of the result of a view."""
+        return status_of(response)
 
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
-        del decision, native
-        return HTTPException(response=self.make_response(response))
+        del native
+        denial = self.make_response(response)
+        if response.status != RequestLimitExceeded.code:
+            return HTTPException(response=denial)
+
+        @flask.after_this_request
+        def add_headers(sent: flask.Response) -> flask.Response:
+            add_missing_headers(sent, response)
+            return sent
+
+        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
+
+    def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
+        """Raise the exception, which the error handlers of the application see."""
+        raise self.make_error(response, decision, native)
 
     def report(self, native: flask.Request, decided: list[DecidedCharge]) -> None:
         """Set `flask.g.limited` if a limit with `block=False` is exceeded."""
@@ -106,7 +118,8 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
     def __call__(self, view: V) -> V:
         """Decorate a view, or add the limit to every route of a blueprint."""
         if isinstance(view, flask.Blueprint):
-            self._limit_blueprint(view)
+            if add_limit(self, view):
+                view.before_request(check_blueprints)
             return view
         if not inspect.iscoroutinefunction(view):
             return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
@@ -118,47 +131,23 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return decorate(self, run_in_loop, FRAMEWORK)  # type: ignore[no-any-return]  # as above
 
     def check(self, request: flask.Request) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises Werkzeug's HTTPException."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RequestLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
-
-    def _limit_blueprint(self, blueprint: flask.Blueprint) -> None:
-        known = vars(blueprint).setdefault(BLUEPRINT_LIMITS, [])
-        if not known:
-            blueprint.before_request(check_blueprints)
-        for other in known:
-            self.share_store(other)
-        known.append(self)
 
 
 def check_blueprints() -> flask.Response | None:
     """Decide the limits of all blueprints of the current route, together with those of its view."""
-    app, request = flask.current_app, FRAMEWORK.find_request(None, (), {})
-    environ = request.environ
-    request_state = environ.get(STATE_KEY)
-    route = route_name(current_view(app, request))
-    covered = ("blueprints", route)
-    if request_state is not None and request_state.covered is not None and covered in request_state.covered:
-        return None
-    stack = view_stack(app, request)
-    uses = [RouteUse(each, route) for each in blueprint_limits(app, request)]
-    if stack is not None:
-        for use in stack.uses:
-            uses[0].limit.share_store(use.limit)
-        uses += stack.uses
-    check = run(check_flow(uses, request, environ, FRAMEWORK, tasks=False), call)
-    if not check.result.allowed:
-        return FRAMEWORK.make_response(deny(check.result, check.request, request, check.request_state))
-    FRAMEWORK.report(request, [each for each in check.result.decided if not each.charge.blocks])
-    decided: set[object] = {covered, *(() if stack is None else (stack, *stack.covers))}
-    check.request_state.covered = decided
-    if check.request_state.standalone:
-        flask.after_this_request(add_standalone_fields)
-    return None
+    request = FRAMEWORK.find_request(None, (), {})
+    standalone, denial = run(check_blueprints_flow(flask.current_app, request, FRAMEWORK, tasks=False), call)
+    if standalone is not None:
+        flask.after_this_request(functools.partial(finish_standalone, standalone))
+    return denial  # type: ignore[no-any-return]  # of Flask
 
 
-def add_standalone_fields(response: flask.Response) -> flask.Response:
-    """Add the header fields if no middleware does."""
-    response.headers.update(dict(standalone_fields(flask.request.environ[STATE_KEY])))
+def finish_standalone(request_state: RequestState, response: flask.Response) -> flask.Response:
+    """Settle what depends on the response and add the header fields: no middleware does."""
+    run(settle_standalone_flow(request_state, response.status_code), call)
+    response.headers.update(dict(standalone_fields(request_state)))
     return response
 
 

@@ -1,24 +1,29 @@
-"""Limits on single routes in Quart: `@limit("5/1m")` below `@app.get("/…")`."""
+"""Limits on single routes in Quart: `@limit("5/1m")` below `@app.get("/…")`, or `limit("5/1m")(blueprint)`."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from operator import call
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.limiting.asgi_responses import ScopeRequests, make_request
+from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
 from tidegate.inbound.limiting.denials import write_result
-from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settle_standalone_flow
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import F, RouteLimit
-from tidegate.inbound.limiting.view_gate import ViewGate
+from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
+from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, status_of
 
 try:
     import quart
     from werkzeug.datastructures import Headers
     from werkzeug.exceptions import HTTPException
+
+    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from error
 
@@ -26,8 +31,12 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
     from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "exempt", "limit"]
+
+V = TypeVar("V", bound=Callable[..., object] | quart.Blueprint)  # what is limited
+SWITCHING_PROTOCOLS: Final = 101  # the status of a websocket
 
 
 class QuartFramework(ScopeRequests):
@@ -59,17 +68,27 @@ class QuartFramework(ScopeRequests):
         return error if isinstance(error, HTTPException) else None
 
     def status(self, response: Any) -> int:  # noqa: ANN401 - as above
-        """Return the status of the result of a view: a response, a tuple with a status, or a body."""
-        if isinstance(response, HTTPException):
-            return response.code or 500
-        given = response[1] if isinstance(response, tuple) and len(response) > 1 else None
-        return given if isinstance(given, int) else getattr(response, "status_code", 200)
+        """Return the status of the result of a view."""
+        return status_of(response)
 
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
-        del decision, native
+        del native
         denial: Any = self.make_response(response)
-        return HTTPException(response=denial)
+        if response.status != RequestLimitExceeded.code:
+            return HTTPException(response=denial)
+        if quart.has_request_context():
+
+            @quart.after_this_request
+            def add_headers(sent: Any) -> Any:  # noqa: ANN401 - any response
+                add_missing_headers(sent, response)
+                return sent
+
+        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
+
+    def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
+        """Raise the exception, which the error handlers of the application see."""
+        raise self.make_error(response, decision, native)
 
     def report(self, native: object, decided: list[DecidedCharge]) -> None:
         """Set `quart.g.limited` if a limit with `block=False` is exceeded."""
@@ -82,15 +101,39 @@ FRAMEWORK: Final = QuartFramework()
 
 
 class limit(RouteLimit):  # noqa: N801 - used as a decorator
-    """Limits the views that it decorates."""
+    """Limits the views that it decorates, or each route of a blueprint."""
 
-    def __call__(self, view: F) -> F:
-        """Decorate a view, sync or async."""
+    def __call__(self, view: V) -> V:
+        """Decorate a view, sync or async, or add the limit to every route of a blueprint."""
+        if isinstance(view, quart.Blueprint):
+            if add_limit(self, view):
+                view.before_request(check_blueprints)
+                view.before_websocket(check_blueprints)
+            return view
         return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: quart.Request | quart.Websocket) -> LimitedBlock:
-        """Limit a block: `async with limit.check(request):`; a denial raises Werkzeug's HTTPException."""
+        """Limit a block: `async with limit.check(request):`; a denial raises RequestLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
+
+
+async def check_blueprints() -> Any:  # noqa: ANN401 - a response, or None
+    """Decide the limits of all blueprints of the current route, together with those of its view."""
+    request = FRAMEWORK.find_request(None, (), {})
+    standalone, denial = await run_async(check_blueprints_flow(quart.current_app, request, FRAMEWORK, tasks=True), call)
+    if standalone is not None:
+        after = quart.after_this_request if quart.has_request_context() else quart.ctx.after_this_websocket
+        after(functools.partial(finish_standalone, standalone))
+    return denial
+
+
+async def finish_standalone(request_state: RequestState, response: Any) -> Any:  # noqa: ANN401 - None for a websocket
+    """Settle what depends on the response and add the header fields: no middleware does."""
+    status = SWITCHING_PROTOCOLS if response is None else response.status_code
+    await run_async(settle_standalone_flow(request_state, status), call)
+    if response is not None:
+        response.headers.update(dict(standalone_fields(request_state)))
+    return response
 
 
 class QuartGate(ViewGate):

@@ -9,9 +9,11 @@ from tidegate.inbound.limiting.asgi_responses import ScopeRequests
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, route_name
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
+from tidegate.inbound.responses.response import BODY_HEADERS
 
 try:
     from starlette.exceptions import HTTPException
+    from starlette.middleware.exceptions import ExceptionMiddleware
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
 except ImportError as error:  # pragma: no cover - the development environment has it
@@ -22,9 +24,42 @@ if TYPE_CHECKING:
     from tidegate.inbound import responses
     from tidegate.inbound.limiting.charges import DecidedCharge
 
-__all__ = ["exempt", "limit"]
+__all__ = ["EndpointLimitExceeded", "exempt", "limit"]
 
-BODY_HEADERS: Final = ("content-type", "content-length")
+
+class EndpointLimitExceeded(HTTPException):
+    """Raised for a request that the limits of an endpoint or a block deny; `decision` has the reason.
+
+    `detail` is the body, `denial` the complete response. An exception handler of the application for this class, for
+    HTTPException or for the status replaces the response; without one, the response is `denial`.
+    """
+
+    def __init__(self, denial: responses.response.Response, decision: Decision) -> None:
+        """Keep the response and the decision that denied the request."""
+        super().__init__(denial.status, denial.body.decode("utf-8", "replace"), body_free(denial))
+        self.denial = denial
+        self.decision = decision
+
+
+def find_handler(scope: Any, error: HTTPException) -> Any:  # noqa: ANN401 - a scope is any mapping; any function
+    """Return the function of the application that handles an exception, or the framework's default; None: neither."""
+    known: tuple[dict[Any, Any], dict[int, Any]] = scope.get("starlette.exception_handlers") or ({}, {})
+    handlers, by_status = known
+    found = by_status.get(error.status_code)
+    return found or next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
+
+
+def is_default_handler(handler: Any) -> bool:  # noqa: ANN401 - any function
+    """Return whether a handler is the framework's own: Starlette's, or FastAPI's."""
+    return isinstance(getattr(handler, "__self__", None), ExceptionMiddleware) or (
+        getattr(handler, "__module__", "") == "fastapi.exception_handlers"
+    )
+
+
+async def send_denial(request: Any, error: Any) -> Response:  # noqa: ANN401 - Starlette calls it
+    """Answer a denied request in place of Starlette's own handler, which would send the body as plain text."""
+    del request
+    return Response(error.denial.body, error.denial.status, dict(error.denial.headers))
 
 
 class AsgiFramework(ScopeRequests):
@@ -65,8 +100,18 @@ class AsgiFramework(ScopeRequests):
         self, response: responses.response.Response, decision: Decision, native: HTTPConnection
     ) -> Exception:
         """Return the exception for a denied request."""
-        del decision, native
-        return HTTPException(response.status, response.body.decode("utf-8", "replace"), body_free(response))
+        error = EndpointLimitExceeded(response, decision)
+        if is_default_handler(find_handler(native.scope, error)):
+            native.scope["starlette.exception_handlers"][0][EndpointLimitExceeded] = send_denial
+        return error
+
+    def deny_call(self, response: responses.response.Response, decision: Decision, native: HTTPConnection) -> Response:
+        """Return the response; raise the exception if the application has a handler for it."""
+        error = EndpointLimitExceeded(response, decision)
+        handler = None if native.scope["type"] == "websocket" else find_handler(native.scope, error)
+        if handler is None or handler is send_denial or is_default_handler(handler):
+            return self.make_response(response)
+        raise error
 
     def report(self, native: HTTPConnection, decided: list[DecidedCharge]) -> None:
         """Set `request.state.limited` if a limit with `block=False` is exceeded."""
@@ -90,5 +135,5 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return decorate(self, endpoint, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: HTTPConnection) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises Starlette's HTTPException."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises EndpointLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)

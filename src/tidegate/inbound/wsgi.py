@@ -73,7 +73,7 @@ class RateLimitMiddleware:
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
         self._gates: list[Any] | None = None
 
-    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911 - extra function calls would slow down every request
+    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911, PLR0912 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         request_limiter = self.request_limiter
         method, path = environ.get("REQUEST_METHOD", "GET"), environ.get("PATH_INFO") or "/"
@@ -120,7 +120,14 @@ class RateLimitMiddleware:
             return self._deny(environ, start_response, category_limiter, client, decision)
         outer = environ.get(STATE_KEY)
         request_state = environ[STATE_KEY] = RequestState(request_limiter, client, decision, outer, target)
-        return self.app(environ, add_headers(request_state, start_response, category_limiter.text_fields))
+        try:
+            body = self.app(environ, add_headers(request_state, start_response, category_limiter.text_fields))
+        except BaseException:
+            settle(request_state)
+            raise
+        if request_state.response_charge is None:
+            return body
+        return _DeferredBody(body, request_state, environ, _DeferredStart(start_response, request_state, environ))
 
     # ---- slow paths --------------------------------------------------------------------------------------------------
 
@@ -213,8 +220,7 @@ class RateLimitMiddleware:
         except BaseException as error:
             if isinstance(error, Exception):
                 charge_pending(environ, request_state)
-            if request_state.response_charge is not None:
-                run(request_state.response_charge.settle_flow(), call)
+            settle(request_state)
             raise
         if not deferring.started or request_state.response_charge is not None:
             return _DeferredBody(body, request_state, environ, deferring)
@@ -274,15 +280,18 @@ class RateLimitMiddleware:
 def add_headers(request_state: RequestState, start: Start, write: TextWriter | None = None) -> Start:
     """Return a `start_response` for the application that adds the header fields.
 
+    It first settles what depends on the response, so that the client sees the corrected limits.
     The environ must not refer to it: the server's `start_response` may refer to the environ, and every request would
     leave a reference cycle to the garbage collector.
     """
 
     def start_with_headers(status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
+        if request_state.response_charge is not None:
+            settle_at_start(request_state, status)
         headers = with_fields(request_state, status, headers, write)
         return start(status, headers) if exc_info is None else start(status, headers, exc_info)
 
-    return start if request_state.nested else start_with_headers  # nested: the outer middleware adds them
+    return start_with_headers
 
 
 class _DeferredStart:
@@ -318,11 +327,8 @@ class _DeferredStart:
         request_state = self._request_state
         if request_state.pending:
             self.denial = decide_pending(self._environ)
-        response_charge = request_state.response_charge
-        if self.denial is None and response_charge is not None:
-            response_charge.status = int(status[:3])
-            if response_charge.settles_at_start:
-                request_state.replace_decisions(run(response_charge.settle_at_start_flow(), call))
+        if self.denial is None:
+            settle_at_start(request_state, status)
 
     def replace_body(self, body: Iterable[bytes]) -> Iterable[bytes]:
         """Return the body of the application, or of the denial."""
@@ -362,8 +368,7 @@ class _DeferredBody:
                 self._body.close()
         finally:
             charge_pending(self._environ, self._request_state)
-            if self._request_state.response_charge is not None:
-                run(self._request_state.response_charge.settle_flow(), call)
+            settle(self._request_state)
 
 
 def with_fields(request_state: RequestState, status: str, headers: Fields, write: TextWriter | None = None) -> Fields:
@@ -373,6 +378,21 @@ def with_fields(request_state: RequestState, status: str, headers: Fields, write
         return headers
     fields = (write or request_state.request_limiter.response_writer.fields)(decision)
     return [*headers, *(fields if decision else fit_to_status(fields, int(status[:3])))]
+
+
+def settle_at_start(request_state: RequestState, status: str) -> None:
+    """Settle what depends on the status of the response, unless it is held until the response is complete."""
+    response_charge = request_state.response_charge
+    if response_charge is not None:
+        response_charge.status = int(status[:3])
+        if response_charge.settles_at_start:
+            request_state.replace_decisions(run(response_charge.settle_at_start_flow(), call))
+
+
+def settle(request_state: RequestState) -> None:
+    """Settle at the end of a response, or if there is none."""
+    if request_state.response_charge is not None:
+        run(request_state.response_charge.settle_flow(), call)
 
 
 def decide_pending(environ: Environ) -> Response | None:

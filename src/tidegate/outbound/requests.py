@@ -18,6 +18,7 @@ from tidegate.outbound.quota.exchange import (
     OutboundRequest,
     ProviderResponse,
     SendResult,
+    is_rate_limit_name,
     target_url,
 )
 from tidegate.outbound.quota.gate import Gate
@@ -91,11 +92,15 @@ class RateLimitAdapter(HTTPAdapter):
         keys: list[str] = []
 
         def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
-            changed = with_url(with_body(request, body), target_url(provider, call))
-            sent = self._with_key(changed, self.gate.key_for(provider, call), keys)
+            sent = request
+            if body is not None or (provider is not None and provider.changes_requests):
+                sent = with_url(with_body(request, body), target_url(provider, call))
+                sent = self._with_key(sent, self.gate.key_for(provider, call), keys)
             response = super(RateLimitAdapter, self).send(sent, stream, timeout, verify, cert, proxies)
             response.request, response.url = request, request.url or ""
-            headers, read = response.raw.headers.items(), partial(read_refusal, response, self.gate.clock)
+            names = response.raw.headers  # iterating over its items is slow
+            headers = tuple(names.items()) if any(map(is_rate_limit_name, names)) else ()
+            read = partial(read_refusal, response, self.gate.clock)
             return ProviderResponse(response.status_code, headers, response.close, response, read)
 
         try:
@@ -167,14 +172,15 @@ class _SettlingRaw:
         self._reader = settlement.reader()
 
     def stream(self, amount: int = 2**16, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - as urllib3 has it
+        reader, settlement = self._reader, self._settlement
         for piece in self._raw.stream(amount, decode_content=decode_content):
-            if self._reader is not None:
-                self._reader.feed(piece)
-                if self._settlement.needs_top_up():
+            if reader is not None:
+                reader.feed(piece)
+                if settlement.tops_up and settlement.needs_top_up():
                     self._top_up()
             yield piece
-        if self._reader is not None:
-            self._reader.end()
+        if reader is not None:
+            reader.end()
         self._settle()
 
     def _top_up(self) -> None:
@@ -197,6 +203,8 @@ class _SettlingRaw:
             self._settle()
 
     def _settle(self) -> None:
+        if self._settlement.charge.settled:  # a response is often released and closed, too
+            return
         self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the raw response

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.bounds import MAX_INTEGER
@@ -97,6 +97,28 @@ class WaitQueue(Protocol):
         """Wake callers that wait for the key: permits may be available."""
 
 
+class WaitQueueRefs:
+    """The wait queues of a store's limiters, by weak references: every correction wakes them, so iterating is fast."""
+
+    __slots__ = ("_refs",)
+
+    def __init__(self) -> None:
+        """Start without queues."""
+        self._refs: dict[int, ref[WaitQueue]] = {}
+
+    def add(self, queue: WaitQueue) -> None:
+        """Add a queue; it is removed when it is freed."""
+        number, refs = id(queue), self._refs
+        refs[number] = ref(queue, lambda _: refs.pop(number, None))
+
+    def wake(self, key: Key) -> None:
+        """Wake callers that wait for a key."""
+        for reference in tuple(self._refs.values()):
+            queue = reference()
+            if queue is not None:
+                queue.wake(key)
+
+
 class Store(ABC):
     """Keeps the states of keys and decides on them.
 
@@ -113,7 +135,7 @@ class Store(ABC):
         """Use the given clock, by default the SystemClock."""
         self.clock: Clock = clock or SystemClock()
         # One for each limiter of this store: returned permits may serve waiters of any of them.
-        self.wait_queues: WeakSet[WaitQueue] = WeakSet()
+        self.wait_queues: WaitQueueRefs = WaitQueueRefs()
 
     @abstractmethod
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
@@ -212,9 +234,8 @@ class Store(ABC):
 
     def wake(self, asks: Sequence[Ask]) -> None:
         """Wake callers that wait for these keys: permits may be available."""
-        for queue in tuple(self.wait_queues):
-            for _, key, _ in asks:
-                queue.wake(key)
+        for _, key, _ in asks:
+            self.wait_queues.wake(key)
 
     def metrics(self) -> dict[str, int]:
         """Return counters for monitoring, by name."""

@@ -1,8 +1,8 @@
 """Takes screenshots of the dashboard in ten situations, at three widths, light and dark.
 
 python -m tests.service.dashboard.screenshots writes them to build/screenshots: SITUATION-WIDTH-SCHEME.png. Names of
-situations as arguments select some of them; --seconds says how long each gets traffic. They are not committed: those in
-docs/images are chosen by hand, and made smaller with --docs.
+situations as arguments select some of them; --seconds says how long each gets traffic. They are not committed; those in
+docs/images are chosen by hand.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_a_lost_store_comes_first_and_says_what_each_policy_does():
 
 
 def test_a_refused_file_says_why_and_that_the_previous_policies_stay():
-    rules = {"adopted": 1, "refused": 3, "error": "service.yaml:4: limit: expected …", "since": SINCE}
+    rules = {"adopted": 1, "refused": 3, "error": "/etc/tidegate/service.yaml:4: limit: expected …", "since": SINCE}
     assert texts(overview(rules=rules)) == [(
         WARNING, "The configuration file is refused: service.yaml:4: limit: expected …",
         "The previous policies stay in effect until the file is corrected.",

@@ -11,6 +11,7 @@ from tidegate.bus import open_bus
 from tidegate.outbound import Providers
 from tidegate.outbound.sources import SourceRunner, read_source
 from tidegate.service.dashboard import panels
+from tidegate.service.dashboard.capacity_history import MAX_RESOURCES
 from tidegate.service.dashboard.panels import budget_panel, bus_panel, sources_panel, swarm_panel
 from tidegate.swarm import SwarmLimiter
 from tidegate.testing import ManualClock
@@ -109,20 +110,38 @@ async def test_the_swarm_panel_shows_the_agents_of_its_namespace(clock):
             agent.close()
 
 
+async def test_the_capacity_of_a_swarm_is_sampled_while_no_page_is_open(clock):
+    with open_bus("local://sampled", clock=clock) as bus, SwarmLimiter(bus, "agent", clock=clock) as agent:
+        panel = swarm_panel(bus)
+        agent.set_capacity("api", 100, window=60)
+        task = asyncio.create_task(panel.run())
+        for second in range(60):
+            if second == 30:
+                agent.announce_reduced("api", "received 429 response")
+            await asyncio.sleep(0)
+            clock.advance(1)
+            await asyncio.sleep(0)
+        task.cancel()
+        points = panel()["resources"]["api"]
+        panel.close()
+    values = [total for _, total, _ in points]
+    assert values[0] == 100
+    assert 50 in values
+    assert points[-1].at - points[0].at >= 40_000
+
+
 async def test_the_swarm_panel_is_bounded(clock):
     with open_bus("local://bounded", clock=clock) as bus:
         panel = swarm_panel(bus, "a secret")
         with SwarmLimiter(bus=bus, agent_id="agent", clock=clock, secret="a secret") as agent:  # noqa: S106 - a test secret
-            for number in range(panels.MAX_RESOURCES + 3):
+            for number in range(MAX_RESOURCES + 3):
                 agent.set_capacity(f"r{number}", 10, window=60)
-            for _ in range(panels.MAX_POINTS + 5):
-                panel()
-                clock.advance(0.5)
+            panel()
+            clock.advance(0.5)
             for _ in range(panels.MAX_REDUCTIONS + 5):
                 agent.announce_reduced("r0", "again")
             data = panel()
-        assert len(data["resources"]) == panels.MAX_RESOURCES
-        assert {len(points) for points in data["resources"].values()} == {panels.MAX_POINTS}
+        assert len(data["resources"]) == MAX_RESOURCES
         assert len(data["reductions"]) == panels.MAX_REDUCTIONS
         panel.close()
 

@@ -1,11 +1,13 @@
 """Long logs: a decision reads few rows, and expired entries are removed."""
 
+import random
 import sqlite3
 
 import pytest
 
 from tidegate.core.limit import Limit
 from tidegate.policy import Policy
+from tidegate.stores import MemoryStore
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.stores.sqlite.log_rows import MAX_EXPIRED_ENTRIES, MAX_REMOVED_PER_TRANSACTION
 from tidegate.testing import ManualClock
@@ -63,6 +65,8 @@ HALF = LONG // 2 * SECOND // 2 + 3600 * SECOND  # half of the entries have expir
         ("adjust", -1, LONG * SECOND // 2, None, 1),  # the latest is removed
         ("adjust", -1, LONG * SECOND // 2, (LONG - 10) * SECOND // 2, 1),  # a late one is removed
         ("adjust", -1, LONG * SECOND // 2, 10 * SECOND // 2, 1),  # an early one is removed
+        ("adjust", -1, LONG * SECOND // 2, LONG * SECOND // 5, 1),  # before the middle
+        ("adjust", -1, LONG * SECOND // 2, LONG * SECOND // 3, 1),  # after the middle
         ("reset", 0, LONG * SECOND // 2, None, LONG),
     ],
 )
@@ -70,6 +74,36 @@ def test_a_decision_reads_few_rows(store, policy, verb, cost, now, at, remaining
     decision, count = statements(store, verb, policy, cost, now, at)
     assert decision.remaining == remaining
     assert count <= 40
+
+
+def test_a_correction_of_a_recent_charge_takes_few_statements(store, policy):
+    now = LONG * SECOND // 2
+    assert store.apply_one("acquire", policy, "k", (0,), now)
+    assert store.apply_one("adjust", policy, "k", (2,), now, (LONG - 1) * SECOND // 2)
+    _, count = statements(store, "adjust", policy, -1, now, (LONG - 1) * SECOND // 2)
+    assert count <= 6  # BEGIN, the state, the last entries, the entry, the state, COMMIT
+
+
+def test_corrections_of_a_long_log_are_those_of_the_memory_store(tmp_path):
+    draw = random.Random(3)
+    policy = Policy("p", (Limit(5000, "1m", "sliding_log", name="a"), Limit(10**6, "10m", "sliding_log", name="b")))
+    stores = [MemoryStore(), SQLiteStore(tmp_path / "limits.db")]
+    now, charged = 0, []
+    for _ in range(500):
+        now += draw.randint(1, SECOND)
+        charged.append(now)
+        calls = [("acquire", (9, 9), None)]
+        calls += [
+            (
+                "adjust",
+                (draw.randint(-9, 5), draw.choice([0, -9, 4])),
+                draw.choice(charged[-draw.choice([1, 9, 400]) :]),
+            )
+        ]
+        for verb, costs, at in calls:
+            first, second = (store.apply_one(verb, policy, "k", costs, now, at).with_views() for store in stores)
+            assert (list(first.views), first.used) == (list(second.views), second.used)
+    stores[1].close()
 
 
 def test_a_long_search_finds_the_exact_entry(store, policy):

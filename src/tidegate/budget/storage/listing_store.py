@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
     from tidegate.policy import Key, Policy
-    from tidegate.stores.base import Ask, WaitQueue
+    from tidegate.stores.base import Ask, WaitQueueRefs
 
 log: logging.Logger = logging.getLogger("tidegate.budget")
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class ListingStore(Store):
     def __init__(self, inner: Store, budget: str, clock: Clock | None) -> None:
         """Wrap the store of the budget with this name; `clock` replaces the clock of the store, for tests."""
         super().__init__(inner.clock)
-        self.wait_queues: weakref.WeakSet[WaitQueue] = inner.wait_queues
+        self.wait_queues: WaitQueueRefs = inner.wait_queues
         self.has_fallback: bool = inner.has_fallback  # type: ignore[misc]  # same as the wrapped store
         self.inner = inner
         self.batches: ListedBatches = ListedBatches(budget, clock or inner.clock)

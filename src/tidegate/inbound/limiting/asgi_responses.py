@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import Decision
     from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.category_limiter import ResponseCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
     RawFields = list[tuple[bytes, bytes]]
@@ -32,16 +33,19 @@ START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "w
 def add_headers(request_state: RequestState, send: Send, write: Writer | None = None) -> Send:
     """Return a `send` for the application that adds the header fields to the first message of a response.
 
+    It first settles what depends on the response, so that the client sees the corrected limits.
     The scope must not refer to it: the server's `send` refers to the scope, and a reference cycle per request would
     make the garbage collector cost more than the decision.
     """
-    if request_state.nested:  # the outer middleware adds the fields
-        return send
 
     def send_with_headers(message: Message) -> Awaitable[None]:
         # A plain function: cheaper than a coroutine or an object with __call__.
         if message["type"] in START_MESSAGES:
-            decision = request_state.shown_decision
+            charge = request_state.response_charge
+            if charge is not None and charge.status is None:
+                charge.status = message.get("status", 101)
+                return settle_and_send(request_state, charge, add_headers(request_state, send, write), message)
+            decision = None if request_state.nested else request_state.shown_decision  # nested: the outer one adds them
             if decision is not None:
                 fields = (write or request_state.request_limiter.response_writer.raw_fields)(decision)
                 if not decision:
@@ -53,15 +57,15 @@ def add_headers(request_state: RequestState, send: Send, write: Writer | None = 
 
 
 def defer_start(request_state: RequestState, scope: Scope, receive: Receive, send: Send) -> Send:
-    """Return a `send` like `add_headers` that first decides what is pending, and settles what depends on the response.
+    """Return a `send` like `add_headers` that first decides what is pending.
 
-    The client sees the corrected limits. A response to a request that is denied only now is replaced by the denial.
+    A response to a request that is denied only now is replaced by the denial.
     """
 
     def send_deferred(message: Message) -> Awaitable[None]:
         if message["type"] not in START_MESSAGES:
             return ignore() if request_state.replaced else send(message)
-        if request_state.pending or request_state.response_charge is not None:
+        if request_state.pending:
             return start_deferred(request_state, scope, receive, add_headers(request_state, send), message)
         fields = None if request_state.nested else request_state.prepared_fields(raw=True)
         if fields is None:
@@ -74,15 +78,19 @@ def defer_start(request_state: RequestState, scope: Scope, receive: Receive, sen
 async def start_deferred(
     request_state: RequestState, scope: Scope, receive: Receive, send: Send, message: Message
 ) -> None:
-    """Decide what is pending and settle what depends on the response, then start the response."""
-    if request_state.pending and not await decide_pending(scope, receive, send, started=True):
+    """Decide what is pending, then start the response."""
+    if await decide_pending(scope, receive, send, started=True):
+        await send(message)
+    else:
         request_state.replaced = True
-        return
-    response_charge = request_state.response_charge
-    if response_charge is not None:
-        response_charge.status = message.get("status", 101)
-        if response_charge.settles_at_start:
-            request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
+
+
+async def settle_and_send(
+    request_state: RequestState, response_charge: ResponseCharge, send: Send, message: Message
+) -> None:
+    """Settle what depends on the status of the response, then start it."""
+    if response_charge.settles_at_start:
+        request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
     await send(message)
 
 

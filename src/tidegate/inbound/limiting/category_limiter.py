@@ -16,6 +16,7 @@ from tidegate.limiter import AsyncLimiter, Limiter
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tidegate.core import Limit
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
@@ -49,7 +50,6 @@ class CategoryLimiter:
         "limiter",
         "recent_clients",
         "reserves",
-        "slot_seconds",
         "text_fields",
     )
 
@@ -83,10 +83,9 @@ class CategoryLimiter:
             self.limiter.policy
         )
         self.charging: Charging | None = category.charging
-        # How long a request may hold a concurrency slot, at most until its response is complete; None: no slots.
-        slots = [limit.length for limit in category.policy.limits if limit.rules.holds_slots]
-        self.slot_seconds: float | None = min(slots) / SECOND if slots else None
-        self.reserves: bool = bool(slots) or self.charging is not None or self._count is not None
+        self.reserves: bool = (
+            holds_slots(category.policy.limits) or self.charging is not None or self._count is not None
+        )
 
     def final_cost(self, request: Request, status: int, cost: Cost) -> Cost | None:
         """Return the final cost of a request, given the status of its response; None: the estimated cost."""
@@ -113,11 +112,17 @@ def open_charges(decided: Iterable[DecidedCharge]) -> list[OpenCharge]:
     for charge, decision, verb in decided:
         owner = charge.category_limiter or charge.route_limit
         if charge.reserves and verb and owner is not None:
-            slot_seconds = owner.slot_seconds
-            ttl = slot_seconds or MAX_RESPONSE_SECONDS
+            # How long a request may hold a concurrency slot, at most until its response is complete.
+            slots = [limit.length / SECOND for limit in charge.policy.limits if limit.rules.holds_slots]
+            ttl = min(slots, default=MAX_RESPONSE_SECONDS)
             reservation = charge.limiter.make_reservation(charge.key, charge.cost, decision, ttl)
-            found.append(OpenCharge(charge, reservation, owner.final_cost, slot_seconds is not None))
+            found.append(OpenCharge(charge, reservation, owner.final_cost, bool(slots)))
     return found
+
+
+def holds_slots(limits: Iterable[Limit]) -> bool:
+    """Return whether requests hold slots of one of the limits until their responses are complete."""
+    return any(limit.rules.holds_slots for limit in limits)
 
 
 def correct_flow(name: str, step: Callable[[], Any]) -> CallFlow[None]:
@@ -131,25 +136,35 @@ def correct_flow(name: str, step: Callable[[], Any]) -> CallFlow[None]:
 class ResponseCharge:
     """The reservations of a request, settled when the status of its response is known."""
 
-    __slots__ = ("_open", "_request", "settles_at_start", "status")
+    __slots__ = ("_open", "_request", "status")
 
     def __init__(self, charges: list[OpenCharge], request: Request) -> None:
         """Hold the reservations of a request."""
         self._open = charges
         self._request = request
-        self.status: int = FIRST_SERVER_ERROR
-        # Slots are held until the response is complete.
-        self.settles_at_start: bool = not any(each.holds_slots for each in charges)
+        self.status: int | None = None  # until the response starts
+
+    @property
+    def settles_at_start(self) -> bool:
+        """Whether the start of the response settles everything: slots are held until the response is complete."""
+        return not any(each.holds_slots for each in self._open)
 
     def add(self, other: ResponseCharge) -> None:
         """Settle the charges of a later decision about the same request, too."""
         self._open = [*self._open, *other.take()]
-        self.settles_at_start = self.settles_at_start and other.settles_at_start
 
     def take(self) -> list[OpenCharge]:
         """Return the charges, which are no longer settled here."""
         charges, self._open = self._open, []
         return charges
+
+    def settle_early_flow(self, charges: Iterable[RequestCharge]) -> CallFlow[None]:
+        """Settle only these charges, before the response is known: no status changes their cost."""
+        early = {id(charge) for charge in charges}
+        found = [each for each in self._open if id(each.charge) in early]
+        self._open = [each for each in self._open if id(each.charge) not in early]
+        for each in found:
+            yield from correct_flow(each.charge.policy.name, partial(each.reservation.commit, None))
 
     def settle_at_start_flow(self) -> CallFlow[list[tuple[RequestCharge, Decision]]]:
         """Settle, then return the new state of each charge for the headers; nothing if the store fails."""
@@ -167,7 +182,8 @@ class ResponseCharge:
         return decisions
 
     def settle_flow(self) -> CallFlow[None]:
-        """Commit the final cost of the request, once."""
+        """Commit the final cost of the request, once. A missing response counts as a server error."""
+        status = FIRST_SERVER_ERROR if self.status is None else self.status
         for charge, reservation, final_cost, _ in self.take():
-            actual = final_cost(self._request if charge.native is None else charge.native, self.status, charge.cost)
+            actual = final_cost(self._request if charge.native is None else charge.native, status, charge.cost)
             yield from correct_flow(charge.policy.name, partial(reservation.commit, actual))

@@ -57,8 +57,8 @@ class MadeTogether(NamedTuple):
 
 def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
     """Decide what is pending and the limits of a stack; returns whether they were decided and allow the request."""
-    if request_state.by_route:
-        request_state.override_defaults(stack.uses)
+    if request_state.by_route and stack.is_plain:
+        request_state.override_defaults(stack.uses, "")
     if len(request_state.pending) != 1:
         return False
     charge = request_state.pending[0]

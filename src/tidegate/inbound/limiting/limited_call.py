@@ -58,6 +58,9 @@ class Framework(Protocol):
     def make_error(self, response: Response, decision: Decision, native: Any) -> Exception:  # noqa: ANN401 - as above
         """Return the framework's exception for a denied request."""
 
+    def deny_call(self, response: Response, decision: Decision, native: Any) -> Any:  # noqa: ANN401 - as above
+        """Return the response to a call that its own limits deny, or raise an exception that handlers can see."""
+
     def error_response(self, error: Exception) -> Any:  # noqa: ANN401 - as above
         """Return the response that an exception of the function becomes; None if the application has failed."""
 
@@ -72,16 +75,19 @@ class LimitedBlock:
     """A block inside an endpoint that is limited: `with limit.check(request):`, or `async with`.
 
     Entering it charges the limit, in one more step of the store. If the limit denies, everything that the request was
-    charged before is refunded, and the framework's exception for a denied request is raised.
+    charged before is refunded, and the framework's exception for a denied request is raised. Leaving it releases its
+    slots of a concurrency limit. With `count=`, the response decides whether the charge remains, as on routes.
     """
 
     def __init__(self, limit: RouteLimit, native: FrameworkRequest, framework: Framework) -> None:
         """Limit by the scope of the limit: a block has no route."""
         if limit.scope is None:
             raise ConfigError("a limit on a block needs a scope, as in limit('5/1m', scope='export')", field="scope")
+        self._limit = limit
         self._uses = (RouteUse(limit, limit.scope),)
         self._native = native
         self._framework = framework
+        self._check: RequestCheck | None = None
 
     def __enter__(self) -> None:
         """Charge the limit, from a function."""
@@ -89,6 +95,7 @@ class LimitedBlock:
 
     def __exit__(self, *_: object) -> None:
         """Leave the block."""
+        run(self._leave_flow(), call)
 
     async def __aenter__(self) -> None:
         """Charge the limit, from a coroutine."""
@@ -96,14 +103,27 @@ class LimitedBlock:
 
     async def __aexit__(self, *_: object) -> None:
         """Leave the block."""
+        await run_async(self._leave_flow(), call)
 
     def _check_flow(self, *, tasks: bool) -> CallFlow[RequestCheck]:
         framework, native = self._framework, self._native
-        return check_flow(self._uses, native, framework.mapping(native), framework, tasks=tasks)
+        mapping = framework.mapping(native)
+        if self._limit.counts_by_response:
+            require_response(mapping.get(STATE_KEY), "count= of a limit on a block")
+        return check_flow(self._uses, native, mapping, framework, tasks=tasks)
+
+    def _leave_flow(self) -> CallFlow[None]:
+        """Release the slots that the block holds, unless the response may change the charge."""
+        check, self._check = self._check, None
+        response_charge = None if check is None else check.request_state.response_charge
+        if check is not None and response_charge is not None and not self._limit.counts_by_response:
+            yield from response_charge.settle_early_flow([each.charge for each in check.result.decided])
 
     def _finish(self, check: RequestCheck) -> None:
-        state, result, request = check
-        if not result.allowed:
+        state, result, request = self._check = check
+        if result.allowed:
+            self._framework.report(self._native, [each for each in result.decided if not each.charge.blocks])
+        else:
             decision = result.decision
             assert decision is not None  # noqa: S101 - a denial has a decision
             raise self._framework.make_error(deny(result, request, self._native, state), decision, self._native)
@@ -164,9 +184,10 @@ def limited_flow(
         check = yield from check_flow(stack.uses, native, mapping, framework, tasks=tasks)
         state = check.request_state
         if not check.result.allowed:
-            return framework.make_response(deny(check.result, check.request, native, state))
+            return answer_denied(check, native, framework)
         framework.report(native, [each for each in check.result.decided if not each.charge.blocks])
         stack.cover(state)
+        state.sees_response = True
         if request_state is not None and not state.standalone:
             return (yield step)
         return (yield from _call_standalone_flow(state, framework, step))
@@ -177,25 +198,48 @@ def limited_flow(
 
 def _call_standalone_flow(request_state: RequestState, framework: Framework, step: Callable[[], Any]) -> CallFlow[Any]:
     """Call the function without a middleware in front: settle what depends on the response, and add the headers."""
-    response_charge = request_state.response_charge
     try:
         response = yield step
     except Exception as error:
         response = framework.error_response(error)
         if response is not None:
             yield from _finish_standalone_flow(request_state, framework, response)
-        elif response_charge is not None:
-            yield from response_charge.settle_flow()
+        elif request_state.response_charge is not None:
+            yield from request_state.response_charge.settle_flow()
         raise
     return (yield from _finish_standalone_flow(request_state, framework, response))
 
 
 def _finish_standalone_flow(request_state: RequestState, framework: Framework, response: Any) -> CallFlow[Any]:  # noqa: ANN401 - any response
+    yield from settle_standalone_flow(request_state, framework.status(response))
+    return framework.add_fields(response, standalone_fields(request_state))
+
+
+def settle_standalone_flow(request_state: RequestState, status: int) -> CallFlow[None]:
+    """Settle what depends on the response to a request that no middleware has seen."""
     response_charge = request_state.response_charge
     if response_charge is not None:
-        response_charge.status = framework.status(response)
+        response_charge.status = status
         request_state.replace_decisions((yield from response_charge.settle_at_start_flow()))
-    return framework.add_fields(response, standalone_fields(request_state))
+
+
+def answer_denied(check: RequestCheck, native: Any, framework: Framework) -> Any:  # noqa: ANN401 - any request
+    """Return the response to a denied request; if limits of the route denied it, the framework may raise instead."""
+    state, result, request = check
+    response, decision = deny(result, request, native, state), result.decision
+    if decision is None or all(each.charge.route_limit is None for each in result.denials):
+        return framework.make_response(response)
+    return framework.deny_call(response, decision, native)
+
+
+def require_response(request_state: RequestState | None, option: str) -> None:
+    """Raise a ConfigError if nothing sees the response of the request, on which a charge depends."""
+    if request_state is None or not request_state.sees_response:
+        message = (
+            f"{option} needs a RateLimitMiddleware around the application, which sees the response: for example "
+            'RateLimitMiddleware(app, {"defaults": False, "unmatched": None})'
+        )
+        raise ConfigError(message)
 
 
 def check_flow(

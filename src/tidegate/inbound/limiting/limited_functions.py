@@ -116,7 +116,15 @@ def is_exempt(function: object) -> bool:
 
 
 def exempt(function: F) -> F:
-    """Exempt an endpoint from the categories of the middleware: `@exempt` below the decorator of the route."""
+    """Exempt an endpoint from the limits of the middleware: `@exempt` below the decorator of the route.
+
+    `exempt(blueprint)` exempts all routes of a blueprint of Flask or Quart.
+    """
+    if hasattr(function, "routes"):
+        raise ConfigError(
+            f"exempt takes an endpoint or a blueprint, not the {type(function).__name__} of several routes: "
+            "add their paths to `exempt` in the configuration of the middleware"
+        )
     setattr(function, EXEMPT_ATTRIBUTE, True)
     return function
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate.errors import ConfigError
@@ -87,21 +88,41 @@ def _prefix_length(name: str) -> Callable[[Any], str | None]:
     )
 
 
-OPTIONAL_FUNCTION: Final = _require(lambda value: value is None or callable(value), "a function")
+def describe_function_problem(function: object, *arguments: str) -> str | None:
+    """Say what is wrong with an optional function that is called with these arguments; None: nothing is."""
+    if function is None:
+        return None
+    if not callable(function):
+        return "must be a function"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions in C have none
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return f"must be a function of {' and '.join(arguments)}, as in `lambda {', '.join(arguments)}: …`"
+    return None
+
+
+def _function_of(*arguments: str) -> Callable[[Any], str | None]:
+    return lambda value: describe_function_problem(value, *arguments)
+
+
 NON_NEGATIVE_INTEGER: Final = _require(
     lambda value: isinstance(value, int) and _is_number(value) and value >= 0, "a non-negative integer"
 )
 BOOLEAN: Final = _require(lambda value: isinstance(value, bool), "True or False")
 CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
-    "key": OPTIONAL_FUNCTION,
-    "plan": OPTIONAL_FUNCTION,
+    "key": _function_of("request"),
+    "plan": _function_of("request"),
     "ipv4_prefix": _prefix_length("ipv4_prefix"),
     "ipv6_prefix": _prefix_length("ipv6_prefix"),
     "unknown": _one_of(*get_args(Unknown)),
     "lease": lambda _: None,  # read_lease checks it
-    "denied": OPTIONAL_FUNCTION,
+    "denied": _function_of("request", "decision"),
     "html": lambda _: None,  # read_html checks it
-    "exempt_when": OPTIONAL_FUNCTION,
+    "exempt_when": _function_of("request"),
     "application_limits": lambda _: None,  # ExtraLimits checks it
     "default_limits": lambda _: None,
     "block_after": lambda _: None,  # read_block checks it
@@ -123,7 +144,7 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
         lambda value: value is None or (isinstance(value, str) and value.isascii() and len(value) >= MIN_TOKEN_LENGTH),
         f"a string of at least {MIN_TOKEN_LENGTH} ASCII characters",
     ),
-    "observer": OPTIONAL_FUNCTION,
+    "observer": _function_of("record"),
     "log_every": NON_NEGATIVE_INTEGER,
     "log_burst": NON_NEGATIVE_INTEGER,
     "reload": _require(

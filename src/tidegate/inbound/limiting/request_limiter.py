@@ -12,6 +12,7 @@ is the complete version: blocked clients, custom keys, several categories, charg
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from operator import call
@@ -155,6 +156,7 @@ class RequestLimiter:
         self.observed = self.observer is not None or every > 0
         self.blocked_clients: TemporaryList = TemporaryList()
         self.allowed_clients: TemporaryList = TemporaryList()
+        self.denied_by_limit: Counter[str] = Counter()  # by the name of the policy: a category, or a route
         self.special: bool = False  # whether every request needs the slow path: see update_special
         self._maintenance_interval = round(get("reload", 1.0) * SECOND)
         self.maintenance_due: int = 0  # the time of the next maintenance
@@ -181,10 +183,11 @@ class RequestLimiter:
     def _check_counts(self, rules: Rules) -> None:
         """Raise ConfigError if the rules lack a category that the options name, or need an option."""
         self.plan_limiters.check(rules)
-        unknown = sorted(self._counts.keys() - {category.name for category in rules.categories})
+        extra = (rules.application_limits, rules.default_limits)
+        known = [category.name for category in (*rules.categories, *extra) if category is not None]
+        unknown = sorted(self._counts.keys() - set(known))
         if unknown:
-            names = ", ".join(category.name for category in rules.categories)
-            raise ConfigError(f"unknown category {unknown[0]!r}: expected one of {names}", field="count")
+            raise ConfigError(f"unknown category {unknown[0]!r}: expected one of {', '.join(known)}", field="count")
 
     def update_rules(self, rules: Rules) -> None:
         """Use these rules from now on; clients keep their usage."""
@@ -352,7 +355,9 @@ class RequestLimiter:
         return decision.allowed or (key is UNKNOWN and self.client_identifier.allows_unknown)
 
     def notify(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
-        """Pass a decision to the log and the observer."""
+        """Count a denial, and pass a decision to the log and the observer."""
+        if not decision.allowed:
+            self.denied_by_limit[policy.name] += 1
         if self.observer is None and not log.isEnabledFor(logging.INFO if decision.within_limits else logging.WARNING):
             return  # nothing to notify; keeps floods of denials cheap
         costs = policy.one if cost == 1 else policy.costs(cost)

@@ -51,6 +51,7 @@ class RequestState:
     covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
     response_charge: ResponseCharge | None = None
     inner: list[Decision | RequestState] | None = None
+    sees_response: bool = True  # something settles what depends on the response
     standalone: bool = False  # no middleware has seen the request: a route limit writes the headers
     outer: RequestState | None = None
     nested: bool = False
@@ -91,10 +92,14 @@ class RequestState:
         """Add the decision of a route limit, or the state of an inner middleware."""
         self.inner = [*(self.inner or ()), decision]
 
-    def override_defaults(self, uses: Sequence[RouteUse]) -> None:
-        """Drop pending default limits: the limits of the route replace them, unless they are declared not to."""
+    def override_defaults(self, uses: Sequence[RouteUse], method: str) -> None:
+        """Drop pending default limits: the limits of the route replace them, unless they are declared not to.
+
+        Limits that do not apply to the method of the request replace nothing.
+        """
         if self.by_route:
-            self.choose_route(None if any(use.limit.override_defaults for use in uses) else uses[0].route)
+            replaced = any(use.limit.override_defaults and use.limit.applies_to(method) for use in uses)
+            self.choose_route(None if replaced else uses[0].route)
 
     def choose_route(self, route: str | None) -> None:
         """Charge pending default limits to the count of a route; None: drop them."""

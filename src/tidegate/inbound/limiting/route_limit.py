@@ -16,16 +16,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.client.request import FrameworkRequest
+from tidegate.inbound.limiting.category_limiter import holds_slots
 from tidegate.inbound.limiting.charges import RequestCharge
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
-from tidegate.inbound.limiting.options import OPTIONAL_FUNCTION
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import RequestState
+from tidegate.inbound.limiting.route_options import (
+    check_fixed_cost,
+    check_functions,
+    check_texts,
+    read_count,
+    read_methods,
+)
 from tidegate.inbound.responses.header_names import read_header_names
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.extra_limits import Limits, has_own_name, read_exact_limits
@@ -51,6 +57,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
 LimitsOf = Callable[[FrameworkRequest], "Limits | None"]
 FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is no valid one
+# The counts of `per_method`: clients cannot add others.
+METHOD_COUNTS: Final = {
+    each: "GET" if each == "HEAD" else each for each in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+}
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
@@ -103,8 +113,9 @@ class RouteLimit:
         name: str | None = None,
         default: Limits | None = None,
         methods: Collection[str] | None = None,
+        per_method: bool = False,
         exempt_when: Callable[[FrameworkRequest], bool] | None = None,
-        count: Collection[int] | Callable[[FrameworkRequest, int], bool] | None = None,
+        count: Collection[int | str] | Callable[[FrameworkRequest, int], bool] | None = None,
         on_denied: Callable[[FrameworkRequest, Decision], object] | None = None,
         block: bool = True,
         override_defaults: bool = True,
@@ -121,18 +132,22 @@ class RouteLimit:
         `key` returns the key of a request, `cost` is its cost; routes with the same `scope` share a count. The `name`
         separates the limits of a route; by default it is made of the key function and the periods. A function that
         returns an invalid limit is logged once; the last valid one applies, at first `default` (60/1m). Only requests
-        with one of the `methods` are limited, and none for which `exempt_when` returns true. `count` are statuses that
-        count, or a function of request and status; other responses are refunded. `on_denied` is called for each denial.
+        with one of the `methods` are limited, and none for which `exempt_when` returns true; `per_method` counts each
+        method separately. `count` are statuses that count, or a function of request and status; other responses are
+        refunded. `on_denied` is called for each denial.
         With `block=False`, it denies nothing: it sets `limited` of Django's request, `request.state` or `flask.g`.
         The `default_limits` of a middleware apply in addition only with `override_defaults=False`.
         `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
-        for field, function in (("key", key), ("exempt_when", exempt_when), ("on_denied", on_denied)):
-            problem = OPTIONAL_FUNCTION(function)
-            if problem:
-                example = " such as by_header('x-tenant')" if field == "key" else ""
-                raise ConfigError(f"{problem}{example}, not {function!r}", field=field)
+        check_functions({"key": key, "exempt_when": exempt_when}, "request")
+        dynamic: dict[str, object] = {
+            field: each for field, each in (("limits", limits), ("cost", cost)) if callable(each)
+        }
+        check_functions(dynamic, "request")
+        check_functions({"denied": denied, "on_denied": on_denied}, "request", "decision")
+        check_texts(scope=scope, name=name)
         fixed = None if callable(limits) else named_limits(read_exact_limits(limits), name)
+        check_fixed_cost(cost, fixed)
         self._limits_of: LimitsOf | None = limits if callable(limits) else None
         # The limits that apply if there is no function, or if it returns invalid ones.
         self._valid: tuple[Limit, ...] | None = fixed or (None if default is None else read_exact_limits(default))
@@ -141,10 +156,11 @@ class RouteLimit:
         self._key_of = key
         self._cost = cost
         self.scope = scope
-        self.name: str = name or default_name(key, fixed)
-        self._methods = None if methods is None else frozenset(method.upper() for method in methods)
+        self._methods = read_methods(methods)
+        self.name: str = name or default_name(key, fixed, methods=self._methods)
+        self._per_method = per_method
         self._exempt_when = exempt_when
-        self._count = count
+        self._count = read_count(count)
         self.on_denied = on_denied
         self.blocks: bool = block
         self.override_defaults: bool = override_defaults
@@ -158,14 +174,13 @@ class RouteLimit:
         self.denied = denied
         self._parsed: dict[object, tuple[Limit, ...]] = {}
         self._limiters: dict[object, tuple[Store, Limiter | AsyncLimiter]] = {}
-        slots = [limit.length for limit in fixed or () if limit.rules.holds_slots]
-        self.slot_seconds: float | None = min(slots) / SECOND if slots else None
         # Whether it calls functions that may need what the application adds to the request.
         self.has_functions: bool = any(
             callable(each) and not getattr(each, "reads_headers", False)
             for each in (self._limits_of, key, cost, exempt_when)
         )
-        self._reserves = bool(slots) or count is not None
+        self.counts_by_response: bool = count is not None
+        self.reserves: bool = holds_slots(fixed or ()) or self.counts_by_response
         self._warned = False
 
         self.has_key: bool = key is not None
@@ -176,7 +191,7 @@ class RouteLimit:
             and self.blocks
             and cost == 1
             and store is None
-            and not (methods or exempt_when or self._reserves)
+            and not (methods or exempt_when or per_method or self.reserves)
         )
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
@@ -213,7 +228,7 @@ class RouteLimit:
         """Return what a request is to be charged; None if it is not limited."""
         if not request_limiter.rules.enabled:
             return None
-        if self._methods is not None and request.method.upper() not in self._methods:
+        if not self.applies_to(request.method):
             return None
         if self._exempt_when is not None and self._exempt_when(native):
             return None
@@ -225,11 +240,18 @@ class RouteLimit:
             limits = self._read_dynamic(native)
             if limits is None:
                 return None
-        limiter = self._limiter(request_limiter, use.policy_name, limits, tasks=tasks)
+        name = use.policy_name
+        if self._per_method:
+            name = f"{name}:{METHOD_COUNTS.get(request.method.upper(), 'other')}"
+        limiter = self._limiter(request_limiter, name, limits, tasks=tasks)
         cost = self._cost(native) if callable(self._cost) else self._cost
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
-        kept = native if self._reserves else None
-        return RequestCharge(request_limiter, limiter, key, cost, None, self, self._reserves, kept)
+        reserves = self.reserves or (limits is not None and holds_slots(limits))
+        return RequestCharge(request_limiter, limiter, key, cost, None, self, reserves, native if reserves else None)
+
+    def applies_to(self, method: str) -> bool:
+        """Return whether requests with this method are limited."""
+        return self._methods is None or method.upper() in self._methods
 
     def plain_limiter(self, request_limiter: RequestLimiter, use: RouteUse) -> Limiter | AsyncLimiter:
         """Return the limiter of a plain limit at a route."""
@@ -241,7 +263,7 @@ class RouteLimit:
         count = self._count
         if count is None:
             return None
-        return None if (count(request, status) if callable(count) else status in count) else 0
+        return None if count(request, status) else 0
 
     def _read_dynamic(self, native: object) -> tuple[Limit, ...] | None:
         """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
@@ -311,7 +333,7 @@ def decide_uses_flow(
     more: bool = False,
 ) -> CallFlow[ChargeResult]:
     """Decide the limits of a route together with what is pending. `more`: other limits may be decided later."""
-    request_state.override_defaults(uses)
+    request_state.override_defaults(uses, request.method)
     charges = []
     for use in uses:
         request_limiter = use.limit.request_limiter_for(request_state)
@@ -323,14 +345,23 @@ def decide_uses_flow(
         for each in result.denials:
             limit = each.charge.route_limit
             if limit is not None and limit.on_denied is not None:
-                limit.on_denied(native, each.decision)
+                call_on_denied(limit, native, each.decision)
     return result
 
 
+def call_on_denied(limit: RouteLimit, native: object, decision: Decision) -> None:
+    """Call the function `on_denied` of a limit. The client gets its 429 even if the function fails."""
+    assert limit.on_denied is not None  # noqa: S101 - the caller checks it
+    try:
+        limit.on_denied(native, decision)
+    except Exception:
+        log.exception("%s: the function on_denied failed", limit.name)
+
+
 def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:
-    """Return the state of a request that no middleware has seen."""
+    """Return the state of a request that no middleware has seen; nobody sees its response yet."""
     request_state = RequestState(limit.own_request_limiter(), client, None)
-    request_state.standalone = True
+    request_state.standalone, request_state.sees_response = True, False
     return request_state
 
 
@@ -348,11 +379,15 @@ def standalone_fields(request_state: RequestState) -> list[tuple[str, str]]:
 
 
 def default_name(
-    key: Callable[..., object] | None, limits: Sequence[Limit] | None, without_key: str = "by_address"
+    key: Callable[..., object] | None,
+    limits: Sequence[Limit] | None,
+    without_key: str = "by_address",
+    methods: Collection[str] | None = None,
 ) -> str:
-    """Name a limit after its key function and its periods; a changed quota keeps the name, and so the count."""
+    """Name a limit after its key function, periods and methods; a changed quota keeps the name, and so the count."""
     function = without_key if key is None else getattr(key, "__name__", type(key).__name__)
-    return f"{function}/{'dynamic' if limits is None else '+'.join(limit.name for limit in limits)}"
+    names = f"{function}/{'dynamic' if limits is None else '+'.join(limit.name for limit in limits)}"
+    return names if methods is None else f"{names} {'+'.join(sorted(methods))}"
 
 
 def named_limits(limits: tuple[Limit, ...], name: str | None) -> tuple[Limit, ...]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.inbound.limiting.category_limiter import FIRST_SERVER_ERROR
 from tidegate.inbound.limiting.limited_functions import STACK_ATTRIBUTE, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.responses.response import BODY_HEADERS
 
 if TYPE_CHECKING:
     from tidegate.inbound.limiting.limited_functions import LimitStack
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.request_state import RequestState
     from tidegate.inbound.limiting.route_limit import RouteLimit
+    from tidegate.inbound.responses.response import Response
 
+OK: Final = 200
 BLUEPRINT_LIMITS: Final = "__tidegate_blueprint_limits__"
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))  # that are cached
 
@@ -44,7 +48,7 @@ class ViewGate:
             self._limited = (
                 bool(defaults)
                 or any(map(is_limited_view, self.app.view_functions.values()))
-                or any(BLUEPRINT_LIMITS in vars(blueprint) for blueprint in self.app.blueprints.values())
+                or any(BLUEPRINT_LIMITS in vars(each) or is_exempt(each) for each in self.app.blueprints.values())
             )
             if self._limited and not self._installed:
                 self._installed = True
@@ -62,7 +66,8 @@ class ViewGate:
         if route not in self._pending:
             view = current_view(self.app, request)
             limited = view_stack(self.app, request) is not None or blueprint_limits(self.app, request)
-            decides = None if is_exempt(view) else not limited
+            exempt = is_exempt(view) or any(map(is_exempt, current_blueprints(self.app, request)))
+            decides = None if exempt else not limited
             if request.endpoint is not None and request.method in METHODS:
                 self._pending[route] = decides
         if decides is None:
@@ -92,7 +97,30 @@ def view_stack(app: Any, request: Any) -> LimitStack | None:  # noqa: ANN401 - a
     return found
 
 
+def current_blueprints(app: Any, request: Any) -> list[Any]:  # noqa: ANN401 - as above
+    """Return the blueprints of the current route, the innermost first."""
+    return [app.blueprints[name] for name in request.blueprints]
+
+
 def blueprint_limits(app: Any, request: Any) -> list[RouteLimit]:  # noqa: ANN401 - as above
     """Return the limits of the blueprints of the current route."""
-    blueprints = (app.blueprints.get(name) for name in request.blueprints)
-    return [limit for blueprint in blueprints for limit in vars(blueprint).get(BLUEPRINT_LIMITS, ())]
+    return [limit for each in current_blueprints(app, request) for limit in vars(each).get(BLUEPRINT_LIMITS, ())]
+
+
+def status_of(result: Any) -> int:  # noqa: ANN401 - whatever a view returns or raises
+    """Return the status of the result of a view: a response, an exception, a tuple with a status, or a body."""
+    if isinstance(result, Exception):  # an HTTPException of Werkzeug
+        code: int | None = getattr(result, "code", None) or getattr(
+            getattr(result, "response", None), "status_code", None
+        )
+        return FIRST_SERVER_ERROR if code is None else code
+    given = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    return given if isinstance(given, int) else getattr(result, "status_code", OK)
+
+
+def add_missing_headers(sent: Any, denial: Response) -> None:  # noqa: ANN401 - a response of Flask or Quart
+    """Add the header fields of a denial to the response that an error handler has built in its place."""
+    if sent.status_code == denial.status:
+        for name, value in denial.headers:
+            if name.lower() not in BODY_HEADERS:
+                sent.headers.setdefault(name, value)

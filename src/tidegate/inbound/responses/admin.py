@@ -43,6 +43,7 @@ MAX_BODY_BYTES: Final = 16_384
 MAX_KEY_LENGTH: Final = 512
 MAX_SHOWN_LENGTH: Final = 60  # characters of a value in an error message
 MAX_CLIENTS_LISTED: Final = 1000  # for `top`
+MAX_LIMITS_LISTED: Final = 100
 MAX_BLOCK_SECONDS: Final = 366 * 86_400
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host", "cf-connecting-ip")
 TEST_CLIENT: Final = "testclient"  # the peer name of Starlette's test client; not a network address
@@ -124,6 +125,7 @@ def statistics(request_limiter: RequestLimiter, query: dict[str, str]) -> dict[s
         }
         for name in request_limiter.category_limiters
     }
+    found["denied_by_limit"] = dict(request_limiter.denied_by_limit.most_common(MAX_LIMITS_LISTED))
     blocks = request_limiter.denial_blocks
     found["blocked"] = request_limiter.blocked_clients.expiry_times(now)
     found["blocked_for_denials"] = blocks.listed.expiry_times(now) if blocks is not None else {}

@@ -42,6 +42,7 @@ MAX_SNIFFED: Final = 64  # characters of a custom body that are read to find its
 F = TypeVar("F", tuple[str, str], tuple[bytes, bytes])  # a header field
 RETRY_AFTER_FIELD: Final = RETRY_AFTER.lower().encode()
 RETRY_AFTER_STATUSES: Final = (429, 503)
+BODY_HEADERS: Final = ("content-type", "content-length")  # fields that describe a body
 EXPOSE_HEADERS: Final = "Access-Control-Expose-Headers"
 REASONS: Final = {
     200: "OK",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Limits = str | Limit | Iterable[str | Limit]
 DEFAULT_ALGORITHM: Final = "sliding_log"
+SEPARATORS: Final = ";,|"  # of limits, in strings of other rate limiters
 
 
 def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:
@@ -33,7 +34,13 @@ def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:
 
 
 def _read_exact_limit(text: str) -> Limit:
-    return with_default_algorithm(parse_inbound_limit(text), text, DEFAULT_ALGORITHM)
+    try:
+        return with_default_algorithm(parse_inbound_limit(text), text, DEFAULT_ALGORITHM)
+    except ConfigError as error:
+        if any(separator in text for separator in SEPARATORS):
+            hint = "write several limits as a list such as ['5/1m', '100/1h'], or use tidegate.compat.limits.parse_many"
+            raise ConfigError(f"{error.detail}: {hint}", field="limits") from None
+        raise
 
 
 def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:

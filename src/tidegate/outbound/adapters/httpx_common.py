@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.settlement import PendingSettlement
 
 EXTENSION: Final = "tidegate"
+FIRST_ERROR_STATUS: Final = 400
 ENCODING_LENGTH: Final = len("content-encoding")
 
 RequestT = TypeVar("RequestT")
@@ -173,10 +174,15 @@ class SyncTransport(Generic[RequestT, ResponseT]):
         call = self._library.to_outbound_request(request)
 
         def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
-            changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
-            response = self._inner.handle_request(self._library.with_key(changed, self.gate.key_for(provider, call)))
-            read = partial(self._library.read_refusal, response, self.gate.clock)
-            return ProviderResponse(response.status_code, rate_limit_headers(response), response.close, response, read)
+            changed: Any = request
+            if body is not None or (provider is not None and provider.changes_requests):
+                changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
+                changed = self._library.with_key(changed, self.gate.key_for(provider, call))
+            response = self._inner.handle_request(changed)
+            status, read = response.status_code, None
+            if status >= FIRST_ERROR_STATUS:
+                read = partial(self._library.read_refusal, response, self.gate.clock)
+            return ProviderResponse(status, rate_limit_headers(response), response.close, response, read)
 
         result: SendResult[Any] = self.gate.run(self.gate.send_flow(call, send))
         response: ResponseT = self._library.to_response(result, self.gate, self._library.stream_class)
@@ -202,11 +208,15 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
         call = self._library.to_outbound_request(request)
 
         async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
-            changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
-            keyed = self._library.with_key(changed, self.gate.key_for(provider, call))
-            response = await self._inner.handle_async_request(keyed)
-            read = partial(self._library.read_refusal_async, response, self.gate.clock)
-            return ProviderResponse(response.status_code, rate_limit_headers(response), response.aclose, response, read)
+            changed: Any = request
+            if body is not None or (provider is not None and provider.changes_requests):
+                changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
+                changed = self._library.with_key(changed, self.gate.key_for(provider, call))
+            response = await self._inner.handle_async_request(changed)
+            status, read = response.status_code, None
+            if status >= FIRST_ERROR_STATUS:
+                read = partial(self._library.read_refusal_async, response, self.gate.clock)
+            return ProviderResponse(status, rate_limit_headers(response), response.aclose, response, read)
 
         result: SendResult[Any] = await self.gate.run(self.gate.send_flow(call, send))
         response: ResponseT = self._library.to_response(result, self.gate, self._library.async_stream_class)
@@ -224,23 +234,24 @@ class SettlingStream:
     def __init__(self, stream: Any, settlement: PendingSettlement, gate: Gate, encoding: str) -> None:  # noqa: ANN401 - of either library
         """Wrap the stream of a response with this content encoding."""
         self._stream = stream
-        self._settlement = settlement
+        self._settlement: PendingSettlement | None = settlement
         self._gate = gate
         self._reader = settlement.reader(encoding)
 
     def __iter__(self) -> Iterator[bytes]:
+        reader, settlement = self._reader, self._settlement
         for piece in self._stream:
-            if self._reader is not None:
-                self._reader.feed(piece)
-                if self._settlement.needs_top_up():
-                    self._top_up()
+            if reader is not None and settlement is not None:
+                reader.feed(piece)
+                if settlement.tops_up and settlement.needs_top_up():
+                    self._top_up(settlement)
             yield piece
-        if self._reader is not None:
-            self._reader.end()
+        if reader is not None:
+            reader.end()
 
-    def _top_up(self) -> None:
+    def _top_up(self, settlement: PendingSettlement) -> None:
         try:
-            self._gate.run(self._settlement.top_up_flow())
+            self._gate.run(settlement.top_up_flow())
         except Denied:
             self.close()
             raise
@@ -250,7 +261,10 @@ class SettlingStream:
         try:
             self._stream.close()
         finally:
-            self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+            if self._settlement is not None:
+                self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+                # The response refers to itself through this stream, so what is left here stays until a collection.
+                self._reader = self._settlement = None
 
 
 class AsyncSettlingStream:
@@ -259,23 +273,24 @@ class AsyncSettlingStream:
     def __init__(self, stream: Any, settlement: PendingSettlement, gate: AsyncGate, encoding: str) -> None:  # noqa: ANN401 - of either library
         """Wrap the stream of a response with this content encoding."""
         self._stream = stream
-        self._settlement = settlement
+        self._settlement: PendingSettlement | None = settlement
         self._gate = gate
         self._reader = settlement.reader(encoding)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        reader, settlement = self._reader, self._settlement
         async for piece in self._stream:
-            if self._reader is not None:
-                self._reader.feed(piece)
-                if self._settlement.needs_top_up():
-                    await self._top_up()
+            if reader is not None and settlement is not None:
+                reader.feed(piece)
+                if settlement.tops_up and settlement.needs_top_up():
+                    await self._top_up(settlement)
             yield piece
-        if self._reader is not None:
-            self._reader.end()
+        if reader is not None:
+            reader.end()
 
-    async def _top_up(self) -> None:
+    async def _top_up(self, settlement: PendingSettlement) -> None:
         try:
-            await self._gate.run(self._settlement.top_up_flow())
+            await self._gate.run(settlement.top_up_flow())
         except Denied:
             await self.aclose()
             raise
@@ -285,7 +300,9 @@ class AsyncSettlingStream:
         try:
             await self._stream.aclose()
         finally:
-            await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+            if self._settlement is not None:
+                await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
+                self._reader = self._settlement = None  # as in SettlingStream
 
 
 class ResumedStream:

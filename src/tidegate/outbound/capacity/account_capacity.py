@@ -67,7 +67,11 @@ class AccountCapacity:
         """Start again without refusals, for this limit."""
         self._limit = limit
         self._refusals = Refusals(limit, self.shared_capacity.interval or 0)
-        self._notices = self._make_notices(limit.length)
+        self.open_notices()
+
+    def open_notices(self) -> None:
+        """Read the notices of other processes again, for the current limits, before the next request."""
+        self._notices = self._make_notices(self._limit.length)
         self._next_check = self._clock.steady()
 
     def register(self) -> None:
@@ -152,6 +156,15 @@ class AccountCapacity:
     def check_flow(self) -> CallFlow[Any]:
         """Check for refusals of other processes; returns whether that changes what may be sent."""
         return self._apply_notice((yield from self._notices.read_flow()))
+
+    @property
+    def shared_quotas(self) -> tuple[int, ...]:
+        """The quotas that any process has learned and shared, by limit; 0: none."""
+        return self._notices.quotas
+
+    def share_quotas_flow(self, quotas: tuple[int, ...]) -> CallFlow[Any]:
+        """Share the quotas that were learned with other processes."""
+        return self._notices.write_quotas_flow(quotas)
 
     def _apply_notice(self, shared_notice: SharedNotice | None) -> bool:
         if shared_notice is None:

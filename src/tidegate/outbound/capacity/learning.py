@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import SECOND
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.fork import fork_safe
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class ProviderCharges:
         with self._lock:
             self._charges.clear()
 
-    def take(self, limit_index: int, amount: int) -> list[ProviderCharge]:
+    def take(self, limit_index: int, amount: int = MAX_INTEGER) -> list[ProviderCharge]:
         """Remove and return up to `amount` of the charges of a limit, oldest first."""
         taken, left = [], []
         with self._lock:

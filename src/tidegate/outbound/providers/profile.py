@@ -99,6 +99,8 @@ class Profile:
     file: str | None = field(default=None, compare=False)
     media_pattern: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)  # finds media in a body
     usage_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    # `counts` with the sign of each part
+    signed_counts: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = field(init=False, repr=False, compare=False)
     # what counts towards each unit before the output is known: the unit, whether input does, whether output does
     estimated_units: tuple[tuple[str, bool, bool], ...] = field(init=False, repr=False, compare=False)
     _paths: dict[str, tuple[ProfileEndpoint, str | None]] = field(
@@ -112,6 +114,11 @@ class Profile:
         object.__setattr__(self, "usage_markers", tuple({path[-1].encode() for path in self.usage_at}))
         units = tuple((unit, "input" in parts, "output" in parts) for unit, parts in self.counts.items())
         object.__setattr__(self, "estimated_units", units)
+        signed = tuple(
+            (unit, tuple((part.removeprefix("-"), -1 if part[0] == "-" else 1) for part in parts))
+            for unit, parts in self.counts.items()
+        )
+        object.__setattr__(self, "signed_counts", signed)
 
     def read_path(self, path: str) -> tuple[ProfileEndpoint, str | None]:
         """Return how the requests of a path are counted, and the model that it names."""

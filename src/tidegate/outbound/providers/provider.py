@@ -117,6 +117,8 @@ class Provider:
     policy: Policy = field(init=False, repr=False, compare=False)
     counting: Profile = field(init=False, repr=False, compare=False)  # the profile, or the default one
     reads_requests: bool = field(init=False, repr=False, compare=False)  # whether bodies matter
+    has_one_account: bool = field(init=False, repr=False, compare=False)  # for all requests
+    changes_requests: bool = field(init=False, repr=False, compare=False)  # whether it adds a key, or has another URL
     _variants: dict[str, Provider] = field(init=False, repr=False, compare=False)
     _patterns: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
     _default_cost: Mapping[str, int] = field(init=False, repr=False, compare=False)
@@ -133,6 +135,8 @@ class Provider:
         units = {limit.unit for limits in (self.limits, *(each.limits for each in self.models)) for limit in limits}
         reads = self.models or "model" in self.per or units.intersection(TOKEN_UNITS) or self.prices is not None
         set_field(self, "reads_requests", bool(reads))
+        set_field(self, "has_one_account", not (self.per or self.models or self.member))
+        set_field(self, "changes_requests", bool(self.url) or self.api_key is not None)
         set_field(self, "_variants", {each.pattern: self._variant(each) for each in self.models})
         for endpoint in self.endpoints:
             self._check_cost(endpoint)

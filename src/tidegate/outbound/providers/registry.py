@@ -24,6 +24,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 Permissions = Literal["warn", "refuse", "ignore"]
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+MAX_MATCHED: Final = 1024  # URLs whose provider is remembered
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
 Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
@@ -46,6 +47,7 @@ class Providers:
     def __init__(self, providers: Iterable[Provider] = ()) -> None:
         """Use these providers; `load` reads them from files."""
         self._loaded = {provider.domain: LoadedProvider(provider, None) for provider in providers}
+        self._matched: dict[object, Provider | None] = {}  # by URL
         self._files: tuple[Path, ...] = ()
         self._directories: tuple[Path, ...] = ()
         self._profiles: tuple[Path, ...] = ()
@@ -98,7 +100,16 @@ class Providers:
 
         Returns None if no provider matches: then there are no limits. Raises ConfigError for a URL without a host.
         """
-        return self.match_host(host_of(url))
+        matched = self._matched  # before `_loaded` is read: `reload` replaces them in the other order
+        try:
+            return matched[url]
+        except (KeyError, TypeError):
+            provider = self.match_host(host_of(url))
+        if url.__class__ is str:
+            if len(matched) >= MAX_MATCHED:
+                matched.clear()
+            matched[url] = provider
+        return provider
 
     def match_host(self, host: str) -> Provider | None:
         """Return the provider of a normalised host (see `host_of`)."""
@@ -170,6 +181,7 @@ class Providers:
         changed = {*found, *before}
         changed = {name for name in changed if found.get(name, (None,))[0] != before.get(name, (None,))[0]}
         self._loaded = found
+        self._matched = {}
         self.changes += bool(changed)
         for domain in sorted(changed):
             log.info("provider %s was %s", domain, "loaded" if domain in found else "removed")

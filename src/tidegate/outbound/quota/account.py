@@ -20,6 +20,7 @@ from tidegate.errors import StoreUnavailable
 from tidegate.flow import complete_flow
 from tidegate.fork import fork_safe
 from tidegate.outbound.capacity.account_capacity import AccountCapacity
+from tidegate.outbound.capacity.learned_quotas import LearnedQuotas, with_quota
 from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
 from tidegate.outbound.capacity.shared_notices import SharedNotices
 from tidegate.outbound.providers.profile import TOKEN_UNITS
@@ -92,15 +93,20 @@ class Account:
         self.spent: int = 0  # what its calls cost, in micros, in this process
         self._rejected: Provider | None = None  # whose key the provider rejected
         self._provider_charges = ProviderCharges()
+        self.configured: Provider = provider  # as its file says; `provider` has the quotas that were learned
+        self._learned = LearnedQuotas(provider.limits)
         self._set_provider(provider)
         self.delays: ArrivalDelays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
         self.limiter: Any = limiter(provider.policy, store=self.store)
-        make_notices = partial(SharedNotices, provider.domain, key, apply)
         self.account_capacity: AccountCapacity = AccountCapacity(
-            resource, self._narrowest, shared_capacity, make_notices, self.clock, self.refresh
+            resource, self._narrowest, shared_capacity, self._make_notices, self.clock, self.refresh
         )
         self.account_capacity.register()
         self.refresh()
+
+    def _make_notices(self, length: int) -> SharedNotices:
+        names = tuple(limit.name for limit in self.configured.limits)
+        return SharedNotices(self.configured.domain, self.key, self._apply, length, names)
 
     def _set_provider(self, provider: Provider) -> None:
         self.provider = provider
@@ -137,16 +143,32 @@ class Account:
     def update_provider(self, provider: Provider) -> None:
         """Apply a changed provider file."""
         with self._lock:
-            limits = self.provider.limits
-            self._set_provider(provider)
-            if provider.limits != limits:
-                self.delays = ArrivalDelays(
-                    provider.limits, self._narrowest, self.clock, self.refresh, self.delays.in_flight
-                )
+            before, self.configured = self.configured, provider
+            if provider.limits != before.limits:
+                self._learned = LearnedQuotas(provider.limits)
                 self._provider_charges.clear()
-            self.account_capacity.set_limit(self._narrowest)
-            self.limiter.update(provider.policy)
-            self.refresh()
+                self.account_capacity.open_notices()
+            self._apply_provider()
+
+    def _apply_provider(self) -> None:
+        """Apply the provider file, with the quotas that were learned."""
+        limits = self.provider.limits
+        self._set_provider(self._narrowed(self.configured))
+        if self.provider.limits != limits:
+            self.delays = ArrivalDelays(
+                self.provider.limits, self._narrowest, self.clock, self.refresh, self.delays.in_flight
+            )
+        self.account_capacity.set_limit(self._narrowest)
+        self.limiter.update(self.provider.policy)
+        self.refresh()
+
+    def _narrowed(self, provider: Provider) -> Provider:
+        """Return the provider with the quotas that were learned; each endpoint must still fit."""
+        if not any(self._learned.quotas):
+            return provider
+        costs = [provider.policy.costs(provider.cost(endpoint)) for endpoint in provider.endpoints]
+        minimum = [max(each) for each in zip(*costs, strict=True)] or [1] * len(provider.limits)
+        return replace(provider, limits=self._learned.apply(provider.limits, minimum))
 
     def refresh(self) -> None:
         """Apply the current capacity; of two threads, the second reads it after the first has finished."""
@@ -164,19 +186,18 @@ class Account:
         self._unbounded_stretched = self._without_maximum(tuple(limits))
         if current.quota < self._narrowest.quota:
             minimum = max((costs[self._index] for costs in self._costs()), default=1)  # each endpoint must still fit
-            burst = 0 if self._narrowest.burst == self._narrowest.quota else min(self._narrowest.burst, current.quota)
-            limits[self._index] = replace(limits[self._index], quota=max(current.quota, minimum), burst=burst)
+            limits[self._index] = with_quota(limits[self._index], max(current.quota, minimum))
         if self.limiter.policy.limits != tuple(limits):
             self.limiter.update(replace(self.provider.policy, limits=tuple(limits)))
 
     @property
     def key_rejected(self) -> bool:
         """Whether the provider rejected the key; a changed file ends this."""
-        return self._rejected is self.provider
+        return self._rejected is self.configured
 
     def reject_key(self) -> None:
         """Record that the provider rejected the key of this version of the file."""
-        self._rejected = self.provider
+        self._rejected = self.configured
 
     def recover(self) -> None:
         """Apply a recovery step that is due: waiting callers do that too, but there may be none."""
@@ -307,10 +328,10 @@ class Account:
 
     def learn_flow(self, advice: Advice) -> CallFlow[Any]:
         """Apply the remaining quota that the provider reports if it is lower than ours; else undo corrections."""
+        changed = yield from self._learn_quotas_flow(advice)
         reported = find_corrections(self.provider.limits, advice)
         if not reported:
-            return 0
-        changed = 0
+            return changed
         peeked = yield from self._peek_flow()
         for each in reported:
             limit = self.provider.limits[each.limit_index]
@@ -321,6 +342,38 @@ class Account:
             if not each.remaining and each.reset:
                 self.account_capacity.exhaust(each.reset)
         return changed
+
+    def learn_refused_flow(self, told: Advice, advice: Advice) -> CallFlow[Any]:
+        """Learn from a refusal: quotas that its headers report, and what its body says."""
+        changed = yield from self._learn_quotas_flow(advice)
+        return changed + (yield from self.learn_flow(told)) if told.limits else changed
+
+    def _learn_quotas_flow(self, advice: Advice) -> CallFlow[int]:
+        """Use lower quotas than configured if a response reports them; returns whether they changed."""
+        changed = self._learned.report(advice, self.clock.steady())
+        if self._learned.quotas != self.account_capacity.shared_quotas:
+            yield from self.account_capacity.share_quotas_flow(self._learned.quotas)
+        if changed:
+            yield from self._apply_quotas_flow()
+        return int(changed)
+
+    def check_flow(self) -> CallFlow[Any]:
+        """Check what other processes were refused or learned; returns whether that changes what may be sent."""
+        outdated = yield from self.account_capacity.check_flow()
+        if self.provider.learn == "off" or not self._learned.receive(self.account_capacity.shared_quotas):
+            return outdated
+        yield from self._apply_quotas_flow()
+        return True
+
+    def _apply_quotas_flow(self) -> CallFlow[Any]:
+        """Apply learned quotas; what was charged because less remained than configured is returned."""
+        taken = [each for index in range(len(self.provider.limits)) for each in self._provider_charges.take(index)]
+        with self._lock:
+            self._apply_provider()
+        for index, amount, at in taken:
+            costs = tuple(amount if place == index else 0 for place in range(len(self.provider.limits)))
+            with suppress(StoreUnavailable):
+                yield from self._give_back_flow(costs, at)
 
     def _correct_flow(self, reported: LimitCorrection, left: int, now: int) -> CallFlow[Any]:
         costs = [0] * len(self._unbounded.limits)
@@ -376,5 +429,4 @@ class Account:
 
     def _give_back_flow(self, costs: tuple[int, ...], at: int) -> CallFlow[Any]:
         yield self._store_call("adjust", tuple(-cost for cost in costs), at)
-        for queues in tuple(self.store.wait_queues):
-            queues.wake(self.key)
+        self.store.wait_queues.wake(self.key)

@@ -52,7 +52,7 @@ class Accounts(dict[tuple[str, Key], Account]):
             account.last_used = self._clock.steady()
         if account is None or self.get(account_key) is not account:  # it was dropped in the meantime
             account = self._open(provider, key)
-        if account.provider is not provider:
+        if account.configured is not provider:
             with self._lock:
                 account.update_provider(provider)
         return account

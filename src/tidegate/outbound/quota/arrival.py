@@ -79,7 +79,7 @@ class ArrivalDelays:
         self._changed = changed
         self._clock_runs = clock_runs(clock)
         self._allowance = DelayAllowance(narrowest)
-        self._has_movable = any(map(is_movable, limits))
+        self.has_movable: bool = any(map(is_movable, limits))
         self._min_covered_age = min((self._covered_age(limit) for limit in limits if is_movable(limit)), default=0)
         self._windows = [place for place, limit in enumerate(limits) if limit.rules.windowed and is_movable(limit)]
         self.in_flight: deque[Charge] = (
@@ -111,7 +111,7 @@ class ArrivalDelays:
         `at` is an instant of the store's clock that has passed.
         """
         flight = self._clock.steady() - charge.since
-        if not self._has_movable or flight <= 0:
+        if not self.has_movable or flight <= 0:
             return ()
         was_exhausted = self._allowance.exhausted
         recharge = self._allowance.spend(flight)
@@ -148,7 +148,7 @@ class ArrivalDelays:
 
     def track(self, charge: Charge) -> None:
         """Track a request that is about to be sent, or was charged again."""
-        if not self._has_movable:
+        if not self.has_movable:
             return
         if self._windows:
             views = (charge.recharged or charge.decision).views

@@ -89,13 +89,18 @@ class Charge:
     @property
     def amounts(self) -> dict[str, int]:
         """What was charged, by unit."""
-        reservation = self.reservation
+        reservation = self._reservation
+        if reservation is None:
+            if isinstance(self.cost, dict):
+                return self.cost
+            reservation = self.reservation
         return {limit.unit: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
 
     @property
-    def units(self) -> frozenset[str]:
-        """The units that its limits count."""
-        return frozenset(limit.unit for limit in self.decision.policy_limits)
+    def units(self) -> tuple[str, ...]:
+        """The unit that each of its limits counts."""
+        policy, limits = self.limiter.policy, self.decision.policy_limits
+        return policy.units if policy.limits is limits else tuple(limit.unit for limit in limits)
 
     @property
     def apply(self) -> Callable[..., Any]:

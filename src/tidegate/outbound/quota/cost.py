@@ -84,6 +84,8 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
     if not provider.reads_requests:
         return None
     request = read_request(provider.counting, call.url, call.body())
+    if model is None and provider.prices is None and not provider.aliases:
+        return request
     named = provider.resolve_model(model or request.model)
     if provider.prices is not None and request.endpoint.counted and call.method.upper() not in FREE_METHODS:
         return request._replace(model=named, price=provider.prices.find(named))
@@ -108,11 +110,12 @@ def plan_call(
     """Decide what is reserved for a request."""
     if account.fixed_cost is not None and not asked:
         return CallPlan(account.fixed_cost)
-    provider = account.provider
-    cost = dict(provider.cost(endpoint_of(provider, call)))
+    provider, estimated = account.provider, account.estimated
+    cost = dict(provider.cost(endpoint_of(provider, call) if provider.endpoints else None))
     if asked:
         cost |= asked
-    estimated = [unit for unit in account.estimated if unit not in cost]
+    if provider.estimate or asked or provider.endpoints:  # else nothing but requests and slots is known
+        estimated = tuple(unit for unit in estimated if unit not in cost)
     money = None if provider.prices is None else cost.get(provider.prices.unit)
     if request is None or not (estimated or (request.price is not None and money is None)):
         return CallPlan(account.fit(cost), money=money or 0)
@@ -142,11 +145,9 @@ def _plan_output(
     expected = input_learned = tokenizer = None
     if estimates is not None:
         learned, tokenizer = estimates
-        if provider.output_reserve.percent is not None:
-            expected = learned.output(key, provider.output_reserve.percent)
-        if tokenizer is None:
-            percent = STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
-            input_learned = learned.input(key, request.text_length, percent)
+        input_percent = None if tokenizer is not None else STRICT_INPUT_PERCENT if strict else INPUT_PERCENT
+        sizes = learned.expect(key, provider.output_reserve.percent, request.text_length, input_percent)
+        expected, input_learned = sizes
     input_tokens = request.estimate_input(input_learned, tokenizer)
     if strict and input_learned is not None and not account.can_fit(units_of(request, input_tokens, 1)):
         # Learned from requests of another kind, such as references to files. Denied, no call would ever correct it.

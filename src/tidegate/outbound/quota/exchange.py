@@ -163,6 +163,11 @@ def has_rate_limit_headers(headers: Iterable[tuple[str | bytes, object]]) -> boo
     return False
 
 
+def is_rate_limit_name(name: str) -> bool:
+    """Return whether a header of this name may contain rate limits."""
+    return name[:5].lower() in RATE_LIMIT_PREFIXES
+
+
 def credential_of(location: KeyLocation | None, call: OutboundRequest) -> str:
     """Return a fingerprint of the request's credential, or "own" for the provider's."""
     if location is not None and location.kind == "query":

@@ -227,20 +227,11 @@ class _Gate(GateResponses):
         """
         while True:
             candidate, charge = yield from self._charge_flow(candidates, options, began)
-            account = candidate.account
-            try:
-                outdated = yield from self._check_outdated_flow(account, charge)
-            except GeneratorExit:
-                raise
-            except BaseException:  # the request will not be sent
-                yield from suppress_errors_flow(charge.cancel)
-                raise
-            if not outdated:
+            if not (yield from self._check_outdated_flow(candidate.account, charge)):
                 self._counts["sent"] += 1
-                charge.label, charge.spending = label_of(candidate, options), self.spending
-                account.delays.track(charge)
+                if candidate.provider.prices is not None:
+                    charge.label, charge.spending = label_of(candidate, options), self.spending
                 return candidate, charge
-            yield charge.cancel
 
     def _charge_flow(self, candidates: list[Candidate], options: RequestOptions, began: int) -> CallFlow[Any]:
         candidate, *others = candidates
@@ -255,10 +246,11 @@ class _Gate(GateResponses):
                 raise
         account.recover()
         limiter, key, cost = account.limiter, account.key, candidate.plan.cost
-        if account.plain and self._observer is None and not limiter.waiting:
+        if account.plain and self._observer is None and not limiter.has_waiting:
             decision = yield partial(limiter.try_acquire, key, cost)
             if decision.allowed:
-                self._watch_account(account, decision)
+                if self.spending is not None:
+                    self._watch_account(account, decision)
                 return candidate, Charge(limiter, key, cost, decision)
         try:
             reservation = yield partial(limiter.reserve, key, cost, CHARGE_TTL, timeout, options.priority)

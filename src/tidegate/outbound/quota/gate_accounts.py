@@ -45,12 +45,13 @@ class GateAccounts:
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
-        self._reload_if_due()
+        if self._reload is not None and self.clock.steady() >= self._next_reload:
+            self._reload_if_due()
         return self.providers.match(url)
 
     def _reload_if_due(self) -> None:
-        if self._reload is not None and self.clock.steady() >= self._next_reload:
-            self._next_reload = self.clock.steady() + self._reload
+        if self._reload is not None and (now := self.clock.steady()) >= self._next_reload:
+            self._next_reload = now + self._reload
             self.providers.reload()
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
@@ -60,15 +61,11 @@ class GateAccounts:
 
     def _open_model_account(self, provider: Provider, call: OutboundRequest, request: RequestTokens | None) -> Account:
         """Return the account of a request's model, which may have its own limits."""
+        if provider.has_one_account:
+            return self._accounts.open(provider, provider.domain)
         model = None if request is None else request.model
         pattern = provider.model_pattern(model)
-        return self.open_account(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
-
-    def _plan(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> tuple[Account, CallPlan]:
-        """Return the account of a request, and what is reserved for it."""
-        request = request_of(provider, call, options.model)
-        account = self._open_model_account(provider, call, request)
-        return account, self._plan_call(account, call, request, options)
+        return self._accounts.open(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
 
     def _plan_call(
         self, account: Account, call: OutboundRequest, request: RequestTokens | None, options: RequestOptions
@@ -83,8 +80,12 @@ class GateAccounts:
         """
         pool = provider.pool
         if pool is None:
-            account, plan = self._plan(provider, call, options)
-            return [Candidate(provider, account, plan, self._call_ceilings(account, plan, options))]
+            request = request_of(provider, call, options.model) if provider.reads_requests else None
+            account = self._open_model_account(provider, call, request)
+            strict = account.provider.strict if options.strict is None else options.strict
+            plan = plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
+            ceilings = self._call_ceilings(account, plan, options) if provider.ceilings else ()
+            return [Candidate(provider, account, plan, ceilings)]
         members = [member for member in pool.members if not member.drained]
         found = []
         plans: dict[tuple[object, ...], CallPlan] = {}

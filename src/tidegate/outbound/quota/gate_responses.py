@@ -61,10 +61,25 @@ class GateResponses(GateAccounts):
             self.spending.observe(name if name == key else f"{name} {key}", record.decision)
 
     def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
-        """Return whether the capacity is lower than known when a permit was granted."""
-        if (late := account.delays.find_expired(charge.at)) is not None:
-            return (yield from account.renew_flow(late, charge.at))
-        return (yield from account.account_capacity.check_flow()) if account.account_capacity.is_check_due() else False
+        """Return whether the capacity is lower than known when a permit was granted; if not, track its request.
+
+        If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
+        """
+        outdated = False
+        late = account.delays.find_expired(charge.at) if account.delays.in_flight else None
+        if late is not None or account.account_capacity.is_check_due():
+            try:
+                outdated = yield from account.check_flow() if late is None else account.renew_flow(late, charge.at)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                yield from suppress_errors_flow(charge.cancel)
+                raise
+        if outdated:
+            yield charge.cancel
+        elif account.delays.has_movable:
+            account.delays.track(charge)
+        return outdated
 
     def _send_once_flow(
         self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
@@ -98,18 +113,18 @@ class GateResponses(GateAccounts):
         `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
         """
         sent, began, attempt = when
-        advice = (
-            read(response.headers, self.clock.ns() / 1e9) if has_rate_limit_headers(response.headers) else NO_ADVICE
-        )
-        status = effective_status(response.status, advice)
-        if status != TOO_MANY_REQUESTS:
+        advice, headers = NO_ADVICE, response.headers
+        if headers and has_rate_limit_headers(headers):
+            advice = read(headers, self.clock.ns() / 1e9)
+        status = response.status if advice is NO_ADVICE else effective_status(response.status, advice)
+        if status != TOO_MANY_REQUESTS and account.delays.has_movable:
             yield from account.recharge_if_late_flow(charge)
         if status in REFUSAL_STATUSES:
             told = yield from read_refusal_flow(account.provider.counting, response, advice)
             wait = required_wait(advice) if told.retry_after is None else told.retry_after
             yield from self._handle_refusal_flow(account, charge, sent, status, wait)
-            if told.limits and account.provider.learn != "off":
-                self._counts["corrected"] += yield from account.learn_flow(told)
+            if account.provider.learn != "off":
+                self._counts["corrected"] += yield from account.learn_refused_flow(told, advice)
             spent = self.clock.steady() - began
             rules = account.provider.retries, attempt, status, call.method, spent, wait
             return retry_pause(*rules, self._jitter()) if call.replays else None

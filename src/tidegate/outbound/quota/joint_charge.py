@@ -35,9 +35,9 @@ class JointCharge(Charge):
         return found
 
     @property
-    def units(self) -> frozenset[str]:
-        """The units that any of its limits counts."""
-        return super().units.union(*(other.units for other in self.others))
+    def units(self) -> tuple[str, ...]:
+        """The unit that each of its limits counts."""
+        return tuple(unit for charge in (self, *self.others) for unit in Charge.units.__get__(charge))
 
     def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
         """Charge the actual cost instead, everywhere."""

@@ -60,36 +60,38 @@ class LearnedSizes:
         """Return the number of models and tags with known outputs."""
         return len(self._outputs)
 
-    def record_output(self, key: LearnedKey, tokens: int, *, cut_off: bool = False) -> None:
-        """Record the tokens of an output; `cut_off`: it would have been longer."""
-        self._record(self._outputs, key, min(MAX_INTEGER, tokens * 2 if cut_off else tokens))
-
-    def record_input(self, key: LearnedKey, length: int, tokens: int) -> None:
-        """Record the tokens of an input of this number of bytes."""
-        if length > 0:
-            self._record(self._inputs, key, -(-tokens * 1000 // length))
-
-    def output(self, key: LearnedKey, percent: int) -> int | None:
-        """Return the tokens that this percentage of the outputs did not exceed; None: too few are known."""
-        return self._quantile(self._outputs, key, percent)
-
-    def input(self, key: LearnedKey, length: int, percent: int) -> int | None:
-        """Estimate the tokens of an input of this number of bytes; None: too few inputs are known."""
-        per_thousand = self._quantile(self._inputs, key, percent)
-        return None if per_thousand is None else -(-length * per_thousand // 1000)
-
-    def _record(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey, size: int) -> None:
+    def record(
+        self, key: LearnedKey, output_tokens: int | None, length: int = 0, input_tokens: int | None = None
+    ) -> None:
+        """Record the tokens of an output, and those of an input of this number of bytes; None: unknown."""
         with self._lock:
-            sizes = learned.get(key)
-            if sizes is None:
-                sizes = learned[key] = RecentSizes()
-                if len(learned) > MAX_LEARNED:
-                    learned.popitem(last=False)
-            else:
-                learned.move_to_end(key)
-            sizes.add(size)
+            if output_tokens is not None:
+                self._sizes(self._outputs, key).add(min(MAX_INTEGER, output_tokens))
+            if input_tokens is not None and length > 0:
+                self._sizes(self._inputs, key).add(-(-input_tokens * 1000 // length))
 
-    def _quantile(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey, percent: int) -> int | None:
+    def expect(
+        self, key: LearnedKey, output_percent: int | None, length: int, input_percent: int | None
+    ) -> tuple[int | None, int | None]:
+        """Estimate the tokens of an output, and of an input of this number of bytes; None: too few are known.
+
+        They are the tokens that these percentages of the calls did not exceed; without a percentage, None.
+        """
+        output = per_thousand = None
         with self._lock:
-            sizes = learned.get(key)
-            return None if sizes is None else sizes.quantile(percent)
+            if output_percent is not None and (sizes := self._outputs.get(key)) is not None:
+                output = sizes.quantile(output_percent)
+            if input_percent is not None and (sizes := self._inputs.get(key)) is not None:
+                per_thousand = sizes.quantile(input_percent)
+        return output, None if per_thousand is None else -(-length * per_thousand // 1000)
+
+    def _sizes(self, learned: OrderedDict[LearnedKey, RecentSizes], key: LearnedKey) -> RecentSizes:
+        """Return the sizes of a key, which becomes the last one to be dropped. The caller holds the lock."""
+        sizes = learned.get(key)
+        if sizes is None:
+            sizes = learned[key] = RecentSizes()
+            if len(learned) > MAX_LEARNED:
+                learned.popitem(last=False)
+        else:
+            learned.move_to_end(key)
+        return sizes

@@ -17,7 +17,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.headers import Advice, LimitAdvice
 from tidegate.outbound.providers.profile import Profile, RefusalRule, values_at
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.request_tokens import read_json
+from tidegate.outbound.quota.json_body import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES: Final = 2**16  # of a refusal that are read, as sent and decoded
 MAX_READ_TIME: Final = 5 * SECOND  # microseconds for reading it
 MAX_RETRY_AFTER: Final = 86_400.0  # seconds: no pause is longer than a day
+MAX_DIGITS: Final = 15  # of a quota
 MAX_TEXT: Final = 10_000  # characters of a message that are searched
 UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
+PERIODS: Final = {"day": 86_400.0, "hour": 3600.0, "minute": 60.0, "min": 60.0}
 # Only long periods are used up by a refusal: a minute's quota returns step by step, as Retry-After says.
-PERIODS: Final = {"day": 86_400.0, "hour": 3600.0}
+USED_UP_PERIOD: Final = 3600.0
 UNITS: Final = {"requests": "requests", "tokens": "tokens", "inputtokens": "input-tokens"}
 
 
@@ -70,7 +72,7 @@ class RefusalBody:
 
 
 def read_refusal_flow(profile: Profile, response: ProviderResponse, advice: Advice) -> CallFlow[Advice]:
-    """Return what a refusal says: its headers, completed by its body. Limits are those that are used up."""
+    """Return what a refusal says: its headers, completed by its body. Limits are those of its body."""
     if response.read is None or not profile.refusals:
         return Advice((), advice.retry_after)
     try:
@@ -97,7 +99,9 @@ def read_refusal(profile: Profile, body: bytes) -> Advice:
                 continue
             unit, period = UNITS.get(found["unit"].lower()), PERIODS.get(found["period"].lower())
             if unit is not None and period is not None:
-                limits[unit, period] = LimitAdvice(found[0], remaining=0, unit=unit, window=period)
+                quota = read_count(found.groupdict().get("limit"))
+                left = 0 if period >= USED_UP_PERIOD else None
+                limits[unit, period] = LimitAdvice(found[0], quota, left, unit=unit, window=period)
     return Advice(tuple(limits.values()), retry_after)
 
 
@@ -106,6 +110,12 @@ def _matches(document: dict[str, Any], rule: RefusalRule) -> Iterator[re.Match[s
         found = rule.pattern.search(str(value)[:MAX_TEXT]) if isinstance(value, (str, int, float)) else None
         if found is not None:
             yield found
+
+
+def read_count(text: str | None) -> int | None:
+    """Read `30000` or `30,000`; None: it is no count."""
+    digits = (text or "").replace(",", "")
+    return int(digits) if digits.isdecimal() and len(digits) <= MAX_DIGITS else None
 
 
 def read_duration(text: str) -> float | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound.providers.profile import FieldPath, Profile, ProfileEndpoint, values_at
 from tidegate.outbound.providers.profile_file import shipped_profile
+from tidegate.outbound.quota.json_body import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class RequestTokens(NamedTuple):
             return None
         document = self.document
         for path in bounds:
-            if any(value > output_tokens for value in _counts_at(document, (path,))):
+            if (_largest_at(document, (path,)) or 0) > output_tokens:
                 document = _with_value(document, path, output_tokens)
         if not self.stated:
             document = _with_value(document, fallback, output_tokens)
@@ -81,11 +82,11 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     document = read_json(body) if body else {}
     if model is None:
         model = _model_of(document, profile.model_fields)
-    bounds = _counts_at(document, profile.bounds)
-    stated = bool(bounds)
-    bound = max(bounds) if bounds else profile.default_output
-    times = max(_counts_at(document, profile.times), default=1) or 1
-    images = max(1, 1, *_counts_at(document, (endpoint.images,))) if endpoint.images else 0
+    bound, times = _largest_at(document, profile.bounds), _largest_at(document, profile.times) or 1
+    stated = bound is not None
+    if bound is None:
+        bound = profile.default_output
+    images = max(1, _largest_at(document, (endpoint.images,)) or 1) if endpoint.images else 0
     if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
@@ -96,14 +97,12 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
         fixed += profile.tools
     name = None if model is None else model[:MAX_MODEL_LENGTH]
     streams = document.get("stream") is True or (endpoint.streams is not None and endpoint.streams in _query(url))
-    return RequestTokens(
-        profile, endpoint, name, document, length, fixed, bound, stated, times, images=images, streams=streams
-    )
+    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, None, images, streams)
 
 
 def _model_of(document: dict[str, Any], fields: tuple[FieldPath, ...]) -> str | None:
     for field in fields:
-        for value in values_at(document, field):
+        for value in (document.get(field[0]),) if len(field) == 1 else values_at(document, field):
             if isinstance(value, str) and value:
                 return value
     return None
@@ -132,9 +131,10 @@ def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> d
     """
     profile = request.profile
     output = output_tokens * request.times
-    rate = profile.output_rate(request.model)
-    if rate > 1 or profile.charges == "usage":  # else the bound counts from the start, whatever its tokens count later
-        output *= rate
+    if profile.output_rates:
+        rate = profile.output_rate(request.model)
+        # Else the bound counts from the start, whatever its tokens count later.
+        output *= rate if rate > 1 or profile.charges == "usage" else 1
     found = {}
     for unit, takes_input, takes_output in profile.estimated_units:
         found[unit] = min(MAX_INTEGER, input_tokens * takes_input + output * takes_output)
@@ -143,28 +143,21 @@ def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> d
     return found
 
 
-def read_json(text: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object; anything else is an empty one."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
 def is_count(value: object) -> bool:
     """Return whether a value is an integer that may be a number of tokens."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER
 
 
-def _counts_at(document: dict[str, Any], paths: tuple[FieldPath, ...]) -> list[int]:
-    if not document:
-        return []
-    found = []
+def _largest_at(document: dict[str, Any], paths: tuple[FieldPath, ...]) -> int | None:
+    """Return the largest number of tokens or outputs that any of these fields states; None: there is none."""
+    largest: int | None = None
     for path in paths:
-        if path[0] in document:
-            found += [value for value in values_at(document, path) if is_count(value)]
-    return found
+        if path[0] not in document:
+            continue
+        for value in (document[path[0]],) if len(path) == 1 else values_at(document, path):
+            if is_count(value) and (largest is None or value > largest):
+                largest = value
+    return largest
 
 
 def _with_value(document: dict[str, Any], path: FieldPath, value: int) -> dict[str, Any]:

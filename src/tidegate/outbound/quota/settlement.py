@@ -59,17 +59,24 @@ class PendingSettlement:
         priced = plan.request is not None and plan.request.price is not None
         self.counts_tokens: bool = bool(account.estimated) or priced
         self.charged_units: Mapping[str, int] | None = None  # what the provider charges, once it is settled
+        self.tops_up: bool = plan.tops_up
         self._plan = plan
         self._learned = learned
         self._counts = counts
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
-        self._reserved = plan.output_tokens * (plan.request.times if plan.request else 1)  # tokens of output
-        self._headroom = MIN_HEADROOM
-        self._arrived = 0
-        self._next_top_up = self._top_up_at()
-        self._input_known = False
         self._cut_off = False
+        self._reserved = self._first_reserved()  # tokens of output
+        if plan.tops_up:
+            self._headroom = MIN_HEADROOM
+            self._arrived = 0
+            self._next_top_up = self._top_up_at()
+            self._input_known = False
+
+    def _first_reserved(self) -> int:
+        """Return how many tokens of output were reserved before the request was sent."""
+        request = self._plan.request
+        return self._plan.output_tokens * (1 if request is None else request.times)
 
     def reader(self, coding: str = "") -> UsageReader | None:
         """Return the reader of the response's usage; None: no tokens are counted."""
@@ -199,26 +206,29 @@ class PendingSettlement:
 
     def settle_flow(self, used: Mapping[str, int] | None) -> CallFlow[Any]:
         """Commit the usage that the response reports, or what else the provider charges for it."""
-        if self.charge.settled:
+        charge = self.charge
+        if charge.settled:
             return
         self._learn()
-        final = self.charged_units = self._final_units(self._with_money(used))
-        extended = self._reserved - self._plan.output_tokens * (self._plan.request.times if self._plan.request else 1)
-        self.account.spent += self.charge.record_spending(final, self._extra_money(extended))
-        units = self.charge.units
-        known = {unit: amount for unit, amount in (final or {}).items() if unit in units}
+        request, reader = self._plan.request, self._reader
+        if used is not None and request is not None and request.price is not None and reader is not None:
+            paid = usage_cost(request.price, reader.parts, request.profile) + request.fee
+            used = {**used, request.price.unit: paid}
+        final = self.charged_units = self._final_units(used)
+        if charge.label is not None:
+            extended = self._reserved - self._first_reserved()
+            self.account.spent += charge.record_spending(final, self._extra_money(extended))
+        units = charge.units
+        known = {} if final is None else {unit: amount for unit, amount in final.items() if unit in units}
         if not known:
-            charges = (self.charge, *self._top_ups)
+            charges = (charge, *self._top_ups)
             yield from complete_flow(*(step_flow(partial(each.commit, None)) for each in charges))
             return
-        yield from self._commit_flow(known)
-
-    def _with_money(self, used: Mapping[str, int] | None) -> Mapping[str, int] | None:
-        """Add what the reported usage costs."""
-        request, reader = self._plan.request, self._reader
-        if used is None or request is None or request.price is None or reader is None:
-            return used
-        return {**used, request.price.unit: usage_cost(request.price, reader.parts, request.profile) + request.fee}
+        self._count_overrun(known)
+        if self._top_ups or (request is not None and request.profile.output_counted == "produced"):
+            yield from self._commit_flow(known)
+        else:
+            yield partial(charge.commit, known)
 
     def _extra_money(self, output_tokens: int) -> int:
         """Return what top-ups of so many tokens have reserved, in micros."""
@@ -235,15 +245,18 @@ class PendingSettlement:
             units[request.price.unit] += request.fee
         return units
 
-    def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
-        """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
-        whole = self._reserved_by(self.charge, *self._top_ups)
+    def _count_overrun(self, known: Mapping[str, int]) -> None:
+        """Count usage above what was reserved."""
+        whole = self._reserved_by(self.charge, *self._top_ups) if self._top_ups else self.charge.amounts
         over = {unit: amount - whole.get(unit, 0) for unit, amount in known.items()}
         if max(over.values()) > 0:
             self._count("overrun")
             micros = max((each for unit, each in over.items() if is_money(unit)), default=0)
             self._count("overrun_micros", max(0, micros))
             self._count("overrun_tokens", max(0, *(over.get(unit, 0) for unit in TOKEN_UNITS)))
+
+    def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
+        """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
         request = self._plan.request
         if request is None or request.profile.output_counted != "produced":
             yield from self._commit_parts_flow(known)
@@ -304,15 +317,19 @@ class PendingSettlement:
         request = plan.request
         if self._learned is None or reader is None or request is None or plan.learned_key is None:
             return
-        parts = reader.parts
+        parts, output, whole = reader.parts, None, None
         if self._cut_off:
-            self._learned.record_output(plan.learned_key, reader.produced, cut_off=True)
+            output = 2 * reader.produced  # it would have been longer
         elif self.status < FIRST_ERROR_STATUS and "output" in parts:
-            output_tokens = -(-(parts["output"] + parts.get("reasoning", 0) * reader.reasoning_apart) // request.times)
-            cut_off = plan.body is not None and plan.output_tokens <= output_tokens < request.bound
-            self._learned.record_output(plan.learned_key, output_tokens, cut_off=cut_off)
+            output = parts["output"]
+            if "reasoning" in parts:
+                output += parts["reasoning"] * reader.reasoning_apart
+            if request.times > 1:
+                output = -(-output // request.times)
+            if plan.body is not None and plan.output_tokens <= output < request.bound:
+                output *= 2  # as above
         if "input" in parts and not request.fixed:
             whole = parts["input"]
             if "cache_write" in request.profile.usage:  # cached input is reported separately
                 whole += parts.get("cache_read", 0) + parts.get("cache_write", 0)
-            self._learned.record_input(plan.learned_key, request.text_length, whole)
+        self._learned.record(plan.learned_key, output, request.text_length, whole)

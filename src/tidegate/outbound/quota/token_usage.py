@@ -13,7 +13,6 @@ stored, and nothing is read beyond `MAX_DECODED`.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,8 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound.providers.profile import UsagePart, values_at
 from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.request_tokens import is_count, read_json
+from tidegate.outbound.quota.json_body import MALFORMED, parse_json, read_json
+from tidegate.outbound.quota.request_tokens import is_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,20 +48,17 @@ def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> d
     """Return what counts towards each unit; None if no usage was reported."""
     if not parts:
         return None
-    rate = profile.output_rate(model)
-    if rate != 1 and "output" in parts:
-        parts = {**parts, "output": parts["output"] * rate}
+    if profile.output_rates and "output" in parts:
+        parts = {**parts, "output": parts["output"] * profile.output_rate(model)}
     if "input" not in parts and "output" not in parts:
         whole = {"tokens": min(MAX_INTEGER, parts.get("total", 0))}
         return {**dict.fromkeys(profile.counts, 0), **whole} if "total" in parts else None
     found = {}
-    for unit, names in profile.counts.items():
+    for unit, names in profile.signed_counts:
         amount = 0
-        for name in names:
-            if name[0] == "-":
-                amount -= parts.get(name[1:], 0)  # type: ignore[call-overload]  # the profile reader checks the name
-            else:
-                amount += parts.get(name, 0)  # type: ignore[call-overload]  # as above
+        for name, sign in names:
+            if name in parts:
+                amount += parts[name] * sign
         found[unit] = max(0, min(MAX_INTEGER, amount))
     return found
 
@@ -84,17 +81,34 @@ class UsageReader:
     output while it arrives.
     """
 
+    __slots__ = (
+        "_complete",
+        "_decoder",
+        "_events",
+        "_found",
+        "_line",
+        "_model",
+        "_parts",
+        "_plain",
+        "_profile",
+        "_size",
+        "_text_bytes",
+        "_texts",
+        "_usage_lines",
+        "_watch",
+        "_whole",
+    )
+
     def __init__(
         self, coding: str = "", profile: Profile | None = None, model: str | None = None, *, watch: bool = False
     ) -> None:
         """Start without data."""
         self._profile = profile or shipped_profile()
         self._model = model
-        self._markers = self._profile.usage_markers
         self._plain = not coding
         self._decoder = None if self._plain else _decoder(coding)
-        self._line = bytearray()  # incomplete so far
-        self._whole = bytearray()
+        self._line: bytes | bytearray = b""  # incomplete so far
+        self._whole = bytearray()  # complete lines, unless they are events
         self._events = False
         self._usage_lines = 0
         self._size = 0
@@ -108,7 +122,9 @@ class UsageReader:
     def feed(self, piece: bytes) -> None:
         """Read the next chunk of the body."""
         if self._plain:
-            if self._size <= MAX_DECODED:
+            if not self._size and b"\n" not in piece:  # usually all of it: what `_append` does
+                self._size, self._line = len(piece), piece
+            elif self._size <= MAX_DECODED:
                 self._append(piece)
             return
         try:
@@ -123,13 +139,18 @@ class UsageReader:
     def _append(self, piece: bytes) -> None:
         """Read a part of the decoded body."""
         self._size += len(piece)
-        if not self._events and self._size <= MAX_READ_BYTES:
-            self._whole += piece
         end = piece.rfind(b"\n") + 1
         if end:
-            self._search(bytes(self._line) + piece[:end])
-            self._line = bytearray(piece[end:])
+            lines = bytes(self._line) + piece[:end]
+            self._search(lines)
+            if not self._events and self._size <= MAX_READ_BYTES:
+                self._whole += lines
+            self._line = piece[end:]
+        elif not self._line:
+            self._line = piece
         elif len(self._line) <= MAX_READ_BYTES:
+            if isinstance(self._line, bytes):
+                self._line = bytearray(self._line)
             self._line += piece
 
     def _search(self, lines: bytes) -> None:
@@ -144,7 +165,7 @@ class UsageReader:
         if self._watch:
             self._count_text(lines)
             return
-        for marker in self._markers:
+        for marker in self._profile.usage_markers:
             position = lines.find(marker)
             while position >= 0 and self._usage_lines < MAX_USAGE_LINES:
                 self._usage_lines += 1
@@ -199,13 +220,14 @@ class UsageReader:
 
     def finish(self) -> Parts:
         """Return the reported parts, after the last chunk."""
-        self._search(bytes(self._line))
-        self._line.clear()
+        line, self._line = self._line, b""
+        if b"data:" in line:
+            self._search(bytes(line))
         if not self._events and self._size <= MAX_READ_BYTES:
-            self._found.update(_found_in(self._profile, self._whole))
+            self._found.update(_found_in(self._profile, self._whole + line if self._whole else line))
             self._whole.clear()
-        self._parts = self.parts
-        return self._parts
+        self._parts = parts = usage_parts(self._profile, self._found)
+        return parts
 
     def result(self) -> dict[str, int] | None:
         """Return what counts towards each unit, after the last chunk; None if the response reported no usage."""
@@ -223,8 +245,8 @@ def _decoder(coding: str) -> BodyDecoder | None:
 def _found_in(profile: Profile, body: bytes | bytearray) -> dict[str, int]:
     """Find the usage in a whole body."""
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
+        document = parse_json(body)
+    except MALFORMED:
         binary = BINARY_USAGE.findall(body)
         return _flat(read_json(binary[-1])) if binary else {}
     found: dict[str, int] = {}
@@ -243,10 +265,16 @@ def _reported(profile: Profile, document: Any) -> dict[str, int]:  # noqa: ANN40
 
 
 def _flat(usage: dict[str, Any]) -> dict[str, int]:
-    found = {name: amount for name, amount in usage.items() if is_count(amount)}
-    for outer, details in usage.items():
-        if isinstance(details, dict):
-            found |= {f"{outer}.{name}": amount for name, amount in details.items() if is_count(amount)}
+    found = {}
+    nested = []
+    for name, amount in usage.items():
+        if amount.__class__ is int:
+            if 0 <= amount <= MAX_INTEGER:
+                found[name] = amount
+        elif isinstance(amount, dict):
+            nested.append((name, amount))
+    for outer, details in nested:
+        found |= {f"{outer}.{name}": amount for name, amount in details.items() if is_count(amount)}
     return found
 
 

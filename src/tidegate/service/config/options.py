@@ -33,6 +33,7 @@ from tidegate.service.config.values import (
     read_bytes,
     read_connections,
     read_delay,
+    read_endpoints,
     read_fetchers,
     read_lease,
     read_metrics_token,
@@ -290,6 +291,18 @@ OPTIONS: Final = (
         "namespace of the agents that the dashboard shows (default: agents without a namespace)",
         STRING,
         "NAME",
+    ),
+    ServiceOption(
+        "applications",
+        read_endpoints,
+        "URL of the admin endpoint of an application, whose inbound limits the dashboard shows (may be repeated)",
+        STRINGS,
+        "URL",
+        many=True,
+    ),
+    ServiceOption("applications_token", read_token, "admin token of the applications", STRING, secret=True),
+    ServiceOption(
+        "applications_token_file", read_token_file, "file with the admin token of the applications", STRING, "FILE"
     ),
     ServiceOption(
         "telemetry", ConfigValue.boolean, "export metrics to OpenTelemetry (default: false)", BOOLEAN, "BOOL"

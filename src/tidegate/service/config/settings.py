@@ -100,6 +100,8 @@ class Settings:
     budget: bool | Path = False
     swarm: str | None = field(default=None, repr=False)
     swarm_namespace: str = ""
+    applications: tuple[str, ...] = ()
+    applications_token: str | None = field(default=None, repr=False)
     telemetry: bool = False
     demo: bool = False  # generate demonstration traffic; only set by `start --demo`
     policies: ServicePolicies = field(default_factory=ServicePolicies)

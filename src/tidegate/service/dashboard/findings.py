@@ -167,7 +167,18 @@ def find_refused_file(overview: Overview) -> Iterator[StatusFinding]:
     if rules["error"]:
         meaning = "The previous policies stay in effect until the file is corrected."
         title = "The configuration file is refused"
-        yield StatusFinding("file", WARNING, title, rules["error"], meaning, rules["since"])
+        folder, slash, rest = rules["error"].partition(":")[0].rpartition("/")
+        error = rules["error"].removeprefix(folder + slash) if rest else rules["error"]  # there is little space
+        yield StatusFinding("file", WARNING, title, error, meaning, rules["since"])
+
+
+def find_refused_egress_file(overview: Overview) -> Iterator[StatusFinding]:
+    """Find an egress file that is invalid."""
+    panel = overview["panels"].get("egress")
+    rules = panel.get("rules", {}) if isinstance(panel, dict) else {}
+    if rules.get("error"):
+        meaning = "The previous settings of the gateway stay in effect until the file is corrected."
+        yield StatusFinding("file", WARNING, "The egress file is refused", rules["error"], meaning, rules["since"])
 
 
 def find_bus(overview: Overview) -> Iterator[StatusFinding]:
@@ -236,6 +247,7 @@ FINDERS: Final[tuple[Callable[[Overview], Iterator[StatusFinding]], ...]] = (
     find_store_outage,
     find_denials,
     find_refused_file,
+    find_refused_egress_file,
     find_bus,
     find_budgets,
     find_providers,

@@ -19,8 +19,10 @@ from tidegate.adaptive import SUBJECT, CapacityUpdate
 from tidegate.adaptive.capacities import subject_in
 from tidegate.adaptive.signing import MalformedError
 from tidegate.budget.alerts.forecast import Forecast, forecast
+from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
+from tidegate.service.dashboard.capacity_history import MAX_RESOURCES, CapacityHistory
 from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
@@ -39,11 +41,11 @@ if TYPE_CHECKING:
     Panel = Callable[[], Awaitable[object] | object]
 
 MAX_ROWS: Final = 200  # sources, accounts, agents
-MAX_RESOURCES: Final = 12
-MAX_POINTS: Final = 300  # of the capacity chart of a resource
 MAX_REDUCTIONS: Final = 50
 MILLISECOND: Final = 1000  # microseconds
 MAX_TEXT_LENGTH: Final = 200  # characters of a string that another agent sent
+SAMPLE_INTERVAL: Final = 10 * SECOND  # between two samples of the capacity of a swarm, if no page is open
+ANSWER_TIME: Final = SECOND  # for the agents to answer before a sample
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
@@ -53,20 +55,20 @@ def sources_panel(service: SourceRunner) -> Panel:
     """Return a panel of providers with the usage of their quotas, and of sources with their next run."""
 
     async def read() -> dict[str, Any]:
-        gate = service.gate
         now = service.now()
-        for provider in list(gate.providers)[:MAX_ROWS]:
-            if not provider.per and provider.pool is None:
-                gate.open_account(provider, provider.domain)  # so that it is shown before its first request
-        accounts = gate.accounts[:MAX_ROWS]
-        return {
-            "providers": [await _describe_account(account) for account in accounts],
-            "sources": [_describe_source(row, now) for row in service.describe()[:MAX_ROWS]],
-            "notes": service.recovered[-5:],
-            "counts": gate.metrics(),
-        }
+        sources = [_describe_source(row, now) for row in service.describe()[:MAX_ROWS]]
+        return {**await _describe_providers(service.gate), "sources": sources, "notes": service.recovered[-5:]}
 
     return read
+
+
+async def _describe_providers(gate: AsyncGate) -> dict[str, Any]:
+    for provider in list(gate.providers)[:MAX_ROWS]:
+        if not provider.per and provider.pool is None:
+            gate.open_account(provider, provider.domain)  # so that it is shown before its first request
+    members = {member.provider.name for each in gate.providers if each.pool for member in each.pool.members}
+    accounts = [account for account in gate.accounts if account.provider.name not in members][:MAX_ROWS]
+    return {"providers": [await _describe_account(account) for account in accounts], "counts": gate.metrics()}
 
 
 async def _describe_account(account: Account) -> dict[str, Any]:
@@ -77,6 +79,9 @@ async def _describe_account(account: Account) -> dict[str, Any]:
         "account": account.resource if account.resource != account.provider.domain else "",
         "capacity": account.capacity,
         "frozen_for": account.store.frozen_for(account.provider.policy.name) / SECOND,
+        "waiting": account.limiter.waiting,
+        "refused": account.refused,
+        "cost_micros": account.spent,
         "limits": [{"name": name, "text": format_limit(limit), **amount._asdict()} for limit, (name, amount) in limits],
     }
 
@@ -148,16 +153,16 @@ def bus_panel(bus: Bus, where: str = "") -> Panel:
 
 
 class SwarmPanel:
-    """A panel of the agents on a bus, the capacity of each resource over time, and its reductions."""
+    """A panel of the agents on a bus, the capacity of each resource over 24 hours, and its reductions."""
 
     def __init__(self, bus: Bus, secret: str | bytes | None = None, namespace: str = "") -> None:
-        """Subscribe to the bus, for the agents of a namespace; they are polled only while a page is open."""
+        """Subscribe to the bus, for the agents of a namespace."""
         self._bus = bus
         self._secret = secret
         self._namespace = namespace
         self._watcher = Watcher(bus, secret, namespace)
         self._updates: deque[CapacityUpdate] = deque(maxlen=MAX_REDUCTIONS)
-        self._points: dict[str, deque[tuple[int, int, int]]] = {}
+        self._history = CapacityHistory()
         self._subscription = bus.subscribe(subject_in(namespace, SUBJECT), self._on_update)
 
     def _on_update(self, event: Event) -> None:
@@ -170,29 +175,31 @@ class SwarmPanel:
         """Return what the agents reported after the last call, and poll them again."""
         agents = self._watcher.agents(within=5.0)[:MAX_ROWS]
         self._watcher.ask()
-        self._add_points(agents)
+        self._add_sample(agents)
         return {
             "namespace": self._namespace,
             "agents": [_describe_agent(agent) for agent in agents],
-            "resources": {name: list(points) for name, points in self._points.items()},
+            "resources": {name: list(points) for name, points in self._history.resources.items()},
             "reductions": [_describe_update(update) for update in list(self._updates)],
         }
 
-    def _add_points(self, agents: list[Agent]) -> None:
+    async def run(self) -> None:
+        """Sample the capacity of the swarm even if no page is open, until cancelled."""
+        clock = self._bus.clock
+        while True:
+            self._watcher.ask()
+            await clock.wait_async(TaskSignal(), clock.steady() + ANSWER_TIME)
+            self._add_sample(self._watcher.agents(within=5.0))
+            await clock.wait_async(TaskSignal(), clock.steady() + SAMPLE_INTERVAL - ANSWER_TIME)
+
+    def _add_sample(self, agents: list[Agent]) -> None:
         """Add the current capacity of each resource, summed over all agents."""
-        now = self._bus.clock.ns() // 1_000_000
         sums: dict[str, tuple[int, int]] = {}
         for agent in agents:
             for name, capacity in agent.resources.items():
                 total, original = sums.get(name, (0, 0))
                 sums[name] = (total + capacity.total, original + capacity.original)
-        for name, (total, original) in sums.items():
-            points = self._points.get(name)
-            if points is None:
-                if len(self._points) >= MAX_RESOURCES:
-                    continue
-                points = self._points[name] = deque(maxlen=MAX_POINTS)
-            points.append((now, total, original))
+        self._history.add(self._bus.clock.ns() // 1_000_000, sums)
 
     def close(self) -> None:
         """Unsubscribe from the bus."""

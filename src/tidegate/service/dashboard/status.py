@@ -48,6 +48,8 @@ class ProcessReport:
     failed_checks: list[tuple[str, str]] = field(default_factory=list)  # of /readyz: kind of the problem, detail
     top: list[dict[str, Any]] = field(default_factory=list)  # the keys that were denied most, see `DeniedKey`
     denied: dict[str, tuple[int, int]] = field(default_factory=dict)  # in the last minute: denials and keys of policies
+    # of the egress gateway: caller, provider, active and waiting requests
+    egress: list[tuple[str, str, int, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -151,6 +153,7 @@ def report_process(app: App, since: int) -> ProcessReport:
         failed_checks=app.failed_checks(),
         top=describe_top(app),
         denied=dict(list(stats.denied_keys.count_by_policy(clock.ns() // 1000).items())[:MAX_REPORTED_POLICIES]),
+        egress=app.egress_gauges(),
     )
 
 

@@ -87,6 +87,7 @@ class App:
         self.checks: list[ReadinessCheck] = []  # further checks of /readyz
         self.reports: dict[str, Report] = {}  # states of components in /healthz and /readyz
         self.families: list[ReadFamilies] = []  # metrics of components
+        self.egress_gauges: Callable[[], list[tuple[str, str, int, int]]] = list  # in a worker: see `worker_egress`
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
         self.overview: Overview = Overview(self)
         self.authenticator: Authenticator = Authenticator(settings)

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE: Final = text_format.CONTENT_TYPE.encode()
 MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
-# name: kind, help
-METRICS: Final[dict[str, tuple[str, str]]] = {
-    "tidegate_decisions_total": ("counter", "Decisions, by policy and outcome."),
-    "tidegate_denials_total": ("counter", "Denials, by policy and limit."),
-    "tidegate_last_denied_timestamp_seconds": ("gauge", "Time of the last denial, by policy."),
-    "tidegate_waiting": ("gauge", "Calls that wait for a permit."),
-    "tidegate_requests_in_flight": ("gauge", "Active requests."),
-    "tidegate_problems_total": ("counter", "Responses without a decision, by kind of problem."),
-    "tidegate_request_seconds": ("histogram", "Duration of requests, by verb."),
-    "tidegate_store": ("gauge", "Metrics of the store, by name."),
-    "tidegate_reloads_total": ("counter", "Reloads of the file, by outcome."),
+# name: kind, help, labels
+METRICS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+    "tidegate_decisions_total": ("counter", "Decisions, by policy and outcome.", ("policy", "outcome")),
+    "tidegate_denials_total": ("counter", "Denials, by policy and limit.", ("policy", "limit")),
+    "tidegate_last_denied_timestamp_seconds": ("gauge", "Time of the last denial, by policy.", ("policy",)),
+    "tidegate_waiting": ("gauge", "Calls that wait for a permit.", ()),
+    "tidegate_requests_in_flight": ("gauge", "Active requests.", ()),
+    "tidegate_problems_total": ("counter", "Responses without a decision, by kind of problem.", ("kind",)),
+    "tidegate_request_seconds": ("histogram", "Duration of requests, by verb.", ("verb",)),
+    "tidegate_store": ("gauge", "Metrics of the store, by name.", ("name",)),
+    "tidegate_reloads_total": ("counter", "Reloads of the file, by outcome.", ("outcome",)),
 }
 
 
 def render(source: StatusSource, reloads: dict[str, int], more: Iterable[Family] = ()) -> bytes:
     """Write all metrics, and those of components."""
     samples = dict(_families(source.totals(), source.status(), reloads))
-    own = ((name, kind, help_text, list(samples[name])) for name, (kind, help_text) in METRICS.items())
+    own = ((name, kind, help_text, list(samples[name])) for name, (kind, help_text, _) in METRICS.items())
     return write_families((*own, *more))
 
 

@@ -3,8 +3,8 @@
 The settings say which components there are. Entering the context opens all of them, and raises if one is misconfigured,
 before anything runs. `stop` waits for active requests of sources. Leaving the context closes everything.
 
-If there are several workers, the first one runs the sources and the egress gateway, watches the swarm and publishes
-their panels. All workers show these panels, report the budget, and grant permits of the providers.
+If there are several workers, the first one runs the sources, watches the swarm and publishes their panels. All workers
+show these panels, report the budget, grant permits of the providers and run the egress gateway on the same address.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from tidegate.policy.setting_values import read_variable
 from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidegate.budget import BudgetSettings, TaskBudget
     from tidegate.bus import Bus
+    from tidegate.clock import Clock
     from tidegate.egress.gateway import EgressGateway
+    from tidegate.egress.reload import EgressFile, EgressRules
     from tidegate.observe.text_format import Family
     from tidegate.outbound.providers.registry import Permissions, Providers
     from tidegate.outbound.quota.gate import AsyncGate
@@ -52,8 +56,10 @@ class Components:
         self.sources: SourceRunner | None = None
         self.budget: TaskBudget | None = None
         self.egress: EgressGateway | None = None
+        self._egress_file: EgressFile | None = None
         self.fetch_task: asyncio.Task[None] | None = None
         self.demo_task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -63,12 +69,15 @@ class Components:
                 await self._open_sources()
             elif self.settings.has_providers:
                 self._open_providers()
-            if self.settings.egress is not None and self._first:
+            # Only the first worker knows where the provider of the demo listens.
+            if self.settings.egress is not None and (self._first or not self.settings.demo):
                 await self._open_egress()
             if self.settings.budget:
                 self._open_budget()
             if self.settings.swarm and self._first:
                 self._open_swarm(self.settings.swarm)
+            if self.settings.applications:
+                self._open_applications()
             if self._link is not None:
                 self._link.share_panels(self._first_worker_panels())
         except BaseException:
@@ -80,7 +89,7 @@ class Components:
         """Return the names of the panels whose data only the first worker has."""
         settings = self.settings
         has_bus = settings.swarm or (settings.runs_sources and settings.bus)
-        named = {"sources": settings.runs_sources, "egress": settings.egress, "swarm": settings.swarm, "bus": has_bus}
+        named = {"sources": settings.runs_sources, "swarm": settings.swarm, "bus": has_bus}
         return [name for name, configured in named.items() if configured]
 
     async def __aexit__(self, *_: object) -> None:
@@ -92,14 +101,23 @@ class Components:
         """Start to fetch sources and, with `--demo`, to generate traffic."""
         if self.sources is not None:
             self.fetch_task = asyncio.create_task(self.sources.run(self.settings.stop_within))
+        if self._egress_file is not None:
+            self._watch_task = asyncio.create_task(self._egress_file.run(self.settings.reload_every))
         if self.settings.demo and self._first:
             from tidegate.service.runtime.demo import DemoTraffic  # noqa: PLC0415 - only for --demo
 
             self.demo_task = asyncio.create_task(DemoTraffic(self).run())
             self.demo_task.add_done_callback(log_demo_failure)
 
+    def request_reload(self) -> None:
+        """Read the egress file now (SIGHUP); with several workers, the parent process does."""
+        if self._egress_file is not None:
+            self._egress_file.request_reload()
+
     async def stop(self) -> None:
         """Start no more fetches; wait for active ones, for at most `stop_within`."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
         if self.demo_task is not None:
             self.demo_task.cancel()
             await asyncio.gather(self.demo_task, return_exceptions=True)
@@ -107,20 +125,11 @@ class Components:
             self.sources.stop()
             await asyncio.gather(self.fetch_task, return_exceptions=True)
 
-    def _load_providers(self) -> Providers:
-        from tidegate.outbound.providers.registry import Providers  # noqa: PLC0415 - most services run no sources
-
-        settings = self.settings
-        permissions = cast("Permissions", settings.permissions)
-        return Providers.load(
-            settings.providers, settings.provider_dirs, permissions=permissions, profiles=settings.profiles
-        )
-
     def _open_providers(self) -> None:
         """Grant permits of the providers in a worker that fetches no sources; the store is shared with the first."""
         from tidegate.outbound.quota.gate import AsyncGate  # noqa: PLC0415 - most services have no providers
 
-        gate = AsyncGate(self._load_providers(), self.settings.store, bus=self.settings.bus)
+        gate = AsyncGate(load_providers(self.settings), self.settings.store, bus=self.settings.bus)
         self._stack.push_async_callback(gate.close)
         self.app.decider.open_providers(gate)
         if gate.bus is not None:
@@ -139,7 +148,7 @@ class Components:
         store = None if settings.store.startswith("memory:") else settings.store
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
         options["interval"] = settings.source_interval
-        self.sources = SourceRunner(self._load_providers(), found, data=settings.data_folder, **options)
+        self.sources = SourceRunner(load_providers(self.settings), found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
         self.app.decider.open_providers(self.sources.gate)
@@ -158,25 +167,30 @@ class Components:
     async def _open_egress(self) -> None:
         """Run the egress gateway in this process; its calls use the gate of the sources."""
         from tidegate.egress.gateway import EgressGateway  # noqa: PLC0415 - needs aiohttp
-        from tidegate.egress.run import check_names, listen  # noqa: PLC0415 - as above
+        from tidegate.egress.run import listen  # noqa: PLC0415 - as above
         from tidegate.egress.server import EgressServer  # noqa: PLC0415 - as above
-        from tidegate.egress.settings import load_egress  # noqa: PLC0415 - as above
 
-        settings = self.settings
-        if not settings.has_providers:
-            raise ConfigError("needs at least one provider: set providers or provider_dirs", field="egress")
-        permits = self.app.decider.provider_permits
-        egress = load_egress(settings.egress_config, settings.egress)
-        egress = replace(egress, telemetry=egress.telemetry or settings.telemetry)
-        check_names(egress, permits.gate.providers)
-        self.egress = await self._stack.enter_async_context(EgressGateway(permits.gate, egress))
-        listener = self._stack.enter_context(listen(egress))
-        await self._stack.enter_async_context(EgressServer(self.egress, listener))
-        self.app.panels["egress"] = self.egress.describe
+        gate, link = self.app.decider.provider_permits.gate, self._link
+        if link is None:
+            self._egress_file = watch_egress(self.settings, gate.clock, self._use_egress, gate.providers)
+            rules, stats = self._egress_file.rules, None
+        else:
+            rules, stats = link.egress_rules, link.open_egress_stats()
+        gateway = self.egress = EgressGateway(gate, rules.settings, stats=stats)
+        await self._stack.enter_async_context(gateway)
+        listener = self._stack.enter_context(listen(rules.settings, shared=self.settings.workers > 1))
+        await self._stack.enter_async_context(EgressServer(gateway, listener))
+        if link is not None:
+            link.follow_egress(gateway.use)
+        self.app.panels["egress"] = gateway.describe
         self.app.families.append(self._egress_metrics)
 
+    def _use_egress(self, rules: EgressRules) -> None:
+        if self.egress is not None:
+            self.egress.use(rules)
+
     async def _egress_metrics(self) -> list[Family]:
-        return [] if self.egress is None else self.egress.stats.families()
+        return [] if self.egress is None else self.egress.families()
 
     def _open_budget(self) -> None:
         from tidegate.budget import TaskBudget  # noqa: PLC0415 - most services show no budget
@@ -203,7 +217,16 @@ class Components:
         secret = read_variable(SWARM_SECRET_VARIABLE, os.environ)
         panel = self.app.panels["swarm"] = swarm_panel(bus, secret, self.settings.swarm_namespace)
         self._stack.callback(panel.close)
+        task = asyncio.create_task(panel.run())
+        self._stack.callback(task.cancel)
         self._add_bus(bus, url)
+
+    def _open_applications(self) -> None:
+        from tidegate.service.dashboard.applications import ApplicationsPanel  # noqa: PLC0415 - most services show none
+
+        clock = self.app.decider.store.clock
+        panel = ApplicationsPanel(self.settings.applications, self.settings.applications_token, clock)
+        self.app.panels["applications"] = panel
 
     def _add_bus(self, bus: Bus, url: str) -> None:
         """Show a bus on the dashboard, and report ready only while it is connected."""
@@ -211,6 +234,36 @@ class Components:
 
         self.app.checks.append(bus_check(bus))
         self.app.panels.setdefault("bus", bus_panel(bus, url))
+
+
+def load_providers(settings: Settings, permissions: str | None = None) -> Providers:
+    """Read the provider files; `permissions` replaces the setting."""
+    from tidegate.outbound.providers.registry import Providers  # noqa: PLC0415 - most services run no sources
+
+    return Providers.load(
+        settings.providers,
+        settings.provider_dirs,
+        permissions=cast("Permissions", permissions or settings.permissions),
+        profiles=settings.profiles,
+    )
+
+
+def watch_egress(
+    settings: Settings, clock: Clock, on_change: Callable[[EgressRules], object], providers: Providers | None = None
+) -> EgressFile:
+    """Read the egress file, to watch it; `on_change` gets the settings now, and new ones later."""
+    from tidegate.egress.reload import EgressFile, EgressRules  # noqa: PLC0415 - most services have no gateway
+    from tidegate.egress.settings import check_names, load_egress  # noqa: PLC0415 - as above
+
+    if not settings.has_providers:
+        raise ConfigError("needs at least one provider: set providers or provider_dirs", field="egress")
+    egress = load_egress(settings.egress_config, settings.egress)
+    egress = replace(egress, telemetry=egress.telemetry or settings.telemetry)
+    known = load_providers(settings, "ignore") if providers is None else providers
+    check_names(egress, known)
+    rules = EgressRules(egress)
+    on_change(rules)
+    return EgressFile(rules, known, clock, on_change, settings.egress)
 
 
 def log_demo_failure(task: asyncio.Task[None]) -> None:

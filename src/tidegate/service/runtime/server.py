@@ -117,6 +117,11 @@ class ServiceProcess:
             self._drained.set()
         self._stop.set()
 
+    def request_reload(self) -> None:
+        """Read the files now, whether they have changed or not (SIGHUP)."""
+        self.reloader.request_reload()
+        self.components.request_reload()
+
     def begin_stop(self) -> None:
         """Stop with draining; a further call changes nothing."""
         self._stop.set()
@@ -310,7 +315,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGTERM, service.stop if link is None else service.begin_stop)
     loop.add_signal_handler(signal.SIGINT, partial(service.stop, drain=False))
     if hasattr(signal, "SIGHUP"):
-        loop.add_signal_handler(signal.SIGHUP, service.reloader.request_reload)
+        loop.add_signal_handler(signal.SIGHUP, service.request_reload)
 
     def report_ready(settings: Settings, components: Components | None) -> None:
         log.info("serving on http://%s, process %d", settings.listen, os.getpid())

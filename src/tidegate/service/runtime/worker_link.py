@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Final
 from tidegate.clock import TaskSignal
 from tidegate.errors import ConfigError
 from tidegate.service.dashboard.overview import read_panels
+from tidegate.service.runtime.worker_egress import SharedEgressStats
 from tidegate.service.runtime.worker_stats import PUBLISH_INTERVAL, SharedStats, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tidegate.clock import Clock
+    from tidegate.egress.reload import EgressRules
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.http import App
     from tidegate.service.http.app import Panel
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.service")
 
 MEGABYTE: Final = 2**20
+MAX_EGRESS_BYTES: Final = MEGABYTE // 2
 MAX_REASON_LENGTH: Final = 10_000  # characters of the reason why a file was refused
 
 
@@ -41,6 +44,7 @@ class RulesInEffect:
     policies: ServicePolicies
     reloads: dict[str, int] = field(default_factory=lambda: {"adopted": 0, "refused": 0})
     refused: str | None = None  # why the current file was refused
+    egress: EgressRules | None = None  # the settings of the egress gateway
 
 
 class RulesPublisher:
@@ -65,6 +69,13 @@ class RulesPublisher:
         self.rules.policies = policies
         self.publish()
 
+    def update_egress(self, rules: EgressRules) -> None:
+        """Let the gateways of all workers use these settings. Raises if they are too large."""
+        if len(pickle.dumps(rules)) > MAX_EGRESS_BYTES:
+            raise ConfigError("the settings are too large for several workers", file=rules.settings.file)
+        self.rules.egress = rules
+        self.publish()
+
     def record_refusal(self, reason: str | None) -> None:
         """Tell all workers why the current file is refused; None if it is not."""
         self.rules.refused = None if reason is None else reason[:MAX_REASON_LENGTH]
@@ -84,6 +95,7 @@ class WorkerLink:
         self._number = number
         self._version = 0
         self._app: App | None = None
+        self._use_egress: Callable[[EgressRules], object] | None = None
         self._own_panels: dict[str, Panel] = {}  # in the first worker: those that it publishes
         self._stats: SharedStats | None = None
         self.status: WorkerStatus | None = None
@@ -116,6 +128,28 @@ class WorkerLink:
             self._own_panels = {name: self._app.panels[name] for name in names}
         self._app.panels |= {name: partial(self.status.read_panel, name) for name in names}
 
+    @property
+    def egress_rules(self) -> EgressRules:
+        """The settings of the egress gateway, which the parent process has read."""
+        data = self._memory.rules.read()
+        rules: RulesInEffect | None = None if data is None else pickle.loads(data)  # noqa: S301 - as below
+        if rules is None or rules.egress is None:
+            raise ConfigError("the parent process has not read the settings of the gateway", field="egress")
+        return rules.egress
+
+    def open_egress_stats(self) -> SharedEgressStats | None:
+        """Return the counts of the egress gateway of this worker."""
+        if self._app is None or self.status is None or self._stats is None:
+            return None
+        stats = SharedEgressStats(self.status, self._stats.new_row)
+        self._app.egress_gauges = stats.gauges
+        return stats
+
+    def follow_egress(self, use: Callable[[EgressRules], object]) -> None:
+        """Call `use` with the settings of the egress gateway, now and when the parent process has read others."""
+        self._use_egress = use
+        use(self.egress_rules)
+
     def request_reload(self) -> None:
         """Do nothing at SIGHUP: the parent process also gets it, and reads the file."""
 
@@ -131,6 +165,8 @@ class WorkerLink:
         self._app.record_refusal(rules.refused)
         if rules.policies != self._app.decider.policies:
             self._app.update_policies(rules.policies)
+        if rules.egress is not None and self._use_egress is not None:
+            self._use_egress(rules.egress)
 
     async def run(self) -> None:
         """Follow the parent process and publish the values of this worker, until cancelled."""

@@ -52,13 +52,14 @@ PANEL_POLL_INTERVAL: Final = SECOND // 20
 OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
 LATENCY_VALUES: Final = len(LATENCY_BUCKETS) + 2  # the buckets, and the sum
 # Kinds of rows: the first part of their names. The other parts are labels.
-COUNTS, VIOLATED, LAST_DENIED, LATENCY, ERRORS, STORE = (
+COUNTS, VIOLATED, LAST_DENIED, LATENCY, ERRORS, STORE, EGRESS = (
     "counts",
     "violated",
     "last_denied",
     "latency",
     "errors",
     "store",
+    "egress",
 )
 # Metrics of stores that only grow while a process runs. All others are current values.
 STORE_COUNTERS: Final = frozenset((
@@ -137,12 +138,13 @@ class SharedStats(Stats):
         super().__init__()
         self._area = area
         self._clock = clock
-        self.errors: Counter[str] = SharedCounter(ERRORS, self._new_row)
-        self.violated: Counter[tuple[str, str]] = SharedCounter(VIOLATED, self._new_row)
-        self.last_denied: dict[str, int] = SharedCounter(LAST_DENIED, self._new_row, adds=False)
-        self._store_counters: SharedCounter[str] = SharedCounter(STORE, self._new_row)
+        self.errors: Counter[str] = SharedCounter(ERRORS, self.new_row)
+        self.violated: Counter[tuple[str, str]] = SharedCounter(VIOLATED, self.new_row)
+        self.last_denied: dict[str, int] = SharedCounter(LAST_DENIED, self.new_row, adds=False)
+        self._store_counters: SharedCounter[str] = SharedCounter(STORE, self.new_row)
 
-    def _new_row(self, name: RowName, width: int) -> CounterRow:
+    def new_row(self, name: RowName, width: int) -> CounterRow:
+        """Return the row of this name in the area of this worker."""
         was_full = self._area.full
         row = self._area.row(name, width, self._clock.steady())
         if self._area.full and not was_full:
@@ -150,10 +152,10 @@ class SharedStats(Stats):
         return row
 
     def _new_count(self, policy: str) -> DecisionCount:
-        return SharedDecisionCount(self._new_row((COUNTS, policy), len(OUTCOMES)))
+        return SharedDecisionCount(self.new_row((COUNTS, policy), len(OUTCOMES)))
 
     def _new_latency(self, verb: str) -> LatencyHistogram:
-        return SharedLatencyHistogram(self._new_row((LATENCY, verb), LATENCY_VALUES))
+        return SharedLatencyHistogram(self.new_row((LATENCY, verb), LATENCY_VALUES))
 
     def write_store(self, metrics: Mapping[str, int]) -> None:
         """Write the counters of the store."""
@@ -223,29 +225,34 @@ class WorkerStatus:
         self._area.process_id = os.getpid()
         app.decider.blocks.known_elsewhere = self._list_blocks
 
+    @property
+    def counter_areas(self) -> list[CounterArea]:
+        """The counters of each worker."""
+        return [area.counters for area in self._memory.areas]
+
     def totals(self) -> Stats:
         """Return the sums of all counters."""
-        return read_totals(add_up(area.counters for area in self._memory.areas))
+        return read_totals(add_up(self.counter_areas))
 
     def status(self) -> ServiceStatus:
         """Return the current values of all workers; those of the others are up to `PUBLISH_INTERVAL` old."""
         own = report_process(self._app, self._since)
         self._stats.write_store(own.store)
-        reports = [own if report.process_id == own.process_id else report for report in self._read_reports()]
-        kept = add_up(area.counters for area in self._memory.areas)
+        reports = [own if report.process_id == own.process_id else report for report in self.read_reports()]
+        kept = add_up(self.counter_areas)
         counters = {name[1]: values[0] for name, values in kept.items() if name[0] == STORE}
         return merge_reports(reports, merge_store(reports, counters), self._clock.steady())
 
     def waiting_by_policy(self) -> Mapping[str, int]:
         """Return the number of waiting calls in all workers, by policy."""
         found: Counter[str] = Counter()
-        for report in self._read_reports():
+        for report in self.read_reports():
             found.update(report.waiting_by_policy)
         return found
 
     def top_denied(self) -> list[dict[str, Any]]:
         """Return the keys that were denied most in the last minute, in all workers."""
-        return merge_top((row for report in self._read_reports() for row in report.top), MAX_TOP)
+        return merge_top((row for report in self.read_reports() for row in report.top), MAX_TOP)
 
     def store_lost(self) -> bool:
         """Return whether the store is unavailable for this worker."""
@@ -263,7 +270,7 @@ class WorkerStatus:
 
     def failed_checks(self) -> list[tuple[str, str]]:
         """Return the failed checks of this worker, then those of the others."""
-        others = (report for report in self._read_reports() if report.process_id != self._area.process_id)
+        others = (report for report in self.read_reports() if report.process_id != self._area.process_id)
         return [*self._app.failed_checks(), *(failed for report in others for failed in report.failed_checks)]
 
     async def read_panel(self, name: str) -> object:
@@ -279,7 +286,7 @@ class WorkerStatus:
                 return published["panels"][name]
             await self._clock.wait_async(signal, now + PANEL_POLL_INTERVAL)
 
-    def _read_reports(self) -> list[ProcessReport]:
+    def read_reports(self) -> list[ProcessReport]:
         """Return the reports of the workers that run."""
         found = []
         for area in self._memory.areas:
@@ -292,7 +299,7 @@ class WorkerStatus:
     def _list_blocks(self) -> Iterable[tuple[str, Key]]:
         return [
             (policy, key if isinstance(key, str) else tuple(key))
-            for report in self._read_reports()
+            for report in self.read_reports()
             for policy, key in report.blocks
         ]
 
@@ -304,7 +311,7 @@ class WorkerStatus:
         self._stats.write_store(report.store)
         fields: dict[str, Any] = asdict(report)
         while not self._area.report.write(json.dumps(fields, separators=(",", ":")).encode()):
-            for name in ("near", "reset_keys", "denials", "blocks", "top"):
+            for name in ("near", "reset_keys", "denials", "blocks", "top", "egress"):
                 fields[name] = fields[name][: len(fields[name]) // 2]
 
     def tick(self) -> None:

@@ -23,6 +23,7 @@ from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.event_loop import run_loop
 from tidegate.service.config.reload import Reloader
 from tidegate.service.runtime import logs, server
+from tidegate.service.runtime.components import watch_egress
 from tidegate.service.runtime.shared_memory import WorkerMemory
 from tidegate.service.runtime.worker_link import RulesPublisher, WorkerLink
 
@@ -82,6 +83,9 @@ class WorkerPool:
         self._memory = WorkerMemory.create(settings.workers, self._clock.ns() // 1_000_000)
         self._rules = RulesPublisher(self._memory, settings.policies)
         self._reloader = Reloader(settings, self._rules, self._clock)
+        self._egress = (
+            None if settings.egress is None else watch_egress(settings, self._clock, self._rules.update_egress)
+        )
         self._reader, self._writer = SPAWN_CONTEXT.Pipe(duplex=False)
         self._ready_count = 0  # how many workers have reported that they are ready
         self._failures: dict[int, Failure] = {}  # by process id
@@ -93,6 +97,8 @@ class WorkerPool:
         """Reload the file at SIGHUP; stop on any other signal, at the second one without draining."""
         if number == signal.SIGHUP:
             self._reloader.request_reload()
+            if self._egress is not None:
+                self._egress.request_reload()
             self._check_at = 0
         elif self._stopping:
             self._send_signal(signal.SIGINT)  # ends the time for draining
@@ -143,23 +149,29 @@ class WorkerPool:
                 self._memory.areas[slot.number].process_id = 0  # its report no longer counts
                 if not self._stopping:
                     self._schedule_restart(slot)
-            self._check_file()
+            self._check_files()
             for slot in self._slots:
                 if slot.process is None and slot.restart_at <= self._clock.steady() and not self._stopping:
                     self._start_worker(slot)
 
-    def _check_file(self) -> None:
-        """Read the file if it has changed, every `reload_every` seconds."""
+    @property
+    def _has_files(self) -> bool:
+        return self._settings.file is not None or (self._egress is not None and self._egress.watched)
+
+    def _check_files(self) -> None:
+        """Read the files that have changed, every `reload_every` seconds."""
         now = self._clock.steady()
-        if self._settings.file is not None and now >= self._check_at:
+        if self._has_files and now >= self._check_at:
             self._check_at = now + round(self._settings.reload_every * SECOND)
             self._reloader.check()
+            if self._egress is not None:
+                self._egress.check()
 
     def _timeout(self) -> float | None:
-        """Return the seconds until the next restart or the next check of the file; None if there is neither."""
+        """Return the seconds until the next restart or the next check of the files; None if there is neither."""
         now = self._clock.steady()
         times = [slot.restart_at for slot in self._slots if slot.process is None]
-        if self._settings.file is not None:
+        if self._has_files:
             times.append(self._check_at)
         return max(0, min(times) - now) / SECOND if times else None
 

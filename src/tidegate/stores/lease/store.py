@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueue
+    from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueueRefs
     from tidegate.stores.lease.steps import StoreRequest
 
 
@@ -43,7 +43,7 @@ class LeasedStore(Store):
     ) -> None:
         """Take shares from `inner`, and close it with this store if `owns` is true. `clock` is the steady clock."""
         super().__init__(clock or inner.clock)
-        self.wait_queues: weakref.WeakSet[WaitQueue] = inner.wait_queues
+        self.wait_queues: WaitQueueRefs = inner.wait_queues
         self.inner = inner
         self.decides_alternatives: bool = inner.decides_alternatives  # type: ignore[misc]  # same as the inner store
         self.lease: Lease = lease or Lease()

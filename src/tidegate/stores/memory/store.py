@@ -133,7 +133,7 @@ class MemoryStore(Store):
                 self._recount()
             if now is None:
                 now = self._ns() // 1000
-            table = self._table(policy)
+            table = self._tables.get(policy.name) or self._table(policy)
             entry = table.entries.get(key)
             limits = policy.limits
             if now < table.due and verb in CHANGING_VERBS:
@@ -149,7 +149,7 @@ class MemoryStore(Store):
                 allowed, states, left = VERBS[verb](limits, before, costs, now, at)
                 if allowed:
                     self._write(table, key, policy, states, now)
-                return Decision.of_states(now, limits, states, left, within_limits=allowed)
+                return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
         finally:
             lock.release(None)
@@ -301,6 +301,9 @@ class MemoryStore(Store):
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
         """Store the new states, together with live states of limits that are no longer in the policy."""
         old = table.entries.get(key)
+        if old is not None and old[0] is policy.limits and None not in states:  # the usual case
+            table.entries[key] = (policy.limits, states)
+            return
         entry = write_entry(old, policy, states, now)
         if entry is None:
             self._forget(table, key)

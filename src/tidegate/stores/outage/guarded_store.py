@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
     from tidegate.policy import Key
-    from tidegate.stores.base import Ask, WaitQueue
+    from tidegate.stores.base import Ask, WaitQueueRefs
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class GuardedStore(Store):
     ) -> None:
         """Guard this store; closing the GuardedStore closes it."""
         super().__init__(store.clock)
-        self.wait_queues: weakref.WeakSet[WaitQueue] = store.wait_queues
+        self.wait_queues: WaitQueueRefs = store.wait_queues
         for name, value in (("deadline", deadline), ("local_for", local_for), ("heartbeat", heartbeat)):
             if (
                 isinstance(value, bool)

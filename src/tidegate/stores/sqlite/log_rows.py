@@ -1,8 +1,9 @@
 """A log stored as rows of the table `entry`, with the interface of `core.algorithms.LogEntries`.
 
 An entry is identified by its `seq`, which has gaps where entries were refunded. Times and sums increase with it, so
-one b-tree serves every search: searches by time and by sum bisect it, starting near the head, where the result usually
-is. The state's own row holds the last entry and the oldest live one, so most decisions read no entries at all.
+one b-tree serves every search: searches by time and by sum bisect it, starting where the result usually is: near the
+head for entries that expire, near the tail for those that are corrected. The state's own row holds the last entry and
+the oldest live one, so most decisions read no entries at all.
 """
 
 from __future__ import annotations
@@ -21,23 +22,22 @@ MAX_REMOVED_PER_TRANSACTION: Final = 256  # so that no transaction takes long
 MAX_SUM: Final = 2**60  # sums beyond this are rebased, so that 64 bits suffice for every cost
 
 INSERT_ENTRY: Final = "INSERT OR REPLACE INTO entry (log, seq, time, sum, cost) VALUES (?, ?, ?, ?, ?)"
-SELECT_NEXT: Final = "SELECT seq, time, sum FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?"
-SELECT_LAST: Final = "SELECT seq, time, sum FROM entry WHERE log = ? AND seq >= ? AND seq < ? ORDER BY seq DESC LIMIT 1"
+SELECT_ENTRIES: Final = "SELECT seq, time, sum, cost FROM entry WHERE log = ? AND seq >= ? AND seq < ?"
+SELECT_NEXT: Final = f"{SELECT_ENTRIES} ORDER BY seq LIMIT ?"
+SELECT_LAST: Final = f"{SELECT_ENTRIES} ORDER BY seq DESC LIMIT ?"
+SHIFT_SUMS: Final = "UPDATE entry SET sum = sum + ? WHERE log = ? AND seq >= ? AND seq < ?"
+CHANGE_ENTRY: Final = "UPDATE entry SET sum = sum + ?, cost = ? WHERE log = ? AND seq = ?"
 
-Row = tuple[int, int, int]  # seq, time, sum
+Row = tuple[int, int, int, int]  # seq, time, sum, cost
 
 
 class CachedColumn(dict[int, int]):
     """One column of a log by seq: cached values, and others read on access."""
 
     __slots__ = ("column", "cursor", "log")
-
-    def __init__(self, known: dict[int, int], column: str, cursor: sqlite3.Cursor, log: int) -> None:
-        """Start with the values of the state's row."""
-        super().__init__(known)
-        self.column: str = column
-        self.cursor: sqlite3.Cursor = cursor
-        self.log: int = log
+    column: str
+    cursor: sqlite3.Cursor
+    log: int
 
     def __missing__(self, seq: int) -> int:
         """Read the value of an entry."""
@@ -53,7 +53,7 @@ class LogRows:
     the entry at head.
     """
 
-    __slots__ = ("added", "cursor", "first", "id", "sums", "times")
+    __slots__ = ("added", "cursor", "first", "id", "known_costs", "sums", "times")
     first: int
     id: int
 
@@ -61,8 +61,11 @@ class LogRows:
         """Read the numbers of the state's row."""
         self.cursor: sqlite3.Cursor = cursor
         self.id, self.first, head, tail, _, last, total, oldest = numbers
-        self.times: CachedColumn = CachedColumn({head: oldest, tail - 1: last}, "time", cursor, self.id)
-        self.sums: CachedColumn = CachedColumn({tail - 1: total}, "sum", cursor, self.id)
+        self.times: CachedColumn = CachedColumn({head: oldest, tail - 1: last})
+        self.times.column, self.times.cursor, self.times.log = "time", cursor, self.id
+        self.sums: CachedColumn = CachedColumn({tail - 1: total})
+        self.sums.column, self.sums.cursor, self.sums.log = "sum", cursor, self.id
+        self.known_costs: dict[int, int] = {}  # of entries that were read
         self.added: int = -1
 
     @classmethod
@@ -109,8 +112,35 @@ class LogRows:
         return found, before
 
     def since(self, instant: int, head: int, tail: int) -> int:
-        """Return the first entry at or after `instant`, or `tail`."""
-        return self._search(lambda row: row[1] >= instant, head, tail)[0]
+        """Return the first entry at or after `instant`, or `tail`: searches from the end that is closer in time."""
+        if head >= tail or self.times[tail - 1] < instant:
+            return tail
+        if instant - self.times[head] < self.times[tail - 1] - instant:
+            return self._search(lambda row: row[1] >= instant, head, tail)[0]
+        return self._search_backwards(instant, head, tail)
+
+    def _search_backwards(self, instant: int, head: int, tail: int) -> int:
+        """Return the first entry at or after `instant`: reads the last few entries, skips back, then bisects."""
+        execute, found = self.cursor.execute, tail
+        near = execute(SELECT_LAST, (self.id, head, tail, FIRST_READ)).fetchall()
+        for row in near:
+            if row[1] < instant:
+                return found
+            found = self._found(row)
+        if len(near) < FIRST_READ:
+            return found
+        low, high, step, bracketed = head, found, FIRST_READ, False
+        while low < high:
+            middle = (low + high) // 2 if bracketed else max(low, high - step)
+            row = execute(SELECT_NEXT, (self.id, middle, high, 1)).fetchone()
+            if row is None:
+                high = middle
+            elif row[1] >= instant:
+                high, found = middle, self._found(row)
+            else:
+                low, bracketed = row[0] + 1, True
+            step *= 2
+        return found
 
     def reaching(self, total: int, head: int, tail: int) -> int:
         """Return the first entry whose sum reaches `total`."""
@@ -143,9 +173,8 @@ class LogRows:
         return found, before
 
     def _found(self, row: Row) -> int:
-        self.times[row[0]] = row[1]
-        self.sums[row[0]] = row[2]
-        return row[0]
+        seq, self.times[seq], self.sums[seq], self.known_costs[seq] = row
+        return seq
 
     def append(self, tail: int, time: int, total: int) -> None:
         """Add an entry at `tail`; it is written together with the state."""
@@ -156,6 +185,9 @@ class LogRows:
     def costs(self, span: range, head: int, base: int) -> Iterator[tuple[int, int]]:
         """Yield the entries of a range, in its order, with the cost of each."""
         del head, base
+        if len(span) == 1 and span[0] in self.known_costs:
+            yield span[0], self.known_costs[span[0]]
+            return
         rising = span.step > 0
         ends = (span.start, span.stop) if rising else (span.stop + 1, span.start + 1)
         order = "ASC" if rising else "DESC"
@@ -168,25 +200,32 @@ class LogRows:
         The sums on one side of each entry are updated: those before it, together with the base, or those from it on.
         Changes are written at once: only `adjust` makes them, and it is never denied.
         """
-        execute = self.cursor.execute
+        execute, removed = self.cursor.execute, False
         for seq, difference, cost in changes:
             if seq - head < tail - seq:
                 base -= difference
-                span = (head, seq)
-                shift = -difference
+                start, end, shift, own_shift = head, seq, -difference, 0
             else:
-                span = (seq, tail)
-                shift = difference
-            if span[0] < span[1]:
-                query = "UPDATE entry SET sum = sum + ? WHERE log = ? AND seq >= ? AND seq < ?"
-                execute(query, (shift, self.id, *span))
+                start, end, shift, own_shift = seq + 1, tail, difference, difference
+            if start < end:
+                execute(SHIFT_SUMS, (shift, self.id, start, end))
             if cost:
-                execute("UPDATE entry SET cost = ? WHERE log = ? AND seq = ?", (cost, self.id, seq))
+                execute(CHANGE_ENTRY, (own_shift, cost, self.id, seq))
             else:
                 execute("DELETE FROM entry WHERE log = ? AND seq = ?", (self.id, seq))
+                removed = True
+            for known in self.sums:
+                if start <= known < end:
+                    self.sums[known] += shift
+                elif known == seq:
+                    self.sums[known] += own_shift
+            self.known_costs[seq] = cost
+        if not removed:
+            return self, head, tail, base
         self.times.clear()
         self.sums.clear()
-        last = execute(SELECT_LAST, (self.id, head, tail)).fetchone()
+        self.known_costs.clear()
+        last = execute(SELECT_LAST, (self.id, head, tail, 1)).fetchone()
         if last is None:
             return self, tail, tail, base
         first = execute(SELECT_NEXT, (self.id, head, tail, 1)).fetchone()

@@ -65,7 +65,7 @@ function render(overview, columns) {
   panels.renderAudit(overview, isShown, openKey);
   panels.renderHints(overview);
   panels.renderState(overview);
-  facePanels.update(overview.panels, overview.at);
+  facePanels.update(overview.panels, columns);
   renderFooter(overview);
   byId("main").dataset.loading = "no";
 }
@@ -85,7 +85,7 @@ function renderStats(overview, policy) {
   const waiting = policy === null ? overview.waiting : overview.policies.find(({ name }) => name === policy)?.waiting ?? 0;
   setText(byId("now-admitted"), formatRate(admitted));
   setText(byId("now-denied"), formatRate(denied));
-  setText(byId("now-share"), denied > 0 ? `per second, ${formatPercent(denied, admitted + denied)} of calls` : "per second");
+  setText(byId("now-share"), denied > 0 ? `${formatPercent(denied, admitted + denied)} of calls, per second` : "per second");
   setAttribute(byId("stat-denied"), "data-level", denied > 0.25 * (admitted + denied) && denied > 0 ? "bad" : denied > 0 ? "some" : "none");
   setText(byId("now-waiting"), formatCount(waiting));
   setText(byId("now-median"), formatMicroseconds(latestValue(live.latency[0])));

@@ -5,7 +5,7 @@
 //   note       optional: a short text beside the heading, from the data
 //   tables     each table: `rows` returns its items, `columns` is a list of [heading, cell, classes]. A cell is a
 //              function of an item that returns a string, or one of the values of cells.js: meter, duration, count …
-//   draw       optional: draws charts above the tables, into an element
+//   draw       optional: draws charts above the tables, into an element, for a range of time { from, to }
 //
 // To add a panel: a function in panels.py that returns its data, and an entry here.
 
@@ -27,6 +27,20 @@ export const COMPONENT_PANELS = {
       ],
     }],
   },
+  applications: {
+    title: "Applications",
+    note: () => "by category and route, since the start of each process",
+    tables: [{
+      rows: (applications) => applications,
+      columns: [
+        ["Application", (row) => name(row.application)],
+        ["Category or route", (row) => (row.error ? text(row.error, { state: "warn" }) : name(row.name)), "c-wide"],
+        ["Clients", (row) => (row.clients === null || row.error ? "" : count(row.clients)), "num hide-on-phone"],
+        ["Allowed", (row) => (row.allowed === null || row.error ? "" : count(row.allowed)), "num"],
+        ["Denied", (row) => (row.error ? "" : text(formatCount(row.denied), { state: row.denied ? "bad" : "" })), "num"],
+      ],
+    }],
+  },
   budgets: {
     title: "Budgets",
     note: (budgets) => (budgets.length === 1 ? `${budgets[0].name}, ${budgets[0].strategy} windows` : ""),
@@ -41,15 +55,15 @@ export const COMPONENT_PANELS = {
     }],
   },
   sources: {
-    title: "Providers and sources",
+    title: "Providers",
     note: (panel) => panel.notes.at(-1) ?? "",
     tables: [{
       rows: (panel) => panel.providers.flatMap((provider) => provider.limits.map((limit, index) => ({ provider, index, ...limit }))),
       columns: [
-        ["Provider", ({ provider }) => name([provider.name, provider.account].filter(Boolean).join(" "))],
-        ["Limit", (limit) => limit.text, "hide-on-phone"],
+        ["Provider", ({ provider, index }) => name(index ? "" : [provider.name, provider.account].filter(Boolean).join(" "))],
+        ["Limit", (limit) => limit.text, "c-short"],
         ["Used", (limit) => meter(limit.used, limit.quota), "c-wide"],
-        ["Capacity", (limit) => (limit.index ? "" : formatCapacity(limit.provider))],
+        ["State", (limit) => (limit.index ? "" : formatProvider(limit.provider))],
       ],
     }, {
       rows: (panel) => panel.sources,
@@ -123,11 +137,17 @@ function formatForecast(tier) {
   return tier.pace ? "sufficient" : "not in use";
 }
 
-function formatCapacity(provider) {
-  if (provider.frozen_for > 0) return text(`paused for ${formatDuration(provider.frozen_for)}`, { state: "bad" });
-  const highest = Math.max(...provider.limits.map((limit) => limit.quota));
-  const isFull = provider.limits.some((limit) => limit.quota === provider.capacity) || provider.capacity >= highest;
-  return isFull ? "full" : text(`reduced to ${formatCount(provider.capacity)}`, { state: "warn" });
+function formatProvider({ capacity, cost_micros: cost, frozen_for: pause, limits, refused, waiting }) {
+  const quotas = limits.map((limit) => limit.quota);
+  const isReduced = !quotas.includes(capacity) && capacity < Math.max(...quotas);
+  const states = [
+    pause > 0 && `paused for ${formatDuration(pause)}`,
+    isReduced && `reduced to ${formatCount(capacity)}`,
+    waiting > 0 && `${formatCount(waiting)} waiting`,
+    refused > 0 && `${formatCount(refused)} refused`,
+    cost > 0 && `cost ${(cost / 1e6).toFixed(2)}`,
+  ].filter(Boolean);
+  return text(states.join(", ") || "ready", { state: pause > 0 ? "bad" : isReduced ? "warn" : "" });
 }
 
 function formatAgents({ agents, namespace }) {
@@ -138,7 +158,7 @@ function formatAgents({ agents, namespace }) {
 
 const capacityCharts = new Map(); // by resource
 
-function drawCapacities(host, { resources, reductions }, now) {
+function drawCapacities(host, { resources, reductions }, range) {
   host.classList.add("resources");
   for (const [resource, chart] of capacityCharts) {
     if (!(resource in resources)) {
@@ -153,6 +173,6 @@ function drawCapacities(host, { resources, reductions }, now) {
     }
     const [, total, original] = points.at(-1);
     const label = total < original ? `${formatCount(total)} of ${formatCount(original)} (${formatPercent(total, original)})` : `${formatCount(total)} (full)`;
-    capacityCharts.get(resource).update(resource, points, reductions.filter((each) => each.resource === resource), now, label);
+    capacityCharts.get(resource).update(resource, points, reductions.filter((each) => each.resource === resource), range, label);
   }
 }

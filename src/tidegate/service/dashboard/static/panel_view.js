@@ -17,14 +17,15 @@ class PanelView {
     this.node = createElement("section", { class: "panel half", id: `panel-${name}`, "aria-labelledby": heading.id }, head, body);
   }
 
-  update(data, now) {
+  update(data, range) {
     const failed = data.error !== undefined;
     setText(this.note, failed ? "" : this.spec.note?.(data) ?? "");
-    if (this.spec.draw && !failed) this.spec.draw(this.drawing, data, now);
+    if (this.spec.draw && !failed) this.spec.draw(this.drawing, data, range);
     let rowCount = 0;
     this.spec.tables.forEach(({ rows, columns }, index) => {
       const items = failed ? [] : rows(data);
       rowCount += items.length;
+      this.tables[index].hidden = items.length === 0;
       const create = () => createRow(...columns.map(([, , classes]) => classes ?? ""));
       renderRows(this.tables[index], items, create, (cells, item) => columns.forEach(([, cell], place) => renderCell(cells[place], cell(item))));
     });
@@ -46,14 +47,14 @@ export class PanelViews {
     this.views = new Map();
   }
 
-  update(panels, now) {
+  update(panels, range) {
     for (const [name, spec] of Object.entries(this.specs)) {
       const view = this.views.get(name);
       if (panels[name] === undefined) {
         view?.node.remove();
         this.views.delete(name);
-      } else if (view) view.update(panels[name], now);
-      else this.add(name, spec).update(panels[name], now);
+      } else if (view) view.update(panels[name], range);
+      else this.add(name, spec).update(panels[name], range);
     }
   }
 

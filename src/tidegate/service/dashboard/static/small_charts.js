@@ -58,26 +58,25 @@ export class CapacityChart {
     this.node = createElement("div", { class: "resource" }, createElement("div", { class: "head" }, this.title, this.label), plot);
   }
 
-  /** `points` are [milliseconds, total, original]; `label` is the current capacity as text. */
-  update(name, points, reductions, now, label) {
-    const seconds = MAX_SECONDS;
-    const x = (at) => Math.max(0, seconds - 1 - (now - at) / 1000);
+  /** `points` are [milliseconds, total, original]; `label` is the current capacity as text; shown is `from` to `to`. */
+  update(name, points, reductions, { from, to }, label) {
+    const width = MAX_SECONDS - 1;
+    const x = (at) => round((Math.min(Math.max((at - from) / (to - from), 0), 1)) * width);
     const highest = Math.max(1, ...points.map((point) => Math.max(point[1], point[2]))) * 1.1;
     const y = (value) => round(HEIGHT - (value / highest) * HEIGHT);
     let path = "";
-    for (const [at, total] of points) path += path ? `H${round(x(at))}V${y(total)}` : `M${round(x(at))} ${y(total)}`;
+    for (const [at, total] of points) path += path ? `H${x(at)}V${y(total)}` : `M${x(at)} ${y(total)}`;
     const [first, last] = [points[0], points.at(-1)];
-    if (path) path += `H${seconds - 1}`;
     this.stroke.setAttribute("d", path);
-    this.fill.setAttribute("d", path && `${path}V${HEIGHT}H${round(x(first[0]))}Z`);
-    this.original.setAttribute("d", last ? `M0 ${y(last[2])}H${seconds - 1}` : "");
+    this.fill.setAttribute("d", path && `${path}V${HEIGHT}H${x(first[0])}Z`);
+    this.original.setAttribute("d", last ? `M0 ${y(last[2])}H${width}` : "");
     setText(this.title, name);
     setText(this.label, label);
-    const visible = reductions.filter(({ at }) => now - at < seconds * 1000);
+    const visible = reductions.filter(({ at }) => at >= from && at <= to);
     while (this.markers.children.length > visible.length) this.markers.lastElementChild.remove();
     visible.forEach((reduction, index) => {
       const marker = this.markers.children[index] ?? this.markers.appendChild(createElement("span", { class: "reduction" }, "▾"));
-      marker.style.left = `${(x(reduction.at) / (seconds - 1)) * 100}%`;
+      marker.style.left = `${(x(reduction.at) / width) * 100}%`;
       setAttribute(marker, "title", `reduced to ${reduction.capacity}: ${reduction.reason || "no reason given"}`);
     });
     const count = visible.length ? `, ${visible.length} recent reductions` : "";

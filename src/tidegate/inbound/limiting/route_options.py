@@ -1,0 +1,71 @@
+"""Checks the options of route limits when they are created, not when the first request arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import ConfigError
+from tidegate.inbound.limiting.options import describe_function_problem
+from tidegate.inbound.rules.charging import statuses_of
+from tidegate.policy import Policy
+
+if TYPE_CHECKING:
+    from tidegate.core import Limit
+    from tidegate.inbound.client.request import FrameworkRequest
+    from tidegate.policy import Cost
+
+Count = Collection[int | str] | Callable[["FrameworkRequest", int], bool]
+
+
+def check_functions(functions: dict[str, object], *arguments: str) -> None:
+    """Raise ConfigError unless each is None or a function that takes these arguments."""
+    for field, function in functions.items():
+        problem = describe_function_problem(function, *arguments)
+        if problem is not None:
+            example = " such as by_header('x-tenant')" if field == "key" and not callable(function) else ""
+            raise ConfigError(f"{problem}{example}, not {function!r}", field=field)
+
+
+def check_texts(**values: object) -> None:
+    """Raise ConfigError unless each is None or a string that is not empty."""
+    for field, value in values.items():
+        if value is not None and (not isinstance(value, str) or not value):
+            raise ConfigError(f"must be a string such as 'uploads', not {value!r}", field=field)
+
+
+def check_fixed_cost(cost: Cost | Callable[..., Cost], limits: tuple[Limit, ...] | None) -> None:
+    """Raise ConfigError if limits that are known cannot be charged a cost that is known."""
+    if limits is not None and not callable(cost):
+        Policy("route", limits).costs(cost)
+
+
+def read_methods(methods: Collection[str] | None) -> frozenset[str] | None:
+    """Return the methods that are limited: one as a string, or several; `HEAD` counts as `GET`."""
+    if methods is None:
+        return None
+    several = [methods] if isinstance(methods, str) else methods
+    if not isinstance(several, Iterable) or not all(isinstance(each, str) for each in several):
+        raise ConfigError(f"must be methods such as ['GET', 'POST'], not {methods!r}", field="methods")
+    found = frozenset(each.strip().upper() for each in several)
+    if not found:
+        raise ConfigError("must be methods such as ['GET', 'POST'], not empty", field="methods")
+    return found | {"HEAD"} if "GET" in found else found
+
+
+def read_count(count: Count | int | str | None) -> Callable[[Any, int], bool] | None:
+    """Return the function of request and status that decides whether a response counts; None: every response does."""
+    if count is None:
+        return None
+    if callable(count):
+        check_functions({"count": count}, "request", "status")
+        return count
+    several = [count] if isinstance(count, (int, str)) else count
+    statuses: set[int] = set()
+    for each in several if isinstance(several, Iterable) else [several]:
+        found = None if isinstance(each, bool) else statuses_of(str(each))
+        if found is None:
+            expected = "statuses such as [401, '5xx'], or a function of request and status"
+            raise ConfigError(f"must be {expected}, not {count!r}", field="count")
+        statuses |= found
+    return lambda _, status: status in statuses

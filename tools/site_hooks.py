@@ -1,0 +1,166 @@
+"""Hooks of MkDocs: what `make site` adds to the pages in docs/.
+
+- The reference pages, from the code (`site_reference`), and the pictures of the algorithms (`site_pictures`).
+- The pages in the root of the repository, such as ARCHITECTURE.md, under project/.
+- A page under files/ for each file or folder of the repository that a page links to, so that no link leaves the site.
+- Anchors as on GitHub, so that a link works in both places.
+
+The build fails if a page loads anything from another server.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+ROOT: Final = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from mkdocs.exceptions import PluginError  # noqa: E402 - found in the environment of the site
+from mkdocs.structure.files import File  # noqa: E402 - as above
+
+from tests.docs.links import CODE, LINK, anchor_of  # noqa: E402 - found in ROOT
+from tools.site_pictures import LIMITS, draw  # noqa: E402 - found in ROOT
+from tools.site_reference import all_pages  # noqa: E402 - found in ROOT
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+PROJECT_PAGES: Final = {name: f"project/{name.lower()}" for name in (
+    "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
+)}  # fmt: skip
+HOME: Final = "README.md"
+LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".lua": "lua", ".sql": "sql",
+                    ".mjs": "js", ".conf": "nginx", ".tpl": "yaml", ".toml": "toml"}  # fmt: skip
+MAX_SHOWN_BYTES: Final = 200_000  # of a file
+PICTURE: Final = re.compile(r"<!-- picture: (\w+) -->")
+LOADED: Final = re.compile(
+    r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(https?:)?//|<link[^>]*href=\"?(https?:)?//[^>]*stylesheet|@import|url\((https?:)?//"
+)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Write anchors as GitHub does."""
+    config.mdx_configs.setdefault("toc", {})["slugify"] = lambda heading, _separator: anchor_of(heading)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/."""
+    for path, text in all_pages().items():
+        files.append(File.generated(config, path, content=text))
+    waiting = [(f"docs/{page.src_uri}", page.content_string) for page in files.documentation_pages()]
+    for name, path in PROJECT_PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        waiting.append((name, text))
+        files.append(File.generated(config, path, content=relink(text, name, path)))
+    seen = set()
+    while waiting:
+        source, text = waiting.pop()
+        for target in outside_links(text, source):
+            if target not in seen:
+                seen.add(target)
+                inside = f"{target}/index.md" if (ROOT / target).is_dir() else target
+                path, described = place_of(target), describe(target)
+                files.append(File.generated(config, path, content=relink(described, inside, path)))
+                waiting.append((inside, described))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Change links to files outside docs/, insert pictures, remove what only tests need from code blocks."""
+    path = page.file.src_uri
+    if page.file.generated_by is None:
+        markdown = relink(markdown, f"docs/{path}", path)
+    markdown = re.sub(r"^( *```\w+) recipe=\S+", r"\1", markdown, flags=re.MULTILINE)
+    return PICTURE.sub(lambda found: draw(found[1]) if found[1] in LIMITS else fail(path, found[1]), markdown)
+
+
+def fail(path: str, name: str) -> str:
+    """Refuse a picture that does not exist."""
+    raise PluginError(f"{path}: there is no picture {name!r}: {', '.join(LIMITS)}")
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Check that no page loads anything from another server."""
+    for page in Path(config.site_dir).rglob("*.html"):
+        if found := LOADED.search(page.read_text(encoding="utf-8")):
+            raise PluginError(f"{page}: loads something from another server: {found[0]}")
+
+
+# ---- links to files of the repository --------------------------------------------------------------------------------
+
+
+def resolve(target: str, source: str) -> str | None:
+    """Return the path in the repository that a link of a file leads to; None for other sites and anchors."""
+    path = target.partition("#")[0]
+    if not path or re.match(r"[a-z]+:|/", path):
+        return None
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+
+
+def outside_links(text: str, source: str) -> list[str]:
+    """Return the files and folders outside docs/ that a page links to, except those with a page of their own."""
+    targets = [resolve(link[1], source) for link in LINK.finditer(CODE.sub("", text))]
+    return [target for target in targets if target and not has_page(target)]
+
+
+def has_page(target: str) -> bool:
+    """Return whether a file of the repository is a page of the site anyway."""
+    return target in PROJECT_PAGES or target in {HOME, "docs"} or target.startswith(("docs/", "reference/"))
+
+
+def place_of(target: str) -> str:
+    """Return the path in the site of a file in the repository."""
+    if target in PROJECT_PAGES:
+        return PROJECT_PAGES[target]
+    if target == HOME:
+        return HOME
+    if target.startswith("docs/"):
+        return target.removeprefix("docs/")
+    return f"files/{target}/index.md" if (ROOT / target).is_dir() else f"files/{target.removesuffix('.md')}.md"
+
+
+def relink(text: str, source: str, path: str) -> str:
+    """Change the links of a file in the repository so that they work at its path in the site."""
+
+    def change(link: re.Match[str]) -> str:
+        target = resolve(link[1], source)
+        if target is None:
+            return link[0]
+        _, mark, anchor = link[1].partition("#")
+        place = posixpath.relpath(place_of(target), posixpath.dirname(path) or ".")
+        return f"{link[0][: link.start(1) - link.start(0)]}{place}{mark}{anchor})"
+
+    code = [found[0] for found in CODE.finditer(text)]
+    marked = CODE.sub("\0", text)
+    changed = LINK.sub(change, marked)
+    return re.sub("\0", lambda _: code.pop(0), changed)
+
+
+def describe(target: str) -> str:
+    """Return the page of a file, or of a folder with links to its files."""
+    path = ROOT / target
+    if path.is_dir():
+        command = ["git", "ls-files", target]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        names = [posixpath.relpath(line, target) for line in listed.stdout.splitlines()]
+        shown = [name for name in names if readable(path / name)]
+        readme = (path / "README.md").read_text(encoding="utf-8") if (path / "README.md").exists() else f"# {target}\n"
+        return "\n".join([readme, "\n## Files\n", *(f"- [{name}]({name})" for name in shown), ""])
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return text
+    fence = "`" * 4
+    return f"# {target}\n\n{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text}\n{fence}\n"
+
+
+def readable(path: Path) -> bool:
+    """Return whether a file is text of a reasonable size."""
+    return path.is_file() and path.stat().st_size < MAX_SHOWN_BYTES and b"\0" not in path.read_bytes()

@@ -1,0 +1,443 @@
+"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, commands.
+
+    python tools/site_reference.py FOLDER
+
+`make site` does this when it builds the site; the pages are not in the repository. Names, types, options, variables and
+messages come from the code. The meaning of a setting that has no help text in the code comes from the table in the
+guide that describes it: a setting without such a row is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import yaml
+
+ROOT: Final = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.docs.links import FENCE, anchor_of  # noqa: E402 - found in ROOT
+from tests.project.public_surface import public_modules  # noqa: E402 - found in ROOT
+from tidegate.budget.settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
+from tidegate.cli import COMMANDS, EXIT_CODES_HELP, build_parser  # noqa: E402 - after ROOT
+from tidegate.cli.file_kinds import KINDS  # noqa: E402 - after ROOT
+from tidegate.egress import messages  # noqa: E402 - after ROOT
+from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS  # noqa: E402 - after ROOT
+from tidegate.headers.dialects import DIALECTS, IETF, RETRY_AFTER, RETRY_AFTER_MS, X_RATELIMIT  # noqa: E402 - after ROOT
+from tidegate.headers.servers import SERVERS  # noqa: E402 - after ROOT
+from tidegate.inbound.rules.config import CATEGORY_FIELDS, SECTION_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound.providers.pool_file import KEY_FIELDS, MEMBER_FIELDS, POOL_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound.providers.profile_file import PROFILE_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound.sources.source import SOURCE_FIELDS  # noqa: E402 - after ROOT
+from tidegate.service.config.options import OPTIONS  # noqa: E402 - after ROOT
+from tidegate.service.config.settings import ENVIRONMENT_PREFIX, SECTIONS  # noqa: E402 - after ROOT
+from tools.make_monitoring import METRIC, metric_families  # noqa: E402 - found in ROOT
+from tools.site_log_lines import LogLine, log_lines  # noqa: E402 - found in ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+DOCS: Final = ROOT / "docs"
+GENERATED: Final = "This page is generated from the code when the site is built."
+
+
+# ---- tables of the guides --------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A row of a table in a guide."""
+
+    names: tuple[str, ...]  # in backticks, in the first cell
+    meaning: str
+    anchor: str  # of the heading above the table
+
+
+@cache
+def rows_of(page: str, first: str) -> tuple[Row, ...]:
+    """Return the rows of the tables of a page whose first header cell begins with `first`."""
+    found: list[Row] = []
+    header: list[str] = []
+    anchor = ""
+    for line in FENCE.sub("", (DOCS / page).read_text(encoding="utf-8")).splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if line.startswith("#"):
+            anchor = anchor_of(line.lstrip("# "))
+        if not cells:
+            header = []
+        elif not header:
+            header = cells
+        elif header[0].startswith(first) and not cells[0].startswith("---"):
+            column = header.index("meaning") if "meaning" in header else 1
+            found.append(Row(tuple(re.findall(r"`([^`]+)`", cells[0])), relocate(cells[column], page), anchor))
+            if column > 1:  # a second name: variables in the first column, settings in the second
+                found.append(Row(tuple(re.findall(r"`([^`]+)`", cells[1])), relocate(cells[column], page), anchor))
+    return tuple(found)
+
+
+def relocate(text: str, page: str) -> str:
+    """Change the links of a cell so that they work in a page of reference/."""
+    text = re.sub(r"\]\(#", f"](../{page}#", text)
+    return re.sub(r"\]\((?!\.\./|https?:)", "](../", text)
+
+
+def meaning_of(name: str, places: Sequence[tuple[str, str]]) -> str:
+    """Return what the guides say about a setting, with a link."""
+    for page, first in places:
+        for row in rows_of(page, first):
+            if name in row.names:
+                return f"{part_of(row, name)} ([guide](../{page}#{row.anchor}))"
+    pages = ", ".join(sorted({page for page, _ in places}))
+    raise SystemExit(f"{pages}: no table describes the setting {name!r}")
+
+
+def part_of(row: Row, name: str) -> str:
+    """Return the part of a meaning that is about one of several names."""
+    parts = row.meaning.split("; ")
+    text = parts[row.names.index(name)] if len(row.names) == len(parts) else row.meaning
+    return "see the guide" if text == "see above" else text
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def code(text: str) -> str:
+    """Return text as code in a table cell."""
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+def plain(text: str) -> str:
+    """Return text that contains no Markdown."""
+    return re.sub(r"([|<>*\[\]])", r"\\\1", text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a Markdown table."""
+    return [
+        f"| {' | '.join(header)} |",
+        "|" + "---|" * len(header),
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+    ]
+
+
+def type_of(schema: dict[str, Any]) -> str:
+    """Describe a JSON schema in a few words."""
+    if "enum" in schema:
+        return " or ".join(code(str(value)) for value in schema["enum"])
+    if "anyOf" in schema:
+        words = (type_of(each) for each in schema["anyOf"])
+        return " or ".join(dict.fromkeys(word for word in words if word))
+    names = {"object": "mapping", "array": "list", "null": "null"}
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return " or ".join(names.get(kind, kind) for kind in kinds)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def service_settings() -> list[str]:
+    """Describe the settings of the service."""
+    rows = []
+    for option in OPTIONS:
+        variable = ENVIRONMENT_PREFIX + option.name.upper()
+        flag = "" if option.secret else option.flag
+        rows.append([code(option.name), type_of(dict(option.schema)), code(flag), code(variable), plain(option.help)])
+    rows += [[code(name), "", "", "", meaning_of(name, [("service.md", "setting")])] for name in SECTIONS]
+    return table(["setting", "type", "option", "variable", "meaning"], rows)
+
+
+class FileTable(NamedTuple):
+    """The settings of one part of a file: the heading, the names, their schema, and the tables that describe them."""
+
+    title: str
+    names: Sequence[str]
+    schema: dict[str, Any]
+    places: tuple[tuple[str, str], ...]
+
+
+def file_tables() -> Iterator[FileTable]:
+    """Return the settings of all files except that of the service."""
+    limits = ("limits.md", "attribute")
+    provider = (("outbound.md", "field"),)
+    inbound = KINDS["inbound"].schema()["properties"]["rate_limiting"]["anyOf"][0]
+    category = inbound["properties"]["categories"]["additionalProperties"]["anyOf"][0]
+    egress = KINDS["egress"].schema()
+    callers = egress["properties"]["callers"]["additionalProperties"]
+    member = (("money.md", "field of a member"), *provider)
+    yield FileTable("Provider file", (*LIMIT_FIELDS, *PROVIDER_FIELDS), KINDS["provider"].schema(), provider)
+    yield FileTable("Pool in a provider file", POOL_FIELDS, {}, (("money.md", "field of `pool`"),))
+    yield FileTable("Member of a pool", (*MEMBER_FIELDS, *KEY_FIELDS), {}, member)
+    yield FileTable("Profile", PROFILE_FIELDS, {}, (("outbound.md", "field of a profile"),))
+    yield FileTable("Source file", SOURCE_FIELDS, KINDS["source"].schema(), (("sources.md", "field of a source"),))
+    yield FileTable(
+        "Inbound file: `rate_limiting`", tuple(dict.fromkeys(SECTION_FIELDS)), inbound, (("inbound.md", "in `rate"),)
+    )
+    places = (("inbound.md", "in a category"), limits)
+    yield FileTable("Inbound file: a category", tuple(dict.fromkeys(CATEGORY_FIELDS)), category, places)
+    yield FileTable("Egress file", EGRESS_FIELDS, egress, (("egress.md", "field of the egress"),))
+    yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("egress.md", "field of a caller"),))
+
+
+def budget_settings() -> list[str]:
+    """Describe the settings of a task budget: the names in the file, and the variables."""
+    schema = KINDS["budget"].schema()["properties"]
+    rows = []
+    for name in schema:
+        first = "per_minute" if name == "tiers" else name
+        variable = VARIABLES.get(first, "")
+        variables = [variable, f"{variable}_FILE"] if name in FROM_FILES else [variable]
+        if name == "tiers":
+            variables = [VARIABLES[each] for each in VARIABLES if each.startswith("per_")]
+        meaning = meaning_of(first if name == "tiers" else name, [("budgets.md", "variable")])
+        rows.append([code(name), type_of(schema[name]), " ".join(map(code, filter(None, variables))), meaning])
+    config = meaning_of(CONFIG_VARIABLE, [("budgets.md", "variable")])
+    rows.append(["", "", code(CONFIG_VARIABLE), config])
+    return table(["setting", "type", "variable", "meaning"], rows)
+
+
+def settings_page() -> str:
+    """Write the settings of all files."""
+    lines = [
+        "# Settings",
+        "",
+        (
+            f"{GENERATED} `tidegate validate FILE` checks a file of any kind; `tidegate validate --schema KIND` prints "
+            "its JSON schema."
+        ),
+        "",
+        "## Service file",
+        "",
+        *service_settings(),
+    ]
+    for part in file_tables():
+        properties = part.schema.get("properties", {})
+        rows = [[code(name), type_of(properties.get(name, {})), meaning_of(name, part.places)] for name in part.names]
+        lines += [f"## {part.title}", "", *table(["setting", "type", "meaning"], rows)]
+    return "\n".join([*lines, "## Budget file", "", *budget_settings()])
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def alerts_by_metric() -> dict[str, list[str]]:
+    """Return the names of the alerts in deploy/monitoring.yaml that use a metric."""
+    found: dict[str, list[str]] = {}
+    parts = yaml.safe_load((ROOT / "deploy" / "monitoring.yaml").read_text(encoding="utf-8"))
+    for part in parts.values():
+        for name, alert in part.get("alerts", {}).items():
+            for metric in METRIC.findall(alert["when"]):
+                found.setdefault(re.sub("_(bucket|sum|count)$", "", metric), []).append(name)
+    return found
+
+
+def metrics_page() -> str:
+    """Write all metrics."""
+    alerts = alerts_by_metric()
+    lines = [
+        "# Metrics",
+        "",
+        (
+            f"{GENERATED} Labels are names from the configuration, never keys, addresses or paths. The last column "
+            "links to the [runbook](../runbook.md)."
+        ),
+        "",
+    ]
+    for title, families in metric_families().items():
+        rows = [
+            [
+                code(family.name),
+                family.kind,
+                ", ".join(map(code, family.labels)),
+                plain(family.help),
+                ", ".join(
+                    f"[{name}](../runbook.md#{name.lower()})" for name in sorted(set(alerts.get(family.name, ())))
+                ),
+            ]
+            for family in families
+        ]
+        lines += [f"## {title}", "", *table(["metric", "type", "labels", "meaning", "alerts"], rows)]
+    return "\n".join(lines)
+
+
+# ---- header fields ---------------------------------------------------------------------------------------------------
+
+
+def headers_page() -> str:
+    """Write the header fields that tidegate sends and reads."""
+    gateway = [("egress.md", "header field of a re"), ("egress.md", "header field of a response")]
+    own = [value for name, value in sorted(vars(messages).items()) if str(value).startswith("X-Tidegate-")]
+    described = {name for page, first in gateway for row in rows_of(page, first) for name in row.names}
+    sent = [
+        [code(X_RATELIMIT.limit), "`headers: x` or `both`", "quota of the tightest limit"],
+        [code(X_RATELIMIT.remaining), "`headers: x` or `both`", "permits left at the tightest limit"],
+        [
+            code(X_RATELIMIT.reset),
+            "`headers: x` or `both`",
+            "when the limit is reset, in seconds since 1970, rounded up",
+        ],
+        [code(IETF.policy), "`headers: ietf` or `both`", "quota and window of each limit (IETF draft)"],
+        [code(IETF.state), "`headers: ietf` or `both`", "remaining permits and reset of each limit (IETF draft)"],
+        [
+            code(RETRY_AFTER),
+            "every denial",
+            "whole seconds until the call is allowed, at least 1; missing if it never is",
+        ],
+    ]
+    lines = ["# Header fields", "", GENERATED, "", "## Sent with limited responses", ""]
+    lines += table(["field", "when", "meaning"], sent)
+    lines += ["## Of the egress gateway", ""]
+    lines += table(
+        ["field", "meaning"],
+        [
+            [
+                code(name),
+                meaning_of(name, gateway)
+                if name in described
+                else "a remark, such as what a tunnel hides ([guide](../egress.md#where-a-request-goes))",
+            ]
+            for name in own
+        ],
+    )
+    lines += ["## Read from responses of providers", "", "tidegate reads these names, in upper or lower case:", ""]
+    lines += table(["dialect", "fields"], [[code(name), code_list(dialect)] for name, dialect in DIALECTS.items()])
+    lines += [f"Also {', '.join(map(code, (RETRY_AFTER, *RETRY_AFTER_MS)))}, and the fields of these servers:", ""]
+    names = {id(dialect): name for name, dialect in DIALECTS.items()}
+    rows = [
+        [
+            name,
+            ", ".join(code(names[id(each)]) for each in server.dialects),
+            " ".join(code_list(each) for each in server.own),
+            f"<{server.source}>",
+        ]
+        for name, server in SERVERS.items()
+    ]
+    return "\n".join([*lines, *table(["server", "dialects", "own fields", "source"], rows)])
+
+
+def code_list(fields: object) -> str:
+    """Return the names of fields in a dialect."""
+    if template := getattr(fields, "template", ""):
+        return code(
+            template.replace("-?", "").replace("{name}", "NAME").replace("{what}", "WHAT").replace("{tier}", "TIER")
+        )
+    texts = [value for value in fields if isinstance(value, str) and "-" in value]  # type: ignore[attr-defined]  # tuples
+    texts += [value for value in fields if value == "RateLimit"]  # type: ignore[attr-defined]  # as above
+    return ", ".join(map(code, texts))
+
+
+# ---- log lines -------------------------------------------------------------------------------------------------------
+
+
+def logs_page() -> str:
+    """Write the log lines by logger."""
+    lines = [
+        "# Log lines",
+        "",
+        (
+            f"{GENERATED} … stands for a value. Loggers below `tidegate` follow the configuration of `logging` in your "
+            "program; the service logs to standard error, as text on a terminal and as JSON otherwise."
+        ),
+        "",
+    ]
+    loggers: dict[str, list[LogLine]] = {}
+    for line in log_lines():
+        loggers.setdefault(line.logger, []).append(line)
+    for logger, found in loggers.items():
+        rows = [[line.level, plain(line.message)] for line in found]
+        lines += [f"## {logger}", "", *table(["level", "message"], rows)]
+    return "\n".join(lines)
+
+
+# ---- commands and exit codes -----------------------------------------------------------------------------------------
+
+
+def exit_codes() -> list[tuple[str, str]]:
+    """Return the exit codes and their meanings, from the help text."""
+    return re.findall(r"^ +(\d+) +(.+)$", EXIT_CODES_HELP, re.MULTILINE)
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Return the parser of each command."""
+    parser = build_parser(list(COMMANDS))
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
+            yield from action.choices.items()
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
+    """Return the rows of the options of a command."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
+        if action.help == argparse.SUPPRESS or action.dest == "help":
+            continue
+        value = (
+            action.metavar if isinstance(action.metavar, str) else (action.dest.upper() if action.nargs != 0 else "")
+        )
+        if action.choices and not action.metavar:
+            value = "{" + ",".join(map(str, action.choices)) + "}"
+        shown = ", ".join(f"{name} {value}".strip() for name in action.option_strings) or value
+        text = (action.help or "") % {**vars(action), "prog": parser.prog}
+        yield [code(shown), plain(text)]
+
+
+def commands_page() -> str:
+    """Write all commands with their options, and the exit codes."""
+    lines = ["# Commands and exit codes", "", GENERATED, "", "## Exit codes", ""]
+    lines += table(["exit code", "meaning"], [[code(number), plain(text)] for number, text in exit_codes()])
+    for name, parser in parsers():
+        text = parser.description or ""
+        lines += [f"## tidegate {name}", "", plain(text), ""]
+        lines += table(["argument or option", "meaning"], options_of(parser))
+    return "\n".join(lines)
+
+
+# ---- API -------------------------------------------------------------------------------------------------------------
+
+
+def api_pages() -> dict[str, str]:
+    """Write a page of the API for each package, for mkdocstrings."""
+    by_package: dict[str, list[str]] = {}
+    for module in public_modules():
+        by_package.setdefault(".".join(module.split(".")[:2]), []).append(module)
+    pages = {}
+    for package, found in sorted(by_package.items()):
+        lines = [f"# {package}", ""]
+        for module in sorted(found):
+            if len(found) > 1 or module != package:
+                lines += [f"## {module}", ""]
+            for name in public_modules()[module]:
+                lines += [f"::: {module}.{name}", ""]
+        pages[f"reference/api/{package.removeprefix('tidegate.')}.md"] = "\n".join(lines)
+    return pages
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "reference/settings.md": settings_page,
+    "reference/metrics.md": metrics_page,
+    "reference/headers.md": headers_page,
+    "reference/logs.md": logs_page,
+    "reference/commands.md": commands_page,
+}
+
+
+def all_pages() -> dict[str, str]:
+    """Write all pages of the reference, by their path in the site."""
+    return {path: write() for path, write in PAGES.items()} | api_pages()
+
+
+def main(folder: str) -> None:
+    """Write the pages into a folder, to read them."""
+    for path, text in all_pages().items():
+        target = Path(folder) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
