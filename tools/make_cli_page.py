@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli import COMMANDS, EXIT_CODES, GROUPS, build_parser
-from tidegate.cli.durations import EXAMPLES, METAVAR
+from tidegate.cli.durations import METAVAR
+from tidegate.policy.setting_values import DURATION_EXAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ and nothing is shortened. Every command accepts `--json`; with `--watch`, each u
 first output takes longer than a second, a line on standard error shows that the command is still working; only on a
 terminal. Errors are one line on standard error, `tidegate: …`, or `{{"error": …}}` with `--json`.
 
-**Durations** are written in one way everywhere: {EXAMPLES}. An option with the value `{METAVAR}` takes one;
+**Durations** are written in one way everywhere: {DURATION_EXAMPLES}. An option with the value `{METAVAR}` takes one;
 a number without a unit is in seconds. Durations in the output have the same form.
 
 **Names.** If a command, an option, a policy, a provider or a setting is unknown, the error suggests the closest one.

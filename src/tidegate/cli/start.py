@@ -41,7 +41,10 @@ SETTING_GROUPS: Final = {
         "providers", "provider_dirs", "profiles", "sources", "source_dirs", "data", "fetchers", "source_interval",
         "permissions",
     ),
-    "shown on the dashboard": ("bus", "bus_file", "budget", "swarm", "swarm_file", "swarm_namespace"),
+    "shown on the dashboard": (
+        "bus", "bus_file", "budget", "swarm", "swarm_file", "swarm_namespace", "applications",
+        "applications_token_file",
+    ),
     "processes and bounds": (),
 }  # fmt: skip
 
