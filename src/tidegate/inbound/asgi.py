@@ -14,7 +14,7 @@ from operator import call
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.decision import Decision
-from tidegate.errors import RateLimitError
+from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
 from tidegate.inbound.limiting.asgi_responses import (
@@ -80,6 +80,8 @@ class RateLimitMiddleware:
     ) -> None:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
+        if store == "memory://":
+            check_is_shared(app)
         # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(
             config, store, trusted_proxies, headers, clock, tasks=True, **options
@@ -402,6 +404,16 @@ class _ClosingLifespan:
         if message["type"] == "lifespan.shutdown.complete":
             await self._middleware.close()
         await self._send(message)
+
+
+def check_is_shared(app: Any) -> None:  # noqa: ANN401 - any application
+    """Raise ConfigError if the framework creates a middleware for each route: each would have its own counts."""
+    if any(type(wrapped).__module__.startswith("litestar.middleware.") for wrapped in wrapped_apps(app)):
+        raise ConfigError(
+            "Litestar creates the middlewares of `middleware=` once for each route, and each would count in its own "
+            "memory: wrap the application instead, as in RateLimitMiddleware(Litestar(…))",
+            field="store",
+        )
 
 
 def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application

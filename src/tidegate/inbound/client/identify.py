@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
 
 from tidegate.inbound.client.address import (
     UNKNOWN,
@@ -115,7 +116,9 @@ class ClientIdentifier:
         return self.make_key(chosen, default)
 
     def make_key(self, chosen: object, sender: Key) -> Key:
-        """Build a custom key in the group of the sender's key."""
+        """Build a custom key in the group of the sender's key; a number or UUID becomes a string."""
+        if not isinstance(chosen, (str, GroupedKey)):
+            chosen = tuple(map(key_text, chosen)) if isinstance(chosen, (tuple, list)) else key_text(chosen)
         chosen = normal_key(chosen)
         key = ("key", chosen) if isinstance(chosen, str) else ("key", *chosen)
         return GroupedKey.of(key, self.group_of(sender))
@@ -133,3 +136,8 @@ class ClientIdentifier:
     def name_of(self, client: str) -> str:
         """Return the key of a client that an administrator names: of an address its key, otherwise the name itself."""
         return self.key_of(client) if parse_address(client) else client
+
+
+def key_text(part: object) -> object:
+    """Return a part of a custom key; the id of a user, an integer or UUID, as a string."""
+    return str(part) if isinstance(part, (int, UUID)) and not isinstance(part, bool) else part
