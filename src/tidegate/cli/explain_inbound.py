@@ -141,7 +141,7 @@ class Explainer:
             return
         writer = self.limiter.response_writer
         response = writer.write_denial(self.request, decision, limiter.limiter.policy, outcome.kind)
-        fields = fit_to_status(limiter.text_fields(decision), response.status)
+        fields = fit_to_status(writer.fields(decision), response.status)
         body = response.body.decode()
         when = "every request is denied:"
         if strictest is not None and strictest.at_once and not self.client.blocked:
