@@ -22,6 +22,7 @@ from tidegate import Limiter
 from tidegate.budget import TaskBudget
 from tidegate.budget.prometheus import BudgetCollector
 from tidegate.observe.prometheus import PrometheusObserver, StoreCollector
+from tidegate.outbound.quota.money_metrics import MONEY_LABELS, MONEY_METRICS
 from tidegate.service.http.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def metric_families() -> dict[str, list[MetricInfo]]:
                 "Service": [MetricInfo(name, *rest) for name, rest in METRICS.items()],
                 "Programs that use the library": list(_exported(library)),
                 "Task budgets": list(_exported(budgets)),
+                "Money, of a service and an egress gateway": [
+                    MetricInfo(name, *rest, MONEY_LABELS) for name, rest in MONEY_METRICS.items()
+                ],
             }
     try:
         from tidegate.egress.stats import COUNTERS, FIRST_BYTE, LABELS, WAITED  # noqa: PLC0415 - needs aiohttp

@@ -95,6 +95,63 @@ async def test_another_process_commits_a_slow_request_as_exactly(algorithm):
         await other.close()
 
 
+PAID = {
+    "domain": "ai.example",
+    "limits": ["500/1m"],
+    "profile": "openai",
+    "price": {"date": "2026-11-01", "models": {"*": {"input": 1, "output": 4}}},
+    "spend": ["25/day unit=usd"],
+    "pool": {"members": [{"name": "a"}, {"name": "b"}]},
+}
+
+
+@pytest.mark.parametrize("cost", [{"usd_micros": 1200}, {"usd_micros": 3_000_000, "requests": 1}])
+@pytest.mark.parametrize("tracked", [True, False])
+async def test_any_process_settles_what_a_call_has_cost(cost, tracked, tmp_path):
+    """The ceiling of the pool counts the settled amount, and the ledger of the process that settled has it."""
+    async with service(PAID) as (running, gate):
+        asked = {"provider": "ai.example", "cost": {"usd_micros": 2_000_000}}
+        held = (await running.post("reserve", {**asked, "ttl": 60})).json()
+        assert (await gate.ceilings[0].usage("all"))["usd-day"].used == 2_000_000
+        other = AsyncGate(Providers.of(PAID), gate.store, spending=str(tmp_path / "spending.db"))
+        if not tracked:
+            running.decider.open_providers(other)
+        wrong = await running.post("commit", {"id": held["id"], "cost": {"eur_micros": 1}})
+        assert wrong.status_code == 422
+        wrong = await running.post("commit", {"id": held["id"], "cost": {"usd_micros": -1}})
+        assert wrong.status_code == 422
+        assert (await running.post("commit", {"id": held["id"], "cost": cost})).json() == {"ok": True}
+        assert (await gate.ceilings[0].usage("all"))["usd-day"].used == cost["usd_micros"]
+        assert [entry.amount for entry in other.spending.ledger.read()] == [cost["usd_micros"]][tracked:]
+        await other.close()
+
+
+async def test_any_process_cancels_what_a_call_would_have_cost():
+    async with service(PAID) as (running, gate):
+        held = (await running.post("acquire", {"provider": "ai.example", "cost": {"usd_micros": 2_000_000}})).json()
+        other = AsyncGate(Providers.of(PAID), gate.store)
+        running.decider.open_providers(other)
+        assert (await running.post("cancel", {"id": held["id"]})).status_code == 200
+        assert (await gate.ceilings[0].usage("all"))["usd-day"].used == 0
+        await other.close()
+
+
+async def test_a_removed_ceiling_does_not_keep_an_id_from_being_settled():
+    async with service(PAID) as (running, gate):
+        held = (await running.post("acquire", {"provider": "ai.example", "cost": {"usd_micros": 2_000_000}})).json()
+        other = AsyncGate(Providers.of({**PAID, "spend": []}), gate.store)
+        running.decider.open_providers(other)
+        assert (await running.post("commit", {"id": held["id"], "cost": {"requests": 1}})).status_code == 200
+        await other.close()
+
+
+async def test_a_call_without_its_money_is_refused_where_a_ceiling_counts_it():
+    async with service(PAID) as (running, _gate):
+        reply = await running.post("acquire", {"provider": "ai.example"})
+        assert reply.status_code == 422
+        assert "needs the money that the request may cost" in reply.text
+
+
 async def test_a_permit_that_is_never_settled_counts_until_its_ttl():
     async with service({**FMP, "limit": 1}) as (running, _gate):
         await running.post("reserve", {"provider": "fmp", "ttl": 90})

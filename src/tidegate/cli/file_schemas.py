@@ -14,6 +14,7 @@ from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS
 from tidegate.outbound.providers.provider import Learn, QuotaScope
 from tidegate.policy.model import Mode, OnStoreError
 from tidegate.policy.setting_values import PERMISSIONS
+from tidegate.spending.settings import SPENDING_SCHEMA
 
 Schema = dict[str, Any]
 
@@ -171,6 +172,7 @@ def egress_schema() -> Schema:
         **dict.fromkeys(("store", "bus", "metrics_token", "access_log"), STRING),
         **dict.fromkeys(("providers", "provider_dirs", "allow_private"), STRINGS),
         "permissions": {"enum": list(PERMISSIONS)},
+        "spending": SPENDING_SCHEMA,
         "callers": {"type": "object", "additionalProperties": caller},
         **dict.fromkeys(("open", "telemetry"), BOOLEAN),
         "upstreams": {"type": "object", "additionalProperties": STRING},

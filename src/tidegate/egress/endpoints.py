@@ -13,6 +13,7 @@ from tidegate.egress.messages import EgressError, describe_cost, json_response
 from tidegate.errors import RateLimitError
 from tidegate.observe.text_format import CONTENT_TYPE, write_families
 from tidegate.outbound.quota.exchange import OutboundRequest
+from tidegate.outbound.quota.money_metrics import read_money_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,7 +47,8 @@ class Endpoints:
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_reader(request)
-        body = write_families(self._gateway.families())
+        families = [*self._gateway.families(), *await read_money_metrics(self._gateway.gate)]
+        body = write_families(families)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _overview(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -66,7 +66,8 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gate = AsyncGate(providers, settings.store, bus=settings.bus)
+    spending = None if settings.spending is None else settings.spending.open()
+    gate = AsyncGate(providers, settings.store, bus=settings.bus, spending=spending)
     try:
         async with EgressGateway(gate, settings) as gateway, EgressServer(gateway, listener):
             file = EgressFile(gateway.rules, providers, gate.clock, gateway.use, address)
@@ -81,3 +82,5 @@ async def serve(
             watching.cancel()
     finally:
         await gate.close()
+        if spending is not None:
+            spending.close()

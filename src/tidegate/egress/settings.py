@@ -35,6 +35,7 @@ from tidegate.policy.setting_values import (
     read_token_file,
     read_url,
 )
+from tidegate.spending.settings import read_spending
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tidegate.outbound.providers.provider import Provider
+    from tidegate.spending.settings import SpendingSettings
 
 DEFAULT_EGRESS: Final = ListenAddress("127.0.0.1", 8090)
 HTTP_PORTS: Final = {"http": 80, "https": 443}
@@ -77,6 +79,7 @@ class EgressSettings:
     providers: tuple[Path, ...] = ()
     provider_dirs: tuple[Path, ...] = ()
     permissions: str = "warn"
+    spending: SpendingSettings | None = None
     callers: tuple[EgressCaller, ...] = field(default=(), repr=False)
     open: bool = False
     metrics_token: str | None = field(default=None, repr=False)
@@ -260,6 +263,7 @@ READERS: Final[dict[str, Callable[[ConfigValue], Any]]] = {
     "providers": read_paths,
     "provider_dirs": read_paths,
     "permissions": read_permissions,
+    "spending": read_spending,
     "callers": _read_callers,
     "open": ConfigValue.boolean,
     "metrics_token": _read_caller_token,

@@ -4,10 +4,12 @@ ledger.py       what calls and tasks have cost, in an SQLite file
 report.py       sums of a ledger, as rows, CSV or JSON; forecasts
 milestones.py   which warnings are due
 monitor.py      Spending: records what calls cost, and warns by log, metric and webhook
+settings.py     the setting `spending` of a service and of an egress gateway
 webhook.py      posts warnings
 """
 
 from tidegate.spending.ledger import Ledger, SpendingEntry
 from tidegate.spending.monitor import Spending
+from tidegate.spending.settings import SpendingSettings
 
-__all__ = ["Ledger", "Spending", "SpendingEntry"]
+__all__ = ["Ledger", "Spending", "SpendingEntry", "SpendingSettings"]

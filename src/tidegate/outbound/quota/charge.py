@@ -77,6 +77,11 @@ class Charge:
         self.tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
     @property
+    def has_reservation(self) -> bool:
+        """Whether its reservation was created."""
+        return self._reservation is not None
+
+    @property
     def settled(self) -> bool:
         """Whether it was committed or cancelled."""
         return self._reservation is not None and self._reservation.settled

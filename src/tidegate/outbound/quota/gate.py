@@ -126,6 +126,7 @@ class _Gate(GateResponses):
         self._estimates: TokenEstimates = TokenEstimates(LearnedSizes(), load_tokenizer(tokenizer))
         self._warned: set[str] = set()  # domains whose key was not sent, and warned about
         self._ceilings: dict[str, Limiter | AsyncLimiter] = {}
+        self._ceiling_keys: dict[str, dict[Key, None]] = {}
         self._owns_spending = isinstance(spending, str)
         self.spending: Spending | None = Spending(spending, clock=clock) if isinstance(spending, str) else spending
         watch = None if self.spending is None else self._watch_money

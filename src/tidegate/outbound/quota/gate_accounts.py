@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import Decision
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
+MAX_CEILING_KEYS: Final = 100  # teams or tags of a ceiling that are remembered
+
 
 class GateAccounts:
     """The providers and accounts of a gate, which sets the attributes."""
@@ -41,6 +44,7 @@ class GateAccounts:
     _warned: set[str]
     _jitter: Callable[[], float]
     _ceilings: dict[str, Limiter | AsyncLimiter]
+    _ceiling_keys: dict[str, dict[Key, None]]
     _make_limiter: Callable[..., Limiter | AsyncLimiter]
 
     def find_provider(self, url: object) -> Provider | None:
@@ -114,11 +118,26 @@ class GateAccounts:
         found = []
         for ceiling in provider.ceilings:
             money = plan.money if strict else min(plan.money, ceiling.limit.burst)
-            limiter = self._open_ceiling(ceiling)
-            found.append(CallCeiling(limiter, ceiling.key(options.team, options.tag), money))
+            limiter, key = self.open_ceiling(ceiling), ceiling.key(options.team, options.tag)
+            if ceiling.per:
+                self._note_key(ceiling, key)
+            found.append(CallCeiling(limiter, key, money))
         return tuple(found)
 
-    def _open_ceiling(self, ceiling: Ceiling) -> Limiter | AsyncLimiter:
+    def _note_key(self, ceiling: Ceiling, key: Key) -> None:
+        """Remember a key that is charged to a ceiling, for metrics; the one that is idle longest is dropped."""
+        keys = self._ceiling_keys.setdefault(ceiling.policy.name, {})
+        keys.pop(key, None)
+        keys[key] = None
+        if len(keys) > MAX_CEILING_KEYS:
+            with suppress(StopIteration, RuntimeError, KeyError):  # another thread does the same
+                del keys[next(iter(keys))]
+
+    def ceiling_keys(self, ceiling: Ceiling) -> tuple[Key, ...]:
+        """Return the keys that were charged to a ceiling last."""
+        return tuple(self._ceiling_keys.get(ceiling.policy.name, ()))
+
+    def open_ceiling(self, ceiling: Ceiling) -> Limiter | AsyncLimiter:
         """Return the limiter of a ceiling, with its current limit."""
         limiter = self._ceilings.get(ceiling.policy.name)
         if limiter is None:

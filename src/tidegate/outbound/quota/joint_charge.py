@@ -23,7 +23,8 @@ class JointCharge(Charge):
 
     def __init__(self, main: Charge, others: Sequence[Charge]) -> None:
         """Join charges that were made in one step."""
-        super().__init__(main.limiter, main.key, main.cost, main.decision)
+        reservation = main.reservation if main.has_reservation else None
+        super().__init__(main.limiter, main.key, main.cost, main.decision, reservation)
         self.others: tuple[Charge, ...] = tuple(others)
 
     @property

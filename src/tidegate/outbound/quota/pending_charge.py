@@ -215,6 +215,7 @@ def read_cost(cost: Cost | None) -> Mapping[str, int] | None:
 def check_money_given(account: Account, cost: Mapping[str, int] | None) -> None:
     """Refuse a charge without its money: only the caller knows what the request will cost."""
     prices = account.provider.prices
-    if prices is not None and prices.unit in account.units and prices.unit not in (cost or {}):
+    limited = prices is not None and (prices.unit in account.units or account.provider.ceilings)
+    if prices is not None and limited and prices.unit not in (cost or {}):
         message = f"needs the money that the request may cost, such as {{{prices.unit!r}: 5000}}"
         raise ConfigError(f"{message}: provider {account.provider.name} limits it", field="cost")

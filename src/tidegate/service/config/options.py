@@ -45,6 +45,7 @@ from tidegate.service.config.values import (
     read_style,
     read_workers,
 )
+from tidegate.spending.settings import SPENDING_SCHEMA, read_spending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -239,6 +240,13 @@ OPTIONS: Final = (
         STRINGS,
         "PATH",
         many=True,
+    ),
+    ServiceOption(
+        "spending",
+        read_spending,
+        "file in which the costs of providers with prices are recorded (default: none)",
+        SPENDING_SCHEMA,
+        "FILE",
     ),
     ServiceOption("sources", read_paths, "YAML file of a source (may be repeated)", STRINGS, "FILE", many=True),
     ServiceOption("source_dirs", read_paths, "folder of source files (may be repeated)", STRINGS, "DIR", many=True),

@@ -34,6 +34,7 @@ from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from tidegate.service.decisions.descriptors import DescriptorDomain
+    from tidegate.spending.settings import SpendingSettings
     from tidegate.stores.lease import Lease
 
 ENVIRONMENT_PREFIX: Final = "TIDEGATE_"
@@ -90,6 +91,7 @@ class Settings:
     providers: tuple[Path, ...] = ()
     provider_dirs: tuple[Path, ...] = ()
     profiles: tuple[Path, ...] = ()
+    spending: SpendingSettings | None = None
     sources: tuple[Path, ...] = ()
     source_dirs: tuple[Path, ...] = ()
     data: Path | None = None
@@ -260,6 +262,8 @@ def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
     if (settings.resp_tls_cert is None) != (settings.resp_tls_key is None):
         name = "resp_tls_cert" if settings.resp_tls_key is None else "resp_tls_key"
         raise places[name].error("requires both files: set resp_tls_cert and resp_tls_key")
+    if settings.spending is not None and not settings.has_providers:
+        raise places["spending"].error("needs a provider, whose calls cost money: set providers or provider_dirs")
     if settings.workers > 1 and settings.store.startswith("memory:"):
         place = places["workers"]
         message = f"{settings.workers} processes cannot share a store in memory: use a shared store such as sqlite:///limits.db"

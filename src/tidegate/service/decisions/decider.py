@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.limiter import check_priority
+from tidegate.reservation import AsyncReservation
 from tidegate.service.decisions.audit import NO_ORIGIN, AuditLog, Origin
 from tidegate.service.decisions.base_decider import BaseDecider
 from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS, Block
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.quota.pending_charge import AsyncPendingCharge
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.reservation import AsyncReservation
     from tidegate.service.decisions.idempotency import KeyedCall, KeyedStore
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.decisions.policy_limiters import PolicyLimiter
@@ -246,8 +246,11 @@ class Decider(BaseDecider):
     ) -> None:
         content = await self._reservation_ids.read(reservation_id)
         reservation, policy = self._restore(content)
-        if actual is not None:
-            policy.costs(actual)  # an invalid cost is refused before the id is marked as settled
+        if actual is not None:  # an invalid cost is refused before the id is marked as settled
+            if isinstance(reservation, AsyncReservation):
+                policy.costs(actual)
+            else:
+                self.provider_permits.check_cost(reservation, policy, actual)
         number = 0 if call is None else call.number
         settled = await self._reservation_ids.settle(content, lambda: settle(reservation), number)
         if call is not None:

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied
-from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
+from tidegate.outbound.quota.charge import CHARGE_TTL, CallLabel, Charge
 from tidegate.outbound.quota.cost import cost_of
+from tidegate.outbound.quota.joint_charge import JointCharge, part_of
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, find_target, read_cost
 from tidegate.policy import normal_key
 from tidegate.service.decisions.policy_limiters import ReserveResult
 from tidegate.service.decisions.reservation_ids import PROVIDER_SLOT, UnknownReservationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidegate.core import Decision
     from tidegate.limiter import Usage
+    from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.exchange import OutboundRequest
     from tidegate.outbound.quota.gate import AsyncGate
@@ -71,7 +76,9 @@ class ProviderPermits:
         try:
             slot = f"{PROVIDER_SLOT}{account.provider.domain}"
             number = secrets.token_hex(8)
-            reservation_id = await self._ids.write(slot, reservation, ttl or CHARGE_TTL, number)
+            others = [other.reservation for other in charge.others] if isinstance(charge, JointCharge) else []
+            label = charge.label or ()
+            reservation_id = await self._ids.write(slot, reservation, ttl or CHARGE_TTL, number, others, label)  # type: ignore[arg-type]  # as above
         except BaseException:  # nobody gets the id, so nobody can settle the permit
             self._background.start(pending.cancel())
             raise
@@ -106,8 +113,34 @@ class ProviderPermits:
         account = self.gate.open_account(provider, key)
         reservation = content.restore(account.limiter, provider.policy)
         charge = Charge(account.limiter, key, 1, reservation.decision, reservation)
+        if others := [made for each in content.others if (made := self._restore_ceiling(provider, content, each))]:
+            charge = JointCharge(charge, others)
         charge.since -= max(0, self.gate.clock.ns() // 1000 - content.at)
+        charge.label, charge.spending = CallLabel(*content.label) if content.label else None, self.gate.spending
         return AsyncPendingCharge(self.gate.run, account, charge), provider.policy
+
+    def _restore_ceiling(self, provider: Provider, content: ReservationId, made: Sequence[Any]) -> Charge | None:
+        """Return what was charged to a ceiling; None: the ceiling no longer exists."""
+        name, key, costs, at, charged = made
+        ceiling = next((each for each in provider.ceilings if each.policy.name == name), None)
+        if ceiling is None:
+            return None
+        limiter: Any = self.gate.open_ceiling(ceiling)
+        own = content._replace(key=key, costs=costs, at=at, charged=charged)
+        reservation = own.restore(limiter, ceiling.policy)
+        return Charge(limiter, normal_key(key), 1, reservation.decision, reservation)
+
+    @staticmethod
+    def check_cost(pending: AsyncPendingCharge, policy: Policy, actual: Cost) -> None:
+        """Refuse a cost that no limit of a charge counts; money may be counted by ceilings only."""
+        charge = pending.charge
+        others = charge.others if isinstance(charge, JointCharge) else ()
+        for other in others:
+            other.limiter.policy.costs(part_of(other, actual) or {} if isinstance(actual, Mapping) else {})
+        if isinstance(actual, Mapping):
+            counted = frozenset(unit for other in others for unit in other.units).difference(policy.units)
+            actual = {unit: amount for unit, amount in actual.items() if unit not in counted}
+        policy.costs(actual)
 
     # ---- inspection --------------------------------------------------------------------------------------------------
 

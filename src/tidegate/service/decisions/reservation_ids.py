@@ -15,7 +15,7 @@ import secrets
 import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tidegate.core.bounds import SECOND
@@ -29,7 +29,7 @@ from tidegate.service.decisions.write_once import read_numbers, was_written, wri
 from tidegate.stores.cancellation import BackgroundTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from tidegate.limiter import AsyncLimiter
     from tidegate.policy import Policy
@@ -55,7 +55,11 @@ class AlreadySettledError(RateLimitError):
 
 
 class ReservationId(NamedTuple):
-    """The content of a reservation id."""
+    """The content of a reservation id.
+
+    `others` were charged in the same step: the name of each policy, key, costs, time, and whether it was charged.
+    `label` is what the cost of a call is recorded under.
+    """
 
     number: str
     slot: str
@@ -64,6 +68,8 @@ class ReservationId(NamedTuple):
     at: int
     charged: bool
     ttl: float
+    others: Sequence[Any] = ()
+    label: Sequence[Any] = ()
 
     @property
     def end(self) -> int:
@@ -133,12 +139,23 @@ class ReservationIds:
             raise ConfigError(f"must be above 0 and at most {MAX_TTL} seconds, not {ttl!r}", field="ttl")
         return found
 
-    async def write(self, slot: str, reservation: AsyncReservation, ttl: float, number: str = "") -> str:
-        """Write the id of a reservation. Of all ids with the same number, only one can be settled."""
-        costs = {limit.name: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
-        charged = any(at is not None for at in reservation.ats)  # False: store unavailable, and on_store_error is allow
+    async def write(
+        self,
+        slot: str,
+        reservation: AsyncReservation,
+        ttl: float,
+        number: str = "",
+        others: Sequence[AsyncReservation] = (),
+        label: Sequence[Any] = (),
+    ) -> str:
+        """Write the id of a reservation. Of all ids with the same number, only one can be settled.
+
+        `others` and `label` are kept with it: see `ReservationId`.
+        """
         number = number or secrets.token_hex(8)
-        fields = [number, slot, reservation.key, costs, reservation.decision.at, charged, ttl]
+        fields: list[Any] = [number, slot, *_describe(reservation), ttl]
+        if others or label:
+            fields += [[(each.policy.name, *_describe(each)) for each in others], label]
         payload = json.dumps(fields).encode()
         return f"{_encode(payload)}.{_encode(_sign(payload, (await self._keys.all())[0]))}"
 
@@ -192,6 +209,13 @@ class ReservationIds:
         if caller and read_numbers(entry) == (caller,):
             return False
         raise AlreadySettledError(SETTLED_ALREADY)
+
+
+def _describe(reservation: AsyncReservation) -> tuple[Any, ...]:
+    """Return the key of a reservation, the costs by limit, the time, and whether it was charged."""
+    costs = {limit.name: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
+    charged = any(at is not None for at in reservation.ats)  # False: store unavailable, and on_store_error is allow
+    return reservation.key, costs, reservation.decision.at, charged
 
 
 def _sign(payload: bytes, key: bytes) -> bytes:

@@ -14,6 +14,7 @@ import logging
 import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tidegate.service.http import App
     from tidegate.service.http.app import ReadinessCheck
     from tidegate.service.runtime.worker_link import WorkerLink
+    from tidegate.spending import Spending
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -128,12 +130,12 @@ class Components:
         """Grant permits of the providers in a worker that fetches no sources; the store is shared with the first."""
         from tidegate.outbound.quota.gate import AsyncGate  # noqa: PLC0415 - most services have no providers
 
-        gate = AsyncGate(load_providers(self.settings), self.settings.store, bus=self.settings.bus)
+        spending = self._open_spending()
+        gate = AsyncGate(load_providers(self.settings), self.settings.store, bus=self.settings.bus, spending=spending)
         self._stack.push_async_callback(gate.close)
-        self.app.decider.open_providers(gate)
+        self._add_providers(gate)
         if gate.bus is not None:
             self.app.checks.append(bus_check(gate.bus))
-        self._add_pools(gate)
 
     async def _open_sources(self) -> None:
         from tidegate.outbound.sources import SourceRunner  # noqa: PLC0415 - needs httpx
@@ -147,19 +149,31 @@ class Components:
         store = None if settings.store.startswith("memory:") else settings.store
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
         options["interval"] = settings.source_interval
+        options["spending"] = self._open_spending()
         self.sources = SourceRunner(load_providers(self.settings), found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
-        self.app.decider.open_providers(self.sources.gate)
-        self._add_pools(self.sources.gate)
+        self._add_providers(self.sources.gate)
         if self.sources.gate.bus is not None:
             self._add_bus(self.sources.gate.bus, str(settings.bus))
         self.app.panels["sources"] = sources_panel(self.sources)
 
-    def _add_pools(self, gate: AsyncGate) -> None:
-        """Show the members of pools, if a provider has one."""
+    def _open_spending(self) -> Spending | None:
+        """Record what calls cost, and warn, as the settings say."""
+        settings = self.settings.spending
+        if settings is None:
+            return None
+        spending = settings.open()
+        self._stack.callback(spending.close)
+        return spending
+
+    def _add_providers(self, gate: AsyncGate) -> None:
+        """Grant permits of providers, show the members of their pools, and report their money."""
+        from tidegate.outbound.quota.money_metrics import read_money_metrics  # noqa: PLC0415 - most services have none
         from tidegate.service.dashboard.panels import pools_panel  # noqa: PLC0415 - loads the dependencies of the components
 
+        self.app.decider.open_providers(gate)
+        self.app.families.append(partial(read_money_metrics, gate))
         if any(provider.pool is not None for provider in gate.providers):
             self.app.panels["pools"] = pools_panel(gate)
 
