@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from tidegate.cli.file_kinds import KINDS, recognise
+from tidegate.cli.file_kinds import KINDS, check_provider, recognise
 from tidegate.errors import ConfigError
+from tidegate.outbound.providers.profile_file import find_profile_files
 from tidegate.service.config.envoy_files import convert
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from tidegate.cli.output import Output
+
+EXAMPLES: Final = (
+    ("tidegate validate *.yaml", "check files of any kind"),
+    ("tidegate validate --schema > service.schema.json", "a JSON schema for your editor"),
+    ("tidegate validate --from-envoy config.yaml > service.yaml", "convert a file of Envoy's rate limit service"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the files, and what to do with them."""
+    parser.description = (
+        "Check configuration files of any kind, and describe what they configure; or print a schema, or convert files "
+        "of Envoy's rate limit service."
+    )
     kinds = ", ".join(f"{name} ({kind.title})" for name, kind in KINDS.items())
     parser.add_argument("files", nargs="*", metavar="FILE", help="a YAML file of any kind")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"kind of the files (default: detected): {kinds}")
     parser.add_argument(
+        "--profile",
+        action="append",
+        default=[],
+        type=Path,
+        dest="profiles",
+        metavar="PATH",
+        help="YAML file or folder of profiles that provider files can name (may be repeated); profiles among the files "
+        "are known, too",
+    )
+    other = parser.add_argument_group("instead of checking")
+    other.add_argument(
         "--schema",
         nargs="?",
         const="service",
@@ -28,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="print the JSON schema of a kind of file, for editors (default: service)",
     )
-    parser.add_argument(
+    other.add_argument(
         "--from-envoy",
         action="store_true",
         help="convert files of Envoy's rate limit service to a file of this service",
@@ -49,16 +73,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
         for remark in () if output.as_json else remarks:
             output.write_error(remark)
         return 0
-    for file in args.files:
-        check(file, args.kind or recognise(file), output, given=args.kind is not None)
+    kinds = {file: args.kind or recognise(file) for file in args.files}
+    own = [Path(file) for file, kind in kinds.items() if kind == "profile"]
+    profiles = find_profile_files(dict.fromkeys([*args.profiles, *own]))
+    for file, kind in kinds.items():
+        check(file, kind, output, profiles, given=args.kind is not None)
     return 0
 
 
-def check(file: str, name: str, output: Output, *, given: bool) -> None:
+def check(file: str, name: str, output: Output, profiles: Mapping[str, Path], *, given: bool) -> None:
     """Check one file; after an error, print which kind was detected, unless the kind was `given`."""
     kind = KINDS[name]
     try:
-        lines, more = kind.check(file)
+        lines, more = check_provider(file, profiles) if name == "provider" else kind.check(file)
     except ConfigError as error:
         if not given:
             output.write_error(f"{file} was read as {kind.title}; use --kind if it is another kind of file")

@@ -19,6 +19,7 @@ from yarl import URL
 from tidegate.egress.messages import EgressError, bracketed
 from tidegate.egress.settings import HTTP_PORTS, Upstream
 from tidegate.outbound.providers.hosts import normal_host
+from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +109,9 @@ class Routes:
         provider = next((each for each in self._providers if each.name == name), None)
         if provider is None:
             shown = name[:MAX_SHOWN]
-            raise EgressError(404, "unknown-provider", f"there is no provider {shown!r}: send to /NAME/… or /to/HOST/…")
+            near = closest(shown, [each.name for each in self._providers])
+            hint = f"did you mean /{near}?" if near else "send to /NAME/path or /to/HOST/path"
+            raise EgressError(404, "unknown-provider", f"there is no provider {shown!r}: {hint}")
         return provider
 
     def upstream_of(self, provider: Provider) -> Upstream:
