@@ -37,6 +37,11 @@ from tidegate.outbound.providers.profile_file import PROFILE_FIELDS  # noqa: E40
 from tidegate.outbound.sources.source import SOURCE_FIELDS  # noqa: E402 - after ROOT
 from tidegate.service.config.options import OPTIONS  # noqa: E402 - after ROOT
 from tidegate.service.config.settings import ENVIRONMENT_PREFIX, SECTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.outage.open import OPTIONS as OUTAGE_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.postgres.store import OPTIONS as POSTGRES_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.redis.address import OPTIONS as REDIS_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.registry import MEMORY_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.sqlite.store import OPTIONS as SQLITE_OPTIONS  # noqa: E402 - after ROOT
 from tools.make_monitoring import METRIC, metric_families  # noqa: E402 - found in ROOT
 from tools.site_log_lines import LogLine, log_lines  # noqa: E402 - found in ROOT
 
@@ -55,6 +60,7 @@ class Row(NamedTuple):
 
     names: tuple[str, ...]  # in backticks, in the first cell
     meaning: str
+    default: str  # empty if the table does not say it
     anchor: str  # of the heading above the table
 
 
@@ -74,9 +80,11 @@ def rows_of(page: str, first: str) -> tuple[Row, ...]:
             header = cells
         elif header[0].startswith(first) and not cells[0].startswith("---"):
             column = header.index("meaning") if "meaning" in header else 1
-            found.append(Row(tuple(re.findall(r"`([^`]+)`", cells[0])), relocate(cells[column], page), anchor))
-            if column > 1:  # a second name: variables in the first column, settings in the second
-                found.append(Row(tuple(re.findall(r"`([^`]+)`", cells[1])), relocate(cells[column], page), anchor))
+            default = relocate(cells[header.index("default")], page) if "default" in header else ""
+            # The table of a budget has variables in its first column, settings in its second.
+            for cell in cells[: 2 if "variable" in header else 1]:
+                names = tuple(each.partition("=")[0] for each in re.findall(r"`([^`]+)`", cell))
+                found.append(Row(names, relocate(cells[column], page), default, anchor))
     return tuple(found)
 
 
@@ -86,21 +94,33 @@ def relocate(text: str, page: str) -> str:
     return re.sub(r"\]\((?!\.\./|https?:)", "](../", text)
 
 
-def meaning_of(name: str, places: Sequence[tuple[str, str]]) -> str:
-    """Return what the guides say about a setting, with a link."""
+def row_of(name: str, places: Sequence[tuple[str, str]]) -> tuple[str, Row]:
+    """Return the page and the row that describe a setting."""
     for page, first in places:
         for row in rows_of(page, first):
             if name in row.names:
-                return f"{part_of(row, name)} ([guide](../{page}#{row.anchor}))"
+                return page, row
     pages = ", ".join(sorted({page for page, _ in places}))
     raise SystemExit(f"{pages}: no table describes the setting {name!r}")
 
 
-def part_of(row: Row, name: str) -> str:
-    """Return the part of a meaning that is about one of several names."""
-    parts = row.meaning.split("; ")
-    text = parts[row.names.index(name)] if len(row.names) == len(parts) else row.meaning
-    return "see the guide" if text == "see above" else text
+def meaning_of(name: str, places: Sequence[tuple[str, str]]) -> str:
+    """Return what the guides say about a setting, with a link."""
+    page, row = row_of(name, places)
+    text = part_of(row.meaning, "; ", row, name)
+    return f"{'see the guide' if text == 'see above' else text} ([guide](../{page}#{row.anchor}))"
+
+
+def default_of(name: str, places: Sequence[tuple[str, str]]) -> str:
+    """Return the default that the guides name."""
+    _, row = row_of(name, places)
+    return part_of(row.default, ", ", row, name)
+
+
+def part_of(text: str, separator: str, row: Row, name: str) -> str:
+    """Return the part of a cell that is about one of several names."""
+    parts = text.split(separator)
+    return parts[row.names.index(name)] if len(row.names) == len(parts) else text
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -185,6 +205,15 @@ def file_tables() -> Iterator[FileTable]:
     yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("egress.md", "field of a caller"),))
 
 
+def store_tables() -> Iterator[FileTable]:
+    """Return the options in the URLs of stores."""
+    yield FileTable("Store URL: `memory://`", MEMORY_OPTIONS, {}, (("limits.md", "option"),))
+    yield FileTable("Store URL: `sqlite:///`", SQLITE_OPTIONS, {}, (("stores-sqlite.md", "option"),))
+    yield FileTable("Store URL: `redis://`, `valkey://`", REDIS_OPTIONS, {}, (("stores-redis.md", "option"),))
+    yield FileTable("Store URL: `postgresql://`", POSTGRES_OPTIONS, {}, (("stores-postgres.md", "option"),))
+    yield FileTable("URL of every shared store", OUTAGE_OPTIONS, {}, (("store-outages.md", "in the URL"),))
+
+
 def budget_settings() -> list[str]:
     """Describe the settings of a task budget: the names in the file, and the variables."""
     schema = KINDS["budget"].schema()["properties"]
@@ -216,10 +245,21 @@ def settings_page() -> str:
         "",
         *service_settings(),
     ]
-    for part in file_tables():
+    for part in (*file_tables(), *store_tables()):
         properties = part.schema.get("properties", {})
-        rows = [[code(name), type_of(properties.get(name, {})), meaning_of(name, part.places)] for name in part.names]
-        lines += [f"## {part.title}", "", *table(["setting", "type", "meaning"], rows)]
+        rows = [
+            [
+                code(name),
+                type_of(properties.get(name, {})),
+                default_of(name, part.places),
+                meaning_of(name, part.places),
+            ]
+            for name in part.names
+        ]
+        columns = ["setting", "type", "default", "meaning"]
+        shown = [column for column in range(4) if any(row[column] for row in rows)]
+        lines += [f"## {part.title}", ""]
+        lines += table([columns[each] for each in shown], [[row[each] for each in shown] for row in rows])
     return "\n".join([*lines, "## Budget file", "", *budget_settings()])
 
 

@@ -65,7 +65,7 @@ def test_the_reference_has_every_setting():
     """The files whose settings have no list of help texts get their meaning from the guides, which must have it."""
     found = first_cells("reference/settings.md")
     assert {option.name for option in OPTIONS} <= found
-    for part in site_reference.file_tables():
+    for part in (*site_reference.file_tables(), *site_reference.store_tables()):
         assert set(part.names) <= found
     assert "see above" not in reference()["reference/settings.md"]
 
