@@ -29,6 +29,11 @@ CONFIG: Final = {
     "defaults": False, "unmatched": "all", "categories": {"all": {"limit": 1_000_000, "window": "1s"}},
 }  # fmt: skip
 
+FIELDS: Final = (
+    ("X-RateLimit-Limit", "1000000"), ("X-RateLimit-Remaining", "999999"), ("X-RateLimit-Reset", "1900000000"),
+)  # fmt: skip
+RAW_FIELDS: Final = [(name.lower().encode(), value.encode()) for name, value in FIELDS]
+
 
 class NothingAsgi:
     """A middleware that does nothing."""
@@ -42,12 +47,38 @@ class NothingAsgi:
         await self.app(scope, receive, send)
 
 
+class ConstantAsgi(NothingAsgi):
+    """A middleware that adds three constant header fields: what every limiter with headers costs at least."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        """Pass the request on, and add the fields to its response."""
+
+        def send_with_fields(message: Any) -> Any:  # noqa: ANN401 - as ASGI has it
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *RAW_FIELDS]}
+            return send(message)
+
+        await self.app(scope, receive, send_with_fields)
+
+
 class NothingWsgi(NothingAsgi):
     """A middleware that does nothing."""
 
     def __call__(self, environ: Any, start_response: Any) -> Any:  # type: ignore[override]  # noqa: ANN401 - as WSGI has it
         """Pass the request on."""
         return self.app(environ, start_response)
+
+
+class ConstantWsgi(NothingAsgi):
+    """A middleware that adds three constant header fields."""
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:  # type: ignore[override]  # noqa: ANN401 - as WSGI has it
+        """Pass the request on, and add the fields to its response."""
+
+        def start_with_fields(status: str, headers: Any, exc_info: Any = None) -> Any:  # noqa: ANN401 - as above
+            return start_response(status, [*headers, *FIELDS], exc_info)
+
+        return self.app(environ, start_with_fields)
 
 
 def starlette_site(*, limited: bool) -> Any:  # noqa: ANN401 - an application
@@ -103,14 +134,17 @@ def sites() -> dict[str, Any]:
     return {
         "starlette bare": starlette_site(limited=False),
         "starlette nothing": NothingAsgi(starlette_site(limited=False)),
+        "starlette constant": ConstantAsgi(starlette_site(limited=False)),
         "starlette category": asgi.RateLimitMiddleware(starlette_site(limited=False), CONFIG),
         "starlette route": starlette_site(limited=True),
         "starlette both": asgi.RateLimitMiddleware(starlette_site(limited=True), CONFIG),
         "fastapi nothing": NothingAsgi(fastapi_site("none")),
+        "fastapi constant": ConstantAsgi(fastapi_site("none")),
         "fastapi decorator": asgi.RateLimitMiddleware(fastapi_site("decorator"), CONFIG),
         "fastapi depends": asgi.RateLimitMiddleware(fastapi_site("depends"), CONFIG),
         "flask bare": flask_site(limited=False).wsgi_app,
         "flask nothing": NothingWsgi(flask_site(limited=False).wsgi_app),
+        "flask constant": ConstantWsgi(flask_site(limited=False).wsgi_app),
         "flask category": behind(flask_site(limited=False)),
         "flask both": behind(flask_site(limited=True)),
     }

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from bench.inbound_one_decision import CONFIG, NothingAsgi, starlette_site  # noqa: E402 - after the path to it is known
+from bench.inbound_one_decision import CONFIG, ConstantAsgi, NothingAsgi, starlette_site  # noqa: E402 - after the path to it is known
 from bench.inbound_sites import PATH  # noqa: E402 - as above
 from tests.servers.process import until  # noqa: E402 - as above
 from tidegate.inbound import asgi  # noqa: E402 - as above
@@ -32,7 +32,7 @@ from tidegate.inbound import asgi  # noqa: E402 - as above
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SITES: Final = ("bare", "nothing", "category", "both")
+SITES: Final = ("bare", "nothing", "constant", "category", "both")
 CONNECTIONS: Final = 8
 REQUEST: Final = f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n".encode()
 END: Final = b"hello"  # of a response
@@ -45,7 +45,7 @@ def app() -> Any:  # noqa: ANN401 - an application
     site = starlette_site(limited=name == "both")
     if name in ("category", "both"):
         return asgi.RateLimitMiddleware(site, CONFIG)
-    return NothingAsgi(site) if name == "nothing" else site
+    return {"nothing": NothingAsgi, "constant": ConstantAsgi}[name](site) if name != "bare" else site
 
 
 @contextmanager

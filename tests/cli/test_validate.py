@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 FILES = {
     "service": "policies: {api: 100/1m}\nlisten: 127.0.0.1:8080\n",
     "provider": "domain: financialmodelingprep.com\nlimit: 300\nperiod: 1m\napi_key: hunter2\n",
+    "profile": "output: {bounds: [limit]}\nusage: {at: [meta], output: out}\ncounts: {tokens: [output]}\n",
     "source": "name: fmp-aapl-prices\nurl: https://financialmodelingprep.com/api/v3/historical-price-full/AAPL\n",
     "inbound": (
         "rate_limiting:\n  enabled: true\n  categories:\n    expensive: {limit: 5, window_minutes: 60}\n"
@@ -30,6 +31,7 @@ FILES = {
 SAYS = {
     "service": "policy api: 100/1m",
     "provider": "300/1m sliding_log) for financialmodelingprep.com",
+    "profile": "profile file counts tokens: output",
     "source": "source fmp-aapl-prices: fetched at the default interval",
     "inbound": "category expensive: 5/1h sliding_log",
     "budget": "budget: 20 per minute, 100 per hour, 500 per day, 2000 per week, 7500 per month",
@@ -75,6 +77,24 @@ def test_an_error_names_the_detected_kind(text, kind, message, write, capsys):
     wrong = capsys.readouterr().err
     assert f"{path} was read as {KINDS[kind].title}" in wrong
     assert message in wrong
+
+
+def test_provider_files_can_name_profiles_that_the_user_adds(write, tmp_path, capsys):
+    provider = write("domain: llm.test\nlimits: [100/1m unit=tokens]\nprofile: acme\n", "llm.yaml")
+    assert main(["validate", provider]) == 2
+    wrong = capsys.readouterr().err
+    assert "llm.yaml:3: profile: there is no profile 'acme': expected anthropic, azure," in wrong
+    assert "--profile" in wrong
+    (tmp_path / "mine").mkdir()
+    own = write(FILES["profile"], "mine/acme.yaml")
+    assert main(["validate", provider, "--profile", str(tmp_path / "mine")]) == 0
+    assert main(["validate", "--profile", str(tmp_path / "mine"), own, provider]) == 0
+    capsys.readouterr()
+    write("domain: llm.test\nlimits: [100/1m unit=tokens]\nprofile: acmee\n", "llm.yaml")
+    assert main(["validate", provider, own]) == 2
+    assert "there is no profile 'acmee': did you mean 'acme'?" in capsys.readouterr().err
+    assert main(["validate", provider, "--profile", str(tmp_path / "none")]) == 2
+    assert "there is no such file or directory" in capsys.readouterr().err
 
 
 def test_the_kind_can_be_given(write, capsys):

@@ -98,3 +98,19 @@ async def settled(condition: Any, seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def settled_by(url: str, path: str, body: object, quota: int, token: str = "") -> dict[str, int]:
+    """Return what a gateway has counted, by unit, from limits called `day_UNIT` that are never used up.
+
+    An estimate says what is left of them: as if the call were sent, if it could be sent now.
+    """
+    headers = {"X-Tidegate-Token": token} if token else {}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/egress/estimate", json={"url": path, "body": body}, headers=headers) as response,
+    ):
+        answer = await response.json()
+    own = answer["cost"] if answer["wait"] == 0 else {}
+    used = {name[4:]: quota - left for name, left in answer["remaining"].items() if name.startswith("day_")}
+    return {unit: amount - own.get(unit, 0) for unit, amount in used.items()}

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 
 import aiohttp
 
-from tests.outbound.server import QuotaServer
+from tests.egress.harness import settled_by
+from tests.outbound.server import QuotaServer, as_json
+from tests.recipes import bodies
 from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 
 LIMIT, PERIOD = 30, 3
+DAY = 10**9  # a quota that is never used up: what is left of it tells what was settled
+CALL = {"model": "gpt-4o-mini", "max_tokens": 500, "messages": [{"role": "user", "content": "Hello"}]}
 
 
 class GatewayProcess:
@@ -23,7 +27,13 @@ class GatewayProcess:
         self.port = free_port()
         self._folder = folder
         self.process = None
-        provider = {"domain": "127.0.0.1", "name": "up", "limits": [f"{LIMIT}/{PERIOD}s"]}
+        counted = [f"{DAY}/1d fixed_window unit={unit} name=day_{unit}" for unit in ("requests", "tokens")]
+        provider = {
+            "domain": "127.0.0.1",
+            "name": "up",
+            "profile": "openai",
+            "limits": [f"{LIMIT}/{PERIOD}s", *counted],
+        }
         (folder / "up.yaml").write_text(json.dumps(provider))
         settings = {"store": store, "providers": ["up.yaml"], "upstreams": {"up": upstream.url}, "timeout": "2m"}
         (folder / "egress.yaml").write_text(json.dumps({**settings, "allow_private": ["127.0.0.1"]}))
@@ -62,7 +72,9 @@ async def send(ports, calls, connections=40):
     async def worker(session, number):
         while len(answered) < calls:
             try:
-                async with session.get(f"http://127.0.0.1:{ports[number % len(ports)]}/up/x") as response:
+                url = f"http://127.0.0.1:{ports[number % len(ports)]}/up/v1/chat/completions"
+                async with session.post(url, json=CALL) as response:
+                    await response.read()
                     if response.status == 200:
                         answered.append(1)
             except aiohttp.ClientError:
@@ -73,8 +85,21 @@ async def send(ports, calls, connections=40):
     return len(answered)
 
 
+def provider():
+    return QuotaServer(LIMIT, PERIOD, respond=lambda _request: as_json(bodies.chat(CALL)))
+
+
+def counted_by(upstream):
+    calls = len(upstream.requests)
+    return {"requests": calls, "tokens": calls * bodies.CHAT_USAGE["total_tokens"]}
+
+
+async def settled(gateway):
+    return await settled_by(f"http://127.0.0.1:{gateway.port}", "/up/v1/chat/completions", CALL, DAY)
+
+
 async def test_a_gateway_that_is_killed_exceeds_nothing(tmp_path):
-    with QuotaServer(LIMIT, PERIOD) as upstream, gateways(tmp_path, upstream, "sqlite:///quota.db", 1) as (gateway,):
+    with provider() as upstream, gateways(tmp_path, upstream, "sqlite:///quota.db", 1) as (gateway,):
         running = asyncio.create_task(send([gateway.port], 2 * LIMIT))
         while len(upstream.requests) < LIMIT:
             await asyncio.sleep(0.01)
@@ -83,11 +108,14 @@ async def test_a_gateway_that_is_killed_exceeds_nothing(tmp_path):
         assert await running >= 2 * LIMIT
         assert upstream.statuses[429] == 0
         assert upstream.most_within(PERIOD) <= LIMIT
+        found, counted = await settled(gateway), counted_by(upstream)
+        assert all(found[unit] >= counted[unit] for unit in counted)  # calls that were not settled keep their estimate
 
 
 async def test_two_gateways_on_one_server_share_the_quota(tmp_path):
-    with ValkeyServer() as store, QuotaServer(LIMIT, PERIOD) as upstream:
+    with ValkeyServer() as store, provider() as upstream:
         with gateways(tmp_path, upstream, f"{store.url}?timeout=5", 2) as found:
             assert await send([each.port for each in found], 2 * LIMIT) >= 2 * LIMIT
+            assert await settled(found[0]) == await settled(found[1]) == counted_by(upstream)
         assert upstream.statuses[429] == 0
         assert upstream.most_within(PERIOD) <= LIMIT

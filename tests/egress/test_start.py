@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.egress.harness import KEY, TOKEN
+from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN
 from tests.outbound.server import QuotaServer, as_json
-from tests.servers.process import free_port
+from tests.servers.process import free_port, until
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,24 @@ def test_the_service_runs_the_gateway_beside_its_decisions(upstream, tmp_path):
         assert "up" in top.stdout
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_the_gateway_reads_its_file_again_and_top_names_the_missing_token(upstream, tmp_path):
+    fields = {"listen": "127.0.0.1:0", "providers": ["up.yaml"], "metrics_token": "metrics-token-1234"}
+    write_files(tmp_path, upstream, **fields)
+    with command("egress", "egress.yaml", folder=tmp_path) as (process, ready):
+        assert get(f"{ready['egress']}/up/v1/x", OTHER_TOKEN)[0] == 401
+        write_files(tmp_path, upstream, **fields, callers={"b": {"token": OTHER_TOKEN}})
+        process.send_signal(signal.SIGHUP)
+        until(lambda: get(f"{ready['egress']}/up/v1/x", OTHER_TOKEN)[0] == 200, "the new caller")
+        top = subprocess.run(
+            [sys.executable, "-m", "tidegate", "top", "--egress", "--once", "--url", ready["egress"]],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert "this needs the metrics token" in top.stderr
 
 
 @pytest.mark.parametrize(

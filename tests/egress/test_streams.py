@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.egress.harness import running, settled
+from tests.egress.harness import TOKEN, running, settled
 from tests.recipes import bodies
 
 OPTIONS = {"stream": True, "stream_options": {"include_usage": True}}
@@ -97,6 +97,30 @@ async def test_the_usage_of_a_compressed_answer_is_read_and_the_bytes_stay_as_th
         assert json.loads(gzip.decompress(body))["usage"] == bodies.CHAT_USAGE
         await settled(lambda: gateway.gateway.stats.counts("local", "up").active == 0)
         assert await used(gateway) == {"1m": 1, "tpm": 42}
+
+
+async def test_a_client_that_closes_right_after_its_response_is_settled_and_not_gone(upstream, tmp_path):
+    settings = {"callers": {"a": {"token": TOKEN, "limits": ["100_000/1h unit=tokens name=own"]}}}
+    body = json.dumps({"model": "gpt-4o-mini", "max_tokens": 500, "messages": []}).encode()
+    head = f"POST /up/whole HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+    async with running(upstream.url, settings, store=f"sqlite:///{tmp_path}/quota.db", **METERED) as gateway:
+        counts = gateway.gateway.stats.counts("a", "up")
+        for number in range(1, 11):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            length = int((await reader.readuntil(b"\r\n\r\n")).lower().partition(b"content-length:")[2].split()[0])
+            await reader.readexactly(length)
+            writer.transport.abort()
+            await settled(lambda: counts.active == 0)
+            await settled(lambda number=number: counts.output_tokens == 30 * number)
+        status, _, estimate = await gateway.send(
+            "POST", "/v1/egress/estimate", json={"url": "/up/whole"}, headers={"X-Tidegate-Token": TOKEN}
+        )
+        assert (status, json.loads(estimate)["remaining"]["1m"]) == (200, 989)
+        assert await used(gateway) == {"1m": 10, "tpm": 420}
+        limiter = gateway.gateway.limits._limiters["a"]  # noqa: SLF001 - nothing shows what a caller has used
+        assert (await limiter.usage("a"))["own"].used == 420
+        assert counts.gone == 0
 
 
 async def test_a_client_that_goes_away_ends_the_call_and_keeps_its_reservation(upstream):

@@ -3,6 +3,7 @@
 import logging
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import flask as flask_module
 import pytest
@@ -160,6 +161,12 @@ def test_a_failing_on_denied_is_logged_and_the_client_gets_its_denial(kind, cloc
     client, _ = site(kind, clock, ("1/1m", {"on_denied": fail}), ("50/1h", {}), config)
     assert statuses(client, "/limited", 2) == [200, 429]
     assert [record.levelname for record in caplog.records if "on_denied failed" in record.message] == ["ERROR"]
+
+
+@pytest.mark.parametrize("key", [42, UUID(int=7), ("tenant", 42), ["tenant", UUID(int=7)]])
+def test_a_key_may_be_the_id_of_a_user(kind, clock, config, key):
+    client, _ = site(kind, clock, ("1/1m", {"key": lambda request: key}), ("50/1h", {}), config)
+    assert statuses(client, "/limited", 2) == [200, 429]
 
 
 # ---- the framework's own request -------------------------------------------------------------------------------------

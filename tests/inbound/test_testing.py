@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from fastapi import Depends, FastAPI
 from flask import Flask
+from quart import Quart
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -12,7 +15,7 @@ from starlette.routing import Route
 from tests.inbound.harness import AsgiHarness, WsgiHarness
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
-from tidegate.inbound import asgi, fastapi, flask, wsgi
+from tidegate.inbound import aiohttp, asgi, fastapi, flask, wsgi
 from tidegate.inbound.testing import limits_disabled, reset_limits
 from tidegate.stores.memory.store import MemoryStore
 
@@ -165,3 +168,29 @@ def test_enabled_false_disables_route_limits_too():
     app.add_middleware(asgi.RateLimitMiddleware, config={"enabled": False})
     client = Client(app)
     assert {client.get("/").status_code for _ in range(3)} == {200}
+
+
+def test_the_middleware_of_a_quart_application_is_found():
+    app = Quart(__name__)
+    app.get("/")(lambda: "page")
+    app.asgi_app = asgi.RateLimitMiddleware(app.asgi_app, ONE)  # type: ignore[method-assign]  # as Quart's docs do
+    client = Client(app)
+    assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+    with limits_disabled(app):
+        assert client.get("/").status_code == 200
+    reset_limits(app)
+    assert client.get("/").status_code == 200
+
+
+async def test_the_middleware_of_an_aiohttp_application_is_found():
+    async def page(request):
+        return web.Response(text="page")
+
+    app = web.Application(middlewares=[aiohttp.RateLimitMiddleware(ONE)])
+    app.router.add_get("/", page)
+    async with TestClient(TestServer(app)) as client:
+        assert [(await client.get("/")).status for _ in range(2)] == [200, 429]
+        with limits_disabled(app):
+            assert (await client.get("/")).status == 200
+        reset_limits(app)
+        assert (await client.get("/")).status == 200

@@ -75,6 +75,7 @@ class Simulation:
         self.factor = 1
         self.refusals, self.answers, self.cut_off = [], 0, 0
         self.running = set()  # answers that are being produced
+        self.sent = 0  # requests that have not arrived
         for agent in range(agents):
             self.at(self.random.random() * PERIOD, partial(self.call, agent % processes, 0))
 
@@ -150,19 +151,38 @@ class Simulation:
         except StopIteration as done:
             return done.value
         delay = 0.01 + 0.05 * self.random.random()
-        self.at(delay, partial(self.arrive, process, generation, flow, sent, again))
+        self.sent += 1
+        self.at(delay, partial(self.deliver, process, generation, flow, sent, again))
         return None
+
+    def deliver(self, *call):
+        self.sent -= 1
+        self.arrive(*call)
 
     def note_refusal(self, _denied):
         self.refusals.append((self.now(), self.left()))
 
     def left(self):
-        """The share of the quota that is free: neither counted, nor needed by the answers that are being produced."""
+        """The share of the quota that is free: neither counted nor reserved for calls that have not ended."""
         for each in (self.tokens, self.requests):
             each.expire(self.clock.now())
-        needed = sum(answer.needed() for answer in self.running)
-        tokens = (self.tokens.quota - self.tokens.used - needed) / self.tokens.quota
+        held = self.needed() + sum(answer.surplus() for answer in self.running)
+        tokens = (self.tokens.quota - self.tokens.used - held) / self.tokens.quota
         return min(tokens, (self.requests.quota - self.requests.used) / self.requests.quota)
+
+    def needed(self):
+        """What the provider will still count for the answers that are being produced, and for requests on their way."""
+        coming = self.sent * (INPUT + min(MAX_TOKENS, MEAN_ANSWER * self.factor))
+        return coming + sum(answer.needed() for answer in self.running)
+
+    def observe(self, seconds, interval=0.25):
+        """Let it run; returns the share of the quota that was counted or needed, on average over time."""
+        shares, until = [], self.now() + seconds
+        while self.now() < until:
+            self.run(self.now() + interval)
+            self.tokens.expire(self.clock.now())
+            shares.append((self.tokens.used + self.needed()) / self.tokens.quota)
+        return sum(shares) / len(shares)
 
     # ---- the provider ------------------------------------------------------------------------------------------------
 
@@ -247,6 +267,12 @@ class Answering:
         if self.rule == "produced":
             return self.length - self.produced
         return self.length if self.rule == "usage" else 0
+
+    def surplus(self):
+        """What is reserved beyond the length of the answer, which only its end tells."""
+        if self.settlement is None or self.rule not in ("usage", "produced"):
+            return 0
+        return max(0, self.settlement.reserved_output - self.length)
 
     def finish(self):
         """Count what the whole answer has cost, as the profile's rule says."""

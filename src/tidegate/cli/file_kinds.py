@@ -12,6 +12,7 @@ from tidegate.cli.file_schemas import (
     budget_schema,
     egress_schema,
     inbound_schema,
+    profile_schema,
     provider_schema,
     source_schema,
 )
@@ -19,12 +20,14 @@ from tidegate.cli.output import counted
 from tidegate.egress.settings import EGRESS_FIELDS, load_egress
 from tidegate.inbound.rules.config import SECTION_FIELDS, load_rules
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS, read_provider
+from tidegate.outbound.providers.profile_file import NO_PROFILES, PROFILE_FIELDS, read_profile
 from tidegate.policy.config_value import load
 from tidegate.service.config.schema import schema as service_schema
 from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from tidegate.service.config.settings import Settings
 
@@ -61,13 +64,21 @@ def describe_policies(settings: Settings) -> list[str]:
     return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)]
 
 
-def check_provider(file: str) -> tuple[list[str], dict[str, object]]:
-    """Check the file of a provider."""
-    provider = read_provider(file)
+def check_provider(file: str, profiles: Mapping[str, Path] = NO_PROFILES) -> tuple[list[str], dict[str, object]]:
+    """Check the file of a provider, which may name one of these profiles."""
+    provider = read_provider(file, profiles)
     lines = [f"provider {provider} for {provider.domain}"]
     if provider.api_key is not None and provider.key_location is None:
         lines.append("its api_key is never sent: set key, such as key: {header: Authorization, prefix: Bearer}")
     return lines, {"provider": provider.name, "domain": provider.domain, "limits": list(map(str, provider.limits))}
+
+
+def check_profile(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check a profile."""
+    profile = read_profile(file)
+    counts = {unit: list(parts) for unit, parts in profile.counts.items()}
+    text = "; ".join(f"{unit}: {', '.join(parts)}" for unit, parts in counts.items())
+    return [f"profile {profile.name} counts {text}"], {"profile": profile.name, "counts": counts}
 
 
 def check_source(file: str) -> tuple[list[str], dict[str, object]]:
@@ -114,6 +125,7 @@ KINDS: Final = {
         service_schema,
     ),
     "budget": FileKind("the file of a task budget", frozenset(BUDGET_FIELDS), check_budget, budget_schema),
+    "profile": FileKind("a profile of a provider", frozenset(PROFILE_FIELDS), check_profile, profile_schema),
     "source": FileKind("the file of a source", frozenset(SOURCE_FIELDS), check_source, source_schema),
     "provider": FileKind(
         "the file of a provider", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema

@@ -11,6 +11,8 @@ from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS
 from tidegate.inbound.rules.config import CATEGORY_FIELDS, ENDPOINT_FIELDS, SECTION_FIELDS
 from tidegate.inbound.rules.config import LIMIT_FIELDS as INBOUND_LIMIT_FIELDS
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS
+from tidegate.outbound.providers.profile import Charges, FailedCost, OutputCounted
+from tidegate.outbound.providers.profile_file import PROFILE_FIELDS
 from tidegate.outbound.providers.provider import Learn, QuotaScope
 from tidegate.policy.model import Mode, OnStoreError
 from tidegate.policy.setting_values import PERMISSIONS
@@ -90,6 +92,17 @@ def provider_schema() -> Schema:
         "estimate": {"type": "object", "additionalProperties": COUNT},
     }
     return document("provider", closed((*LIMIT_FIELDS, *PROVIDER_FIELDS), own, required=["domain"]))
+
+
+def profile_schema() -> Schema:
+    """Describe a profile."""
+    own: dict[str, Schema] = {
+        "charges": {"enum": list(get_args(Charges))},
+        "output_counted": {"enum": list(get_args(OutputCounted))},
+        "failed": {"enum": list(get_args(FailedCost))},
+        "endpoints": {"type": "array", "items": {"type": "object", "required": ["path"]}},
+    }
+    return document("profile", closed(PROFILE_FIELDS, own))
 
 
 def source_schema() -> Schema:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.cli.file_kinds import KINDS, recognise
+from tidegate.cli.file_kinds import KINDS, check_provider, recognise
 from tidegate.errors import ConfigError
+from tidegate.outbound.providers.profile_file import find_profile_files
 from tidegate.service.config.envoy_files import convert
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from tidegate.cli.output import Output
 
@@ -20,6 +23,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     kinds = ", ".join(f"{name} ({kind.title})" for name, kind in KINDS.items())
     parser.add_argument("files", nargs="*", metavar="FILE", help="a YAML file of any kind")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"kind of the files (default: detected): {kinds}")
+    parser.add_argument(
+        "--profile",
+        action="append",
+        default=[],
+        type=Path,
+        dest="profiles",
+        metavar="PATH",
+        help="YAML file or folder of profiles that provider files can name (may be repeated); profiles among the files "
+        "are known, too",
+    )
     parser.add_argument(
         "--schema",
         nargs="?",
@@ -49,16 +62,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
         for remark in () if output.as_json else remarks:
             output.write_error(remark)
         return 0
-    for file in args.files:
-        check(file, args.kind or recognise(file), output, given=args.kind is not None)
+    kinds = {file: args.kind or recognise(file) for file in args.files}
+    own = [Path(file) for file, kind in kinds.items() if kind == "profile"]
+    profiles = find_profile_files(dict.fromkeys([*args.profiles, *own]))
+    for file, kind in kinds.items():
+        check(file, kind, output, profiles, given=args.kind is not None)
     return 0
 
 
-def check(file: str, name: str, output: Output, *, given: bool) -> None:
+def check(file: str, name: str, output: Output, profiles: Mapping[str, Path], *, given: bool) -> None:
     """Check one file; after an error, print which kind was detected, unless the kind was `given`."""
     kind = KINDS[name]
     try:
-        lines, more = kind.check(file)
+        lines, more = check_provider(file, profiles) if name == "provider" else kind.check(file)
     except ConfigError as error:
         if not given:
             output.write_error(f"{file} was read as {kind.title}; use --kind if it is another kind of file")

@@ -65,7 +65,7 @@ class Endpoints:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else request.headers.get("X-Tidegate-Token", "")
         if not hmac.compare_digest(token.strip().encode(), settings.metrics_token.encode()):
-            raise EgressError(401, "unauthorized", "this needs the metrics token, as 'Authorization: Bearer …'")
+            raise EgressError(401, "unauthorized", "this needs the metrics token, as 'Authorization: Bearer TOKEN'")
 
     async def _estimate(self, request: web.BaseRequest) -> web.StreamResponse:
         """Estimate the cost and the wait of a call, from its URL or path, method and body."""
@@ -115,6 +115,6 @@ def read_question(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         question = None
     if not isinstance(question, dict) or not isinstance(question.get("url"), str) or not question["url"]:
-        message = 'expected JSON such as {"url": "/openai/v1/chat/completions", "method": "POST", "body": {…}}'
+        message = 'expected JSON such as {"url": "/openai/v1/chat/completions", "method": "POST", "body": {}}'
         raise EgressError(400, "bad-request", message)
     return question

@@ -14,6 +14,7 @@ class EgressExchange:
     __slots__ = (
         "attempts",
         "caller",
+        "complete",
         "cost",
         "counts",
         "first_byte",
@@ -41,6 +42,7 @@ class EgressExchange:
         self.host: str = ""
         self.path: str = ""
         self.status: int = 0
+        self.complete: bool = False  # whether the whole response was sent
         self.problem: str = ""
         self.waited: float = 0.0  # seconds
         self.attempts: int = 0

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import traceback
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.core.bounds import SECOND
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from tidegate.egress.callers import EgressCaller, Identity
     from tidegate.egress.settings import EgressSettings
+    from tidegate.egress.stats import TrafficCounts
     from tidegate.egress.tracing import Tracing
     from tidegate.observe.text_format import Family, Sample
     from tidegate.outbound.providers.provider import Provider
@@ -129,7 +131,7 @@ class EgressGateway:
             exchange.status, exchange.problem = error.status, error.kind
             response = error.response()
         except asyncio.CancelledError:
-            exchange.problem = "client-gone"
+            exchange.problem = "" if exchange.complete else "client-gone"
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, its text may contain a key, so it is not logged
             exchange.status, exchange.problem = 500, "internal"
@@ -238,12 +240,13 @@ class EgressGateway:
             return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
         meter = None
         if counts_tokens or own is not None or result.settlement is not None:
-            meter = Meter(self.gate, provider, result, own, self.background, counts_tokens=counts_tokens)
+            settled = partial(self._note_usage, exchange.counts)
+            meter = Meter(self.gate, provider, result, own, self.background, settled, counts_tokens=counts_tokens)
         try:
             return await relay(request, result.response, self._answer_headers(exchange, result), meter, self.settings)
         finally:
             if meter is not None:
-                self._note_usage(exchange, meter)
+                exchange.complete, exchange.parts = meter.complete, meter.parts
 
     async def _send(
         self,
@@ -309,13 +312,13 @@ class EgressGateway:
             counts.waited += round(exchange.waited * SECOND)
             counts.record_first_byte(exchange.first_byte - exchange.started)
 
-    def _note_usage(self, exchange: EgressExchange, meter: Meter) -> None:
-        exchange.parts = meter.parts
-        if exchange.counts is not None and meter.parts:
-            exchange.counts.input_tokens += meter.parts.get("input", 0)
-            exchange.counts.output_tokens += meter.parts.get("output", 0)
-        if exchange.counts is not None:
-            exchange.counts.cost_micros += meter.money
+    @staticmethod
+    def _note_usage(counts: TrafficCounts | None, meter: Meter) -> None:
+        if counts is not None:
+            counts.input_tokens += meter.parts.get("input", 0)
+            counts.output_tokens += meter.parts.get("output", 0)
+            counts.cost_micros += meter.money
+            counts.publish()
 
     def _answer_headers(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> CIMultiDict[str]:
         upstream, outcome = result.response, result.outcome

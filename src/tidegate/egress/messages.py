@@ -71,8 +71,9 @@ class EgressError(Exception):
         self.headers: Mapping[str, str] = headers or {}
 
     def response(self) -> web.Response:
-        """Build the answer, in a form that the SDKs of OpenAI and Anthropic can both show."""
-        body = {"type": "error", "error": {"type": self.kind, "message": str(self), "code": self.kind}}
+        """Build the answer, in a form that the SDKs of OpenAI and Anthropic and tidegate's own client can show."""
+        error = {"type": self.kind, "message": str(self), "code": self.kind}
+        body = {"type": "error", "title": self.kind, "status": self.status, "detail": str(self), "error": error}
         return json_response(self.status, body, self.headers)
 
 

@@ -20,6 +20,8 @@ from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.quota.token_usage import UsageReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from multidict import CIMultiDict
 
     from tidegate.egress.calls import UpstreamResponse
@@ -44,10 +46,12 @@ class Meter:
         result: SendResult[UpstreamResponse],
         own: AsyncReservation | None,
         background: BackgroundTasks,
+        on_settled: Callable[[Meter], object],
         *,
         counts_tokens: bool,
     ) -> None:
         """Meter a response that has begun; `own` is the reservation of the caller's own limits."""
+        self._on_settled = on_settled
         self._gate = gate
         self._background = background
         self._settlement = result.settlement
@@ -63,6 +67,7 @@ class Meter:
         self._reserved = result.outcome.cost
         self.parts: dict[Any, int] = {}
         self._open = True
+        self.complete = False  # whether the whole response was sent
 
     async def feed(self, piece: bytes) -> None:
         """Read the next chunk; raises Denied if a strict call may use no more tokens."""
@@ -75,12 +80,24 @@ class Meter:
         """Settle, once; `complete` is whether the whole body has arrived."""
         if not self._open:
             return
-        self._open = False
+        self._open, self.complete = False, complete
         if self.reader is not None:
             if complete:
                 self.reader.end()
             self.used = self.reader.result()
             self.parts = dict(self.reader.parts)
+        if self._gate.store.instant:
+            await self._settle()
+        else:  # a client that has its response may disconnect meanwhile, which cancels the task of the request
+            await asyncio.shield(self._background.start(self._settle()))
+
+    async def _settle(self) -> None:
+        try:
+            await self._commit()
+        finally:
+            self._on_settled(self)
+
+    async def _commit(self) -> None:
         if self._settlement is not None:
             try:
                 await self._gate.run(self._settlement.settle_flow(self.used))

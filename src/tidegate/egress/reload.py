@@ -114,7 +114,7 @@ class EgressFile:
                 rules = EgressRules(settings, counts)
                 self._on_change(rules)
                 self.rules = rules
-                log.info("the settings of %s are in effect", current.file)
+                log.warning("settings reloaded from %s", current.file)
         except ConfigError as error:
             self._record_refusal(error)
             return False

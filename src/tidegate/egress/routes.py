@@ -11,6 +11,7 @@ Only hosts of configured providers can be reached, on the usual ports and those 
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -108,7 +109,9 @@ class Routes:
         provider = next((each for each in self._providers if each.name == name), None)
         if provider is None:
             shown = name[:MAX_SHOWN]
-            raise EgressError(404, "unknown-provider", f"there is no provider {shown!r}: send to /NAME/… or /to/HOST/…")
+            close = get_close_matches(shown, [each.name for each in self._providers], n=1)
+            hint = f"did you mean /{close[0]}?" if close else "send to /NAME/path or /to/HOST/path"
+            raise EgressError(404, "unknown-provider", f"there is no provider {shown!r}: {hint}")
         return provider
 
     def upstream_of(self, provider: Provider) -> Upstream:

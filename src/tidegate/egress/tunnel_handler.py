@@ -65,7 +65,7 @@ class TunnelHandler:
     ) -> web.StreamResponse:
         """Open a tunnel to a host of a provider, counted as one request."""
         if not self._gateway.settings.tunnels:
-            message = f"tunnels (CONNECT) are refused: {TUNNEL_NOTE}. Use /NAME/… or /to/HOST/… as base URL"
+            message = f"tunnels (CONNECT) are refused: {TUNNEL_NOTE}. Use /NAME or /to/HOST as base URL"
             raise EgressError(403, "tunnels-refused", message)
         provider, host, port = self._gateway.routes.find_tunnel(authority)
         exchange.host, exchange.path = host, ""

@@ -23,6 +23,7 @@ MAX_WRAPPED_APPS: Final = 64  # wrapped applications that are inspected
 WRAPPED_ATTRIBUTES: Final = (
     "middleware_stack",
     "wsgi_app",
+    "asgi_app",
     "app",
     "application",
 )  # attributes that hold an inner application
@@ -74,6 +75,7 @@ def _find(target: object) -> list[RequestLimiter]:
         if hasattr(app, "build_middleware_stack") and app.middleware_stack is None:
             app.middleware_stack = app.build_middleware_stack()  # Starlette builds it at the first request
         waiting += [inner for name in WRAPPED_ATTRIBUTES if (inner := getattr(app, name, None)) is not None]
+        waiting += getattr(app, "middlewares", ())  # of aiohttp
     if not found:
         raise ConfigError(
             f"{target!r} has no RateLimitMiddleware: pass the application, the middleware or the limit", field="targets"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from tidegate.policy import Key
 
 MAX_KEY_LENGTH: Final = 256  # longer header values are hashed
@@ -52,7 +54,8 @@ class Request:
 
 
 FrameworkRequest = Any  # a request of Starlette, FastAPI, Flask, Django or aiohttp, or the common Request
-KeyOf = Callable[[FrameworkRequest], "Key | None"]  # None: limit by address
+# What a key function returns: None limits by address.
+KeyOf = Callable[[FrameworkRequest], "Key | int | UUID | tuple[str | int | UUID, ...] | None"]
 
 
 def read_header(request: FrameworkRequest, name: str) -> str | None:

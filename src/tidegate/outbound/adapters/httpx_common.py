@@ -14,6 +14,7 @@ from tidegate.outbound.quota.exchange import (
     AddedKey,
     OutboundRequest,
     ProviderResponse,
+    RequestWrite,
     SendResult,
     has_rate_limit_headers,
     target_url,
@@ -63,6 +64,11 @@ class HttpxLibrary:
             "AsyncResumedStream", (AsyncResumedStream, self._module.AsyncByteStream), {}
         )
 
+        self.watched_class: type[WatchedBody] = type("WatchedBody", (WatchedBody, self._module.SyncByteStream), {})
+        self.async_watched_class: type[AsyncWatchedBody] = type(
+            "AsyncWatchedBody", (AsyncWatchedBody, self._module.AsyncByteStream), {}
+        )
+
     def to_outbound_request(self, request: Any) -> OutboundRequest:  # noqa: ANN401 - of either library
         """Describe a request as an OutboundRequest."""
         replayable = isinstance(request.stream, self._module.ByteStream)
@@ -79,7 +85,14 @@ class HttpxLibrary:
             return b", ".join(lines).decode("latin-1")
 
         return OutboundRequest(
-            request.method, str(request.url), header, body, replayable, self._is_unreached, replayable
+            request.method,
+            str(request.url),
+            header,
+            body,
+            replayable,
+            self._is_unreached,
+            replayable,
+            reports_write=True,
         )
 
     def with_key(self, request: Any, added: AddedKey | None) -> Any:  # noqa: ANN401 - of either library
@@ -173,12 +186,20 @@ class SyncTransport(Generic[RequestT, ResponseT]):
         """Wait for a permit, send the request, and learn from the response."""
         call = self._library.to_outbound_request(request)
 
-        def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
+        def send(
+            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+        ) -> ProviderResponse:
             changed: Any = request
             if body is not None or (provider is not None and provider.changes_requests):
                 changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
                 changed = self._library.with_key(changed, self.gate.key_for(provider, call))
-            response = self._inner.handle_request(changed)
+            own_body = changed.stream
+            if write is not None:
+                changed.stream = self._library.watched_class(own_body, write)
+            try:
+                response = self._inner.handle_request(changed)
+            finally:
+                changed.stream = own_body
             status, read = response.status_code, None
             if status >= FIRST_ERROR_STATUS:
                 read = partial(self._library.read_refusal, response, self.gate.clock)
@@ -207,12 +228,20 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
         """Wait for a permit, send the request, and learn from the response."""
         call = self._library.to_outbound_request(request)
 
-        async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
+        async def send(
+            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+        ) -> ProviderResponse:
             changed: Any = request
             if body is not None or (provider is not None and provider.changes_requests):
                 changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
                 changed = self._library.with_key(changed, self.gate.key_for(provider, call))
-            response = await self._inner.handle_async_request(changed)
+            own_body = changed.stream
+            if write is not None:
+                changed.stream = self._library.async_watched_class(own_body, write)
+            try:
+                response = await self._inner.handle_async_request(changed)
+            finally:
+                changed.stream = own_body
             status, read = response.status_code, None
             if status >= FIRST_ERROR_STATUS:
                 read = partial(self._library.read_refusal_async, response, self.gate.clock)
@@ -303,6 +332,35 @@ class AsyncSettlingStream:
             if self._settlement is not None:
                 await self._gate.run(self._settlement.settle_flow(self._reader.result() if self._reader else None))
                 self._reader = self._settlement = None  # as in SettlingStream
+
+
+class WatchedBody:
+    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+
+    def __init__(self, stream: Any, write: RequestWrite) -> None:  # noqa: ANN401 - of either library
+        """Wrap the stream of a request."""
+        self._stream = stream
+        self._write = write
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._stream
+        if self._write.is_late():
+            self._write.recharge()
+
+
+class AsyncWatchedBody:
+    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+
+    def __init__(self, stream: Any, write: RequestWrite) -> None:  # noqa: ANN401 - of either library
+        """Wrap the stream of a request."""
+        self._stream = stream
+        self._write = write
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            yield piece
+        if self._write.is_late():
+            await self._write.recharge()
 
 
 class ResumedStream:

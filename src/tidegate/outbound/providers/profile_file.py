@@ -63,10 +63,13 @@ def find_profile(setting: ConfigValue, added: Mapping[str, Path] = NO_PROFILES) 
         names = sorted({*shipped_names(), *added})
         if text not in names:
             near = get_close_matches(text, names, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"expected {', '.join(names)} or a path such as ./mine.yaml"
+            known = f"expected {', '.join(names)} or a path such as ./mine.yaml"
+            own = (
+                "" if added else "; to use your own by name, give their folder: --profile, or Providers.load(profiles=)"
             )
-            raise setting.error(f"there is no profile {setting}: {hint}")
+            raise setting.error(
+                f"there is no profile {setting}: " + (f"did you mean {near[0]!r}?" if near else known + own)
+            )
         return shipped_profile(text)
     path = Path(setting.file or "").parent / Path(text).expanduser()
     if not path.is_file():
@@ -84,7 +87,7 @@ def find_profile_files(paths: Iterable[Path]) -> dict[str, Path]:
         for file in entries:
             if file.suffix not in YAML_SUFFIXES or file.name.startswith("."):
                 continue
-            if file.stem in found:
+            if file.stem in found and file.resolve() != found[file.stem].resolve():
                 raise ConfigError(f"{found[file.stem]} has the same name: rename one of them", file=str(file))
             found[file.stem] = file
     return found

@@ -26,11 +26,12 @@ from tidegate.outbound.capacity.shared_notices import SharedNotices
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
 from tidegate.outbound.quota.arrival import ArrivalDelays
+from tidegate.outbound.quota.charge import Charge
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tidegate.core import Decision, Limit
     from tidegate.flow import CallFlow
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.account_capacity import CurrentCapacity
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
@@ -235,6 +235,10 @@ class Account:
             if unit in self.units
         }
 
+    def output_limits(self, request: RequestTokens) -> list[Limit]:
+        """Return the limits that count output."""
+        return [limit for limit in self.provider.limits if "output" in request.profile.counts.get(limit.unit, ())]
+
     def largest_output(self, request: RequestTokens, input_tokens: int) -> int:
         """Return the tokens of the longest output that the limits can ever allow."""
         found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
@@ -256,6 +260,14 @@ class Account:
         if costs:
             with suppress(StoreUnavailable):  # keep the first charge
                 yield from self._recharge_flow(charge, costs)
+
+    def recharge_written_flow(self, charge: Charge) -> CallFlow[Any]:
+        """Charge a permit again from now on: its request has been written late."""
+        costs = () if charge.settled else self.delays.written_costs(charge)
+        if any(costs):
+            with suppress(StoreUnavailable):  # keep the first charge
+                if (yield from self._recharge_flow(charge, costs)):
+                    charge.since = self.clock.steady()
 
     def _recharge_flow(self, charge: Charge, costs: tuple[int, ...]) -> CallFlow[Any]:
         """Charge again and return the first charge; returns whether that succeeded."""
@@ -293,11 +305,38 @@ class Account:
             self.delays.track(charge)
         return bool(costs)
 
-    def charge_now_flow(self, amounts: Mapping[str, int]) -> CallFlow[Any]:
-        """Charge what has been used, whether it fits or not."""
-        costs = tuple(amounts.get(limit.unit, 0) for limit in self.provider.limits)
-        if any(costs):
-            yield self._store_call("acquire", costs)
+    def charge_pieces_flow(self, pieces: Sequence[tuple[Mapping[str, int], int]]) -> CallFlow[Any]:
+        """Charge what has been used, whether it fits or not: amounts, each from an instant of the monotonic clock on.
+
+        Only a log can be charged for the past; other limits are charged now. Returns the instants by the store's clock.
+        """
+        limits = self.provider.limits
+        costs = [[amounts.get(limit.unit, 0) for limit in limits] for amounts, _ in pieces]
+        last = [
+            own[-1] if limit.rules.rolling else sum(own)
+            for limit, own in zip(limits, zip(*costs, strict=True), strict=True)
+        ]
+        now = self.clock.steady()
+        (decision,) = yield self._store_call("acquire", tuple(last))
+        # What has been used had arrived: it need not count longer than a period.
+        earlier = now + min(
+            (limit.margin for limit in self._unbounded_stretched.limits if limit.rules.rolling), default=0
+        )
+        instants = [decision.at - (earlier - since) for _, since in pieces[:-1]]
+        for at, own in zip(instants, costs, strict=False):
+            past = tuple(cost if limit.rules.rolling else 0 for limit, cost in zip(limits, own, strict=True))
+            if any(past):
+                yield self._store_call("adjust", past, at)
+        return [*instants, decision.at]
+
+    def hold_flow(self, amounts: Mapping[str, int]) -> CallFlow[Any]:
+        """Charge these amounts, whether they fit or not; returns the charge."""
+        (decision,) = yield self._store_call("acquire", tuple(amounts.get(x.unit, 0) for x in self.provider.limits))
+        return Charge(self.limiter, self.key, dict(amounts), decision)
+
+    def return_flow(self, amounts: Mapping[str, int], at: int) -> CallFlow[Any]:
+        """Return a part of what was charged at an instant of the store's clock."""
+        yield from self._give_back_flow(tuple(amounts.get(limit.unit, 0) for limit in self.provider.limits), at)
 
     def shrink_flow(self, charge: Charge, surplus: Mapping[str, int]) -> CallFlow[Any]:
         """Return a part of a charge that will not be used."""

@@ -11,9 +11,14 @@ is charged before the request is sent, so it could expire here while it still co
 So no window of the provider exceeds its limit, whatever the network delays. In return, each permit counts longer by
 the duration of its response. For slow responses that would be too much, although their requests arrive as quickly as
 others. So when an account has lost a whole quota in this way (`DelayAllowance`), its permits count a fortieth of the
-period longer instead, which covers network delays. Permits of limits of more than `MAX_MOVED_QUOTA` are never charged
-again: finding one permit among so many takes too long. Only the process that sent a request knows that it has been in
+period longer instead, which covers network delays. Only the process that sent a request knows that it has been in
 flight for more than a period.
+
+Permits of limits of more than `MAX_MOVED_QUOTA`, such as tokens, are not charged again after a response: the responses
+of language models take so long that most of the quota would be lost. Instead, an adapter that can tell when it has
+written a request reports that. If the permit was taken much earlier, because the request waited for a connection or for
+other tasks, all limits are charged again from then on. What is left of the margin covers the network delay: two thirds
+of a two-hundredth of the period, 0.2 s of a minute.
 """
 
 from __future__ import annotations
@@ -81,6 +86,9 @@ class ArrivalDelays:
         self._allowance = DelayAllowance(narrowest)
         self.has_movable: bool = any(map(is_movable, limits))
         self._min_covered_age = min((self._covered_age(limit) for limit in limits if is_movable(limit)), default=0)
+        watched = [limit for limit in limits if limit.rules.rolling and limit.quota > MAX_MOVED_QUOTA]
+        self.watches_writes: bool = any(not is_money(limit.unit) for limit in watched)
+        self._max_write_delay = min((margin(limit) // 3 for limit in watched), default=0)
         self._windows = [place for place, limit in enumerate(limits) if limit.rules.windowed and is_movable(limit)]
         self.in_flight: deque[Charge] = (
             deque() if in_flight is None else in_flight
@@ -123,6 +131,20 @@ class ArrivalDelays:
             self._expired_costs(charge, age, recharge=recharge)
             if (recharge or self._windows) and age > self._min_covered_age
             else ()
+        )
+
+    def is_late(self, charge: Charge) -> bool:
+        """Return whether a permit was charged too long before its request was written, which is now."""
+        return self._clock.steady() - charge.since > self._max_write_delay
+
+    def written_costs(self, charge: Charge) -> tuple[int, ...]:
+        """Return the costs to charge again when a request was written late, by limit."""
+        limits, costs = self._limits, charge.costs
+        if len(limits) != len(costs):  # the file has changed in the meantime
+            return ()
+        return tuple(
+            cost if limit.rules.rolling and not is_money(limit.unit) else 0
+            for limit, cost in zip(limits, costs, strict=True)
         )
 
     def _expired_costs(self, charge: Charge, age: int, *, recharge: bool) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound.quota.exchange import credential_of
+from tidegate.outbound.quota.production import most_in_a_period
 from tidegate.outbound.quota.request_tokens import RequestTokens, read_request, units_of
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ def _plan_output(
     largest = account.largest_output(request, input_tokens)
     if profile.charges == "usage" and request.streams and request.endpoint.has_output:
         first = profile.default_output if expected is None else expected
+        if profile.output_counted == "produced" and estimates is not None:
+            first = min(first, most_in_a_period(account.output_limits(request), estimates.learned.fastest(key)))
         return CallPlan(cost, request, key, input_tokens, max(1, min(bound, first, largest)), tops_up=True)
     output_tokens = max(1, min(bound if expected is None else expected, bound, largest))
     body = request.clamped(output_tokens) if call.rewrites and (output_tokens < bound or not request.stated) else None

@@ -82,7 +82,7 @@ class OutboundRequest(NamedTuple):
 
     `header` returns a header; `body` returns the body if it is in memory; `replays` is whether it can be sent again;
     `unreached` returns whether an error means that the request was never sent; `rewrites` is whether `send` takes
-    another body as its second argument.
+    another body as its second argument; `reports_write` whether it takes a RequestWrite as its third.
     """
 
     method: str
@@ -92,6 +92,14 @@ class OutboundRequest(NamedTuple):
     replays: bool
     unreached: Callable[[BaseException], bool]
     rewrites: bool = False
+    reports_write: bool = False
+
+
+class RequestWrite(NamedTuple):
+    """For an adapter that has written a request to its connection: if `is_late`, it calls (or awaits) `recharge`."""
+
+    is_late: Callable[[], bool]
+    recharge: Callable[[], Any]
 
 
 class ProviderResponse(NamedTuple):

@@ -37,6 +37,7 @@ from tidegate.outbound.quota.exchange import (
     CallEstimate,
     RequestOptions,
     RequestOutcome,
+    RequestWrite,
     SendResult,
 )
 from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, GateResponses
@@ -161,7 +162,10 @@ class _Gate(GateResponses):
             candidate, charge = yield from self._reserve_flow(candidates, options, began)
             own, account, plan, _ = candidate
             sent = self.clock.steady()
-            send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
+            if call.reports_write and account.delays.watches_writes:
+                send_once = partial(send, own, plan.body, self._watch_write(account, charge))
+            else:
+                send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
             response = yield from self._send_once_flow(account, call, send_once, charge)
             try:
                 pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
@@ -187,6 +191,14 @@ class _Gate(GateResponses):
             self._counts["retried"] += 1
             yield response.close
             yield partial(self._sleep, self.clock.steady() + pause)
+
+    def _watch_write(self, account: Account, charge: Charge) -> RequestWrite:
+        recharge: Callable[[], Any] = lambda: self.run(account.recharge_written_flow(charge))  # noqa: E731 - typed
+        return RequestWrite(partial(account.delays.is_late, charge), recharge)
+
+    def run(self, flow: Generator[Callable[[], Any], Any, R]) -> Any:  # noqa: ANN401 - a result, or a coroutine
+        """Run a flow."""
+        raise NotImplementedError
 
     def _acquire_flow(
         self,

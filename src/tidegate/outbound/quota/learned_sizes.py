@@ -1,8 +1,8 @@
 """Learns how many tokens the calls of a model use: a quantile of recent sizes is the next estimate.
 
-Two sizes are learned per model and tag: the tokens of an output, and the tokens per thousand bytes of input. If an
-output was cut off at its bound, its full length is unknown, and it is recorded as twice its length. So an estimate that
-is too small grows within a few calls.
+Three sizes are learned per model and tag: the tokens of an output, the tokens per thousand bytes of input, and the
+tokens of output per second. If an output was cut off at its bound, its full length is unknown, and it is recorded as
+twice its length. So an estimate that is too small grows within a few calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from typing import Final
 
-from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.fork import fork_safe
 
 MAX_SAMPLES: Final = 200  # recent calls per model and tag
@@ -54,6 +54,7 @@ class LearnedSizes:
         """Start without samples."""
         self._outputs: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
         self._inputs: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
+        self._speeds: OrderedDict[LearnedKey, RecentSizes] = OrderedDict()
         self._lock = fork_safe(threading.Lock())
 
     def __len__(self) -> int:
@@ -69,6 +70,18 @@ class LearnedSizes:
                 self._sizes(self._outputs, key).add(min(MAX_INTEGER, output_tokens))
             if input_tokens is not None and length > 0:
                 self._sizes(self._inputs, key).add(-(-input_tokens * 1000 // length))
+
+    def record_speed(self, key: LearnedKey, tokens: int, duration: int) -> None:
+        """Record the tokens of an output that took so many microseconds."""
+        if tokens > 0:
+            with self._lock:
+                self._sizes(self._speeds, key).add(min(MAX_INTEGER, -(-tokens * SECOND // max(1, duration))))
+
+    def fastest(self, key: LearnedKey) -> int | None:
+        """Return the speed of the fastest of the recent outputs, in tokens per second; None: too few are known."""
+        with self._lock:
+            sizes = self._speeds.get(key)
+            return None if sizes is None else sizes.quantile(100)
 
     def expect(
         self, key: LearnedKey, output_percent: int | None, length: int, input_percent: int | None

@@ -7,8 +7,9 @@ The reservation of a strict call that is streamed is topped up while the output 
                           be reserved now, the stream ends with Denied
     input reported        if the estimate of the input was too high, the difference is refunded at once
 
-When the output is complete, the usage that the provider reports replaces what was reserved. Usage above the reservation
-is charged, too (`overrun` in the metrics), because the provider has counted it.
+When the output is complete, the usage that the provider reports replaces what was reserved. It counts from when the
+request was charged, as at the provider, not from when more was reserved; or from when it was produced (`production`).
+Usage above the reservation is charged, too (`overrun` in the metrics), because the provider has counted it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import Denied, StoreUnavailable
 from tidegate.flow import complete_flow, step_flow
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
+from tidegate.outbound.quota.production import ProducedOutput, most_in_a_period
 from tidegate.outbound.quota.request_tokens import units_of
 from tidegate.outbound.quota.token_usage import UsageReader
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.learned_sizes import LearnedSizes
+    from tidegate.outbound.quota.production import OutputPiece
 
 FIRST_ERROR_STATUS: Final = 400
 MIN_HEADROOM: Final = 64  # tokens that the provider may have produced before the connection is closed, at least
@@ -66,7 +70,8 @@ class PendingSettlement:
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
         self._cut_off = False
-        self._reserved = self._first_reserved()  # tokens of output
+        self.reserved_output: int = self._first_reserved()  # tokens of output
+        self._produced = self._watch_production()
         if plan.tops_up:
             self._headroom = MIN_HEADROOM
             self._arrived = 0
@@ -77,6 +82,19 @@ class PendingSettlement:
         """Return how many tokens of output were reserved before the request was sent."""
         request = self._plan.request
         return self._plan.output_tokens * (1 if request is None else request.times)
+
+    def _watch_production(self) -> ProducedOutput | None:
+        """Return when the output is produced; None: the provider counts it with the request."""
+        request = self._plan.request
+        if request is None or request.profile.output_counted != "produced":
+            return None
+        limits = self.account.output_limits(request)
+        if not limits:
+            return None
+        self._counted: list[tuple[int, int]] = []  # tokens that were counted while the output arrived, and since when
+        self._first_output = self.reserved_output  # what the first charge reserves
+        self._began = self.charge.since
+        return ProducedOutput(limits, self._began)
 
     def reader(self, coding: str = "") -> UsageReader | None:
         """Return the reader of the response's usage; None: no tokens are counted."""
@@ -108,6 +126,11 @@ class PendingSettlement:
         if 2 * step > self._headroom:  # the next piece may be as large
             self._headroom = 2 * step
             self._next_top_up = min(self._next_top_up, self._top_up_at())
+        if self._produced is not None:
+            now = self.account.clock.steady()
+            self._produced.note(produced, now)
+            if self._produced.is_renewal_due(now):
+                return True
         return produced >= self._next_top_up or (not self._input_known and "input" in reader.parts)
 
     def top_up_flow(self) -> CallFlow[Any]:
@@ -118,15 +141,16 @@ class PendingSettlement:
         if not self._input_known and "input" in reader.parts:
             self._input_known = True
             yield from self._return_input_flow(reader)
+        yield from self._renew_if_due_flow(reader)
         produced, left = reader.produced, self._unreserved()
         if not reader.readable:  # how much has arrived is unknown, so it may be all that the request allows
-            produced = self._next_top_up = self._reserved
+            produced = self._next_top_up = self.reserved_output
         if produced < self._next_top_up:
             return
         if left <= 0:  # the provider itself ends the output
             self._next_top_up = request.bound * request.times + 1
             return
-        amount = min(left, max(self._reserved // 2, self._headroom * 4)) if reader.readable else left
+        amount = min(left, self._top_up_size()) if reader.readable else left
         decision = yield from self._extend_flow(amount)
         if decision is not None and not decision.allowed and reader.readable:
             amount = min(amount, self._available(decision))  # less may still fit
@@ -134,9 +158,9 @@ class PendingSettlement:
                 decision = yield from self._extend_flow(amount)
         if decision is not None and decision.allowed:
             self._count("topped_up")
-            self._reserved += amount
+            self.reserved_output += amount
             self._next_top_up = self._top_up_at()
-        elif produced >= self._reserved - self._headroom:
+        elif produced >= self.reserved_output - self._headroom:
             self._cut_off = True
             self._count("cut_off")
             raise Denied(
@@ -145,16 +169,28 @@ class PendingSettlement:
                 decision,
             )
         else:
-            self._next_top_up = min(produced + RETRY_TOKENS, self._reserved - self._headroom)
+            self._next_top_up = min(produced + RETRY_TOKENS, self.reserved_output - self._headroom)
 
     def _unreserved(self) -> int:
         """Return how many tokens of output the request allows beyond those that are reserved."""
         request = self._plan.request
-        return 0 if request is None else request.bound * request.times - self._reserved
+        return 0 if request is None else request.bound * request.times - self.reserved_output
 
     def _top_up_at(self) -> int:
         """Return how many tokens of the output may arrive before more is reserved."""
-        return max(1, self._reserved - max(2 * self._headroom, self._reserved // 8))
+        left = min(self.reserved_output // 8, self._per_period() // 16)
+        return max(1, self.reserved_output - max(2 * self._headroom, left))
+
+    def _top_up_size(self) -> int:
+        """Return how many tokens to reserve at a time: half as many again, or an eighth of what a period produces."""
+        return max(min(self.reserved_output // 2, self._per_period() // 8), self._headroom * 4)
+
+    def _per_period(self) -> int:
+        """Return how many tokens of the output can count at the same time."""
+        plan = self._plan
+        if self._produced is None or plan.request is None or plan.learned_key is None or self._learned is None:
+            return MAX_INTEGER
+        return most_in_a_period(self.account.output_limits(plan.request), self._learned.fastest(plan.learned_key))
 
     def _extend_flow(self, amount: int) -> CallFlow[Any]:
         """Try to reserve more tokens of output; returns the decision, None if the store is unavailable."""
@@ -187,6 +223,39 @@ class PendingSettlement:
                 found.append(request.price.output_within(view[0], 0))
         return min(found, default=0)
 
+    def _renew_if_due_flow(self, reader: UsageReader) -> CallFlow[Any]:
+        """Count what was produced, and reserve the rest again: the first reservation would expire before it is used."""
+        output, now = self._produced, self.account.clock.steady()
+        if output is None or not output.is_renewal_due(now) or not reader.readable:
+            return
+        arrived = reader.produced
+        pieces = output.take_arrived(min(arrived, self.reserved_output), now)
+        charges, kept = [(self.charge, self._output_units(self._first_output))], self._top_ups
+        charges += [(top_up, self._reserved_by(top_up)) for top_up in kept]
+        try:
+            yield from self._count_pieces_flow(pieces)
+            held = yield from self.account.hold_flow(self._output_units(self.reserved_output - output.counted))
+        except StoreUnavailable:
+            return  # what was reserved stays charged
+        self._top_ups, self._first_output = [held], 0
+        for charge, units in charges:
+            yield from self.account.shrink_flow(charge, units)
+
+    def _count_pieces_flow(self, pieces: list[OutputPiece]) -> CallFlow[Any]:
+        """Charge output from when it was produced."""
+        if any(piece.tokens for piece in pieces):
+            charged = [(self._output_units(piece.tokens), piece.since) for piece in pieces]
+            instants = yield from self.account.charge_pieces_flow(charged)
+            self._counted += [(piece.tokens, at) for piece, at in zip(pieces, instants, strict=True)]
+
+    def _output_units(self, tokens: int) -> dict[str, int]:
+        """Return what tokens of output count, by unit, apart from money."""
+        request = self._plan.request
+        if request is None:
+            return {}
+        units = units_of(request._replace(times=1, price=None), 0, tokens)
+        return {unit: amount for unit, amount in units.items() if amount and unit in self.charge.units}
+
     def _return_input_flow(self, reader: UsageReader) -> CallFlow[Any]:
         """Refund the difference if the estimate of the input was too high."""
         request = self._plan.request
@@ -216,7 +285,7 @@ class PendingSettlement:
             used = {**used, request.price.unit: paid}
         final = self.charged_units = self._final_units(used)
         if charge.label is not None:
-            extended = self._reserved - self._first_reserved()
+            extended = self.reserved_output - self._first_reserved()
             self.account.spent += charge.record_spending(final, self._extra_money(extended))
         units = charge.units
         known = {} if final is None else {unit: amount for unit, amount in final.items() if unit in units}
@@ -225,7 +294,7 @@ class PendingSettlement:
             yield from complete_flow(*(step_flow(partial(each.commit, None)) for each in charges))
             return
         self._count_overrun(known)
-        if self._top_ups or (request is not None and request.profile.output_counted == "produced"):
+        if self._top_ups or self._produced is not None:
             yield from self._commit_flow(known)
         else:
             yield partial(charge.commit, known)
@@ -249,6 +318,9 @@ class PendingSettlement:
         """Count usage above what was reserved."""
         whole = self._reserved_by(self.charge, *self._top_ups) if self._top_ups else self.charge.amounts
         over = {unit: amount - whole.get(unit, 0) for unit, amount in known.items()}
+        if self._produced is not None and self._counted:
+            for unit, amount in self._output_units(sum(tokens for tokens, _ in self._counted)).items():
+                over[unit] = over.get(unit, 0) - amount
         if max(over.values()) > 0:
             self._count("overrun")
             micros = max((each for unit, each in over.items() if is_money(unit)), default=0)
@@ -256,33 +328,60 @@ class PendingSettlement:
             self._count("overrun_tokens", max(0, *(over.get(unit, 0) for unit in TOKEN_UNITS)))
 
     def _commit_flow(self, known: dict[str, int]) -> CallFlow[Any]:
-        """Commit the usage: to the first charge and then to the top-ups, or from now on if it counts when produced."""
-        request = self._plan.request
-        if request is None or request.profile.output_counted != "produced":
+        """Commit the usage: from when the request was charged, or output from when it was produced."""
+        if self._produced is None:
             yield from self._commit_parts_flow(known)
             return
-        moved = [unit for unit in known if "output" in request.profile.counts.get(unit, ())]
+        output = self._output_tokens()
+        later = self._output_units(output)
+        rest = {unit: max(0, amount - later.get(unit, 0)) for unit, amount in known.items()}
         try:
-            yield from self.account.charge_now_flow({unit: known[unit] for unit in moved})
+            yield from self._count_output_flow(self._produced, output)
         except GeneratorExit:
             raise
         except BaseException:  # it is not charged now, so it stays charged where it was reserved
             yield from self._commit_parts_flow(known)
             raise
-        yield from self._commit_parts_flow({**known, **dict.fromkeys(moved, 0)})
+        yield from self._commit_parts_flow(rest)
+
+    def _count_output_flow(self, produced: ProducedOutput, output: int) -> CallFlow[Any]:
+        """Charge an output that has ended from when it was produced; return what was counted too much before."""
+        plan, now = self._plan, self.account.clock.steady()
+        fastest = None
+        if self._learned is not None and plan.learned_key is not None and self._reader is not None:
+            fastest = self._learned.fastest(plan.learned_key) if self._reader.complete else None
+        surplus = produced.counted - output
+        yield from self._count_pieces_flow(produced.pieces(output, now, fastest))
+        while surplus > 0 and self._counted:
+            tokens, at = self._counted.pop()
+            yield from self.account.return_flow(self._output_units(min(tokens, surplus)), at)
+            surplus -= tokens
+
+    def _output_tokens(self) -> int:
+        """Return the tokens of the whole output, or what was reserved for it if that is unknown."""
+        reader = self._reader
+        if reader is None or not (reader.complete or self._cut_off) or not reader.readable:
+            return self.reserved_output
+        return reader.produced if self._cut_off or "output" not in reader.parts else self._reported_output(reader)
+
+    def _reported_output(self, reader: UsageReader) -> int:
+        return reader.parts["output"] + reader.parts.get("reasoning", 0) * reader.reasoning_apart
 
     def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
-        """Commit the usage to the first charge, and what exceeds it to the top-ups."""
+        """Commit the usage to the first charge; money that exceeds it stays in the windows of the top-ups.
+
+        The first charge is corrected before the top-ups are returned, so that nothing is free in between.
+        """
         first = dict(known)
         kept = self._reserved_by(self.charge) if self._top_ups else {}
         commits = []
         for top_up in self._top_ups:
             part = {}
             for unit, amount in self._reserved_by(top_up).items():
-                part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0)))
+                part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0))) if is_money(unit) else 0
                 first[unit] = first.get(unit, 0) - part[unit]
             commits.append(step_flow(partial(top_up.commit, part)))
-        yield from complete_flow(*commits, step_flow(partial(self.charge.commit, first)))
+        yield from complete_flow(step_flow(partial(self.charge.commit, first)), *commits)
 
     def _reserved_by(self, *charges: Charge) -> dict[str, int]:
         """Return the tokens that charges reserve, by unit."""
@@ -321,9 +420,9 @@ class PendingSettlement:
         if self._cut_off:
             output = 2 * reader.produced  # it would have been longer
         elif self.status < FIRST_ERROR_STATUS and "output" in parts:
-            output = parts["output"]
-            if "reasoning" in parts:
-                output += parts["reasoning"] * reader.reasoning_apart
+            output = self._reported_output(reader)
+            if self._produced is not None:
+                self._learned.record_speed(plan.learned_key, output, self.account.clock.steady() - self._began)
             if request.times > 1:
                 output = -(-output // request.times)
             if plan.body is not None and plan.output_tokens <= output < request.bound:
