@@ -2,9 +2,10 @@
 
     python -m bench.inbound_one_decision [--rounds 40]
 
-Each framework serves the same page bare, behind a middleware that does nothing, and with tidegate: only a category,
-only a route limit (decorator, and in FastAPI the dependency form), and both together. The sites are timed in turns, in
-slices of many calls; the best and the median of the slices are printed.
+Each framework serves the same page bare, behind a middleware that does nothing, behind one that adds three constant
+header fields (in FastAPI with a dependency that does nothing: what any limiter costs at least), and with tidegate: only
+a category, only a route limit (decorator, and in FastAPI the dependency form), and both together. The sites are timed
+in turns, in slices of many calls; the best and the median of the slices are printed.
 """
 
 from __future__ import annotations
@@ -96,16 +97,21 @@ def starlette_site(*, limited: bool) -> Any:  # noqa: ANN401 - an application
 
 
 def fastapi_site(kind: str) -> Any:  # noqa: ANN401 - an application
-    """Build a page in FastAPI, limited by a decorator or by a dependency."""
-    from fastapi import Depends, FastAPI  # noqa: PLC0415 - as above
+    """Build a page in FastAPI, limited by a decorator or by a dependency, or with one that does nothing."""
+    from fastapi import Depends, FastAPI, Response  # noqa: PLC0415 - as above
+    from fastapi.requests import HTTPConnection  # noqa: PLC0415 - as above
 
     from tidegate.inbound.fastapi import limit  # noqa: PLC0415 - as above
 
     async def page() -> str:
         return "hello"
 
+    async def empty(connection: Any, response: Any) -> None:  # noqa: ANN401 - see below
+        """Do nothing, with the parameters of our dependency."""
+
+    empty.__annotations__ = {"connection": HTTPConnection, "response": Response}  # FastAPI reads the types themselves
     app = FastAPI()
-    dependencies = [Depends(limit(LIMIT))] if kind == "depends" else []
+    dependencies = {"depends": [Depends(limit(LIMIT))], "empty": [Depends(empty)]}.get(kind, [])
     app.get(PATH, dependencies=dependencies)(limit(LIMIT)(page) if kind == "decorator" else page)  # type: ignore[arg-type]  # a decorator
     return app
 
@@ -139,7 +145,7 @@ def sites() -> dict[str, Any]:
         "starlette route": starlette_site(limited=True),
         "starlette both": asgi.RateLimitMiddleware(starlette_site(limited=True), CONFIG),
         "fastapi nothing": NothingAsgi(fastapi_site("none")),
-        "fastapi constant": ConstantAsgi(fastapi_site("none")),
+        "fastapi constant": ConstantAsgi(fastapi_site("empty")),
         "fastapi decorator": asgi.RateLimitMiddleware(fastapi_site("decorator"), CONFIG),
         "fastapi depends": asgi.RateLimitMiddleware(fastapi_site("depends"), CONFIG),
         "flask bare": flask_site(limited=False).wsgi_app,
