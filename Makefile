@@ -49,7 +49,8 @@ LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes
           tests/engine/test_interrupts_of_servers.py tests/engine/test_interrupts_of_sqlite.py \
           tests/engine/test_interrupts_of_threads.py \
           tests/engine/test_fork.py tests/engine/test_fork_users.py tests/stores/test_cancellation.py \
-          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py
+          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py \
+          tests/docs/test_tutorials.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
 NEWEST := $(lastword $(OTHERS))
 test-others: ## run the suite on the other Python versions, with fewer random examples

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from tidegate.errors import ConfigError
 from tidegate.files import make_private_folder
 from tidegate.policy.setting_values import read_variable
-from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -288,6 +287,8 @@ def log_demo_failure(task: asyncio.Task[None]) -> None:
 
 def bus_check(bus: Bus) -> ReadinessCheck:
     """Return a readiness check that fails while the bus is not connected."""
+    from tidegate.service.http.problems import ProblemError  # noqa: PLC0415 - the command budget needs no msgspec
+
     problem = ProblemError("bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus")
     return lambda: None if bus.connected else problem
 
