@@ -15,7 +15,7 @@ RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-main test-recipes test-others lint format docs site release manifests monitoring bench bench-compare mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-main test-recipes test-others lint format docs site release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,8 @@ LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes
           tests/engine/test_interrupts_of_servers.py tests/engine/test_interrupts_of_sqlite.py \
           tests/engine/test_interrupts_of_threads.py \
           tests/engine/test_fork.py tests/engine/test_fork_users.py tests/stores/test_cancellation.py \
-          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py
+          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py \
+          tests/docs/test_tutorials.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
 NEWEST := $(lastword $(OTHERS))
 test-others: ## run the suite on the other Python versions, with fewer random examples
@@ -90,6 +91,9 @@ release: ## build sdist and wheel, try each extra on each Python, check licences
 manifests: venv ## write deploy/kubernetes from the Helm chart
 	@mkdir -p deploy/kubernetes
 	@$(VENV)/bin/helm template tidegate deploy/helm/tidegate --namespace tidegate > deploy/kubernetes/tidegate.yaml
+
+cli-page: venv ## write docs/cli.md from the parser of the command line
+	@$(PY) tools/make_cli_page.py
 
 monitoring: venv ## write dashboards, alert rules and the runbook from deploy/monitoring.yaml
 	@$(PY) tools/make_monitoring.py

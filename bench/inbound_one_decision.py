@@ -2,9 +2,10 @@
 
     python -m bench.inbound_one_decision [--rounds 40]
 
-Each framework serves the same page bare, behind a middleware that does nothing, and with tidegate: only a category,
-only a route limit (decorator, and in FastAPI the dependency form), and both together. The sites are timed in turns, in
-slices of many calls; the best and the median of the slices are printed.
+Each framework serves the same page bare, behind a middleware that does nothing, behind one that adds three constant
+header fields (in FastAPI with a dependency that does nothing: what any limiter costs at least), and with tidegate: only
+a category, only a route limit (decorator, and in FastAPI the dependency form), and both together. The sites are timed
+in turns, in slices of many calls; the best and the median of the slices are printed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ CONFIG: Final = {
     "defaults": False, "unmatched": "all", "categories": {"all": {"limit": 1_000_000, "window": "1s"}},
 }  # fmt: skip
 
+FIELDS: Final = (
+    ("X-RateLimit-Limit", "1000000"), ("X-RateLimit-Remaining", "999999"), ("X-RateLimit-Reset", "1900000000"),
+)  # fmt: skip
+RAW_FIELDS: Final = [(name.lower().encode(), value.encode()) for name, value in FIELDS]
+
 
 class NothingAsgi:
     """A middleware that does nothing."""
@@ -42,12 +48,38 @@ class NothingAsgi:
         await self.app(scope, receive, send)
 
 
+class ConstantAsgi(NothingAsgi):
+    """A middleware that adds three constant header fields: what every limiter with headers costs at least."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        """Pass the request on, and add the fields to its response."""
+
+        def send_with_fields(message: Any) -> Any:  # noqa: ANN401 - as ASGI has it
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *RAW_FIELDS]}
+            return send(message)
+
+        await self.app(scope, receive, send_with_fields)
+
+
 class NothingWsgi(NothingAsgi):
     """A middleware that does nothing."""
 
     def __call__(self, environ: Any, start_response: Any) -> Any:  # type: ignore[override]  # noqa: ANN401 - as WSGI has it
         """Pass the request on."""
         return self.app(environ, start_response)
+
+
+class ConstantWsgi(NothingAsgi):
+    """A middleware that adds three constant header fields."""
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:  # type: ignore[override]  # noqa: ANN401 - as WSGI has it
+        """Pass the request on, and add the fields to its response."""
+
+        def start_with_fields(status: str, headers: Any, exc_info: Any = None) -> Any:  # noqa: ANN401 - as above
+            return start_response(status, [*headers, *FIELDS], exc_info)
+
+        return self.app(environ, start_with_fields)
 
 
 def starlette_site(*, limited: bool) -> Any:  # noqa: ANN401 - an application
@@ -65,16 +97,21 @@ def starlette_site(*, limited: bool) -> Any:  # noqa: ANN401 - an application
 
 
 def fastapi_site(kind: str) -> Any:  # noqa: ANN401 - an application
-    """Build a page in FastAPI, limited by a decorator or by a dependency."""
-    from fastapi import Depends, FastAPI  # noqa: PLC0415 - as above
+    """Build a page in FastAPI, limited by a decorator or by a dependency, or with one that does nothing."""
+    from fastapi import Depends, FastAPI, Response  # noqa: PLC0415 - as above
+    from fastapi.requests import HTTPConnection  # noqa: PLC0415 - as above
 
     from tidegate.inbound.fastapi import limit  # noqa: PLC0415 - as above
 
     async def page() -> str:
         return "hello"
 
+    async def empty(connection: Any, response: Any) -> None:  # noqa: ANN401 - see below
+        """Do nothing, with the parameters of our dependency."""
+
+    empty.__annotations__ = {"connection": HTTPConnection, "response": Response}  # FastAPI reads the types themselves
     app = FastAPI()
-    dependencies = [Depends(limit(LIMIT))] if kind == "depends" else []
+    dependencies = {"depends": [Depends(limit(LIMIT))], "empty": [Depends(empty)]}.get(kind, [])
     app.get(PATH, dependencies=dependencies)(limit(LIMIT)(page) if kind == "decorator" else page)  # type: ignore[arg-type]  # a decorator
     return app
 
@@ -103,14 +140,17 @@ def sites() -> dict[str, Any]:
     return {
         "starlette bare": starlette_site(limited=False),
         "starlette nothing": NothingAsgi(starlette_site(limited=False)),
+        "starlette constant": ConstantAsgi(starlette_site(limited=False)),
         "starlette category": asgi.RateLimitMiddleware(starlette_site(limited=False), CONFIG),
         "starlette route": starlette_site(limited=True),
         "starlette both": asgi.RateLimitMiddleware(starlette_site(limited=True), CONFIG),
         "fastapi nothing": NothingAsgi(fastapi_site("none")),
+        "fastapi constant": ConstantAsgi(fastapi_site("empty")),
         "fastapi decorator": asgi.RateLimitMiddleware(fastapi_site("decorator"), CONFIG),
         "fastapi depends": asgi.RateLimitMiddleware(fastapi_site("depends"), CONFIG),
         "flask bare": flask_site(limited=False).wsgi_app,
         "flask nothing": NothingWsgi(flask_site(limited=False).wsgi_app),
+        "flask constant": ConstantWsgi(flask_site(limited=False).wsgi_app),
         "flask category": behind(flask_site(limited=False)),
         "flask both": behind(flask_site(limited=True)),
     }

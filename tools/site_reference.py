@@ -1,4 +1,4 @@
-"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, commands.
+"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, API.
 
     python tools/site_reference.py FOLDER
 
@@ -9,7 +9,6 @@ guide that describes it: a setting without such a row is an error.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from functools import cache
@@ -24,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 from tests.docs.links import FENCE, anchor_of  # noqa: E402 - found in ROOT
 from tests.project.public_surface import public_modules  # noqa: E402 - found in ROOT
 from tidegate.budget.settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
-from tidegate.cli import COMMANDS, EXIT_CODES_HELP, build_parser  # noqa: E402 - after ROOT
 from tidegate.cli.file_kinds import KINDS  # noqa: E402 - after ROOT
 from tidegate.egress import messages  # noqa: E402 - after ROOT
 from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS  # noqa: E402 - after ROOT
@@ -37,6 +35,11 @@ from tidegate.outbound.providers.profile_file import PROFILE_FIELDS  # noqa: E40
 from tidegate.outbound.sources.source import SOURCE_FIELDS  # noqa: E402 - after ROOT
 from tidegate.service.config.options import OPTIONS  # noqa: E402 - after ROOT
 from tidegate.service.config.settings import ENVIRONMENT_PREFIX, SECTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.outage.open import OPTIONS as OUTAGE_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.postgres.store import OPTIONS as POSTGRES_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.redis.address import OPTIONS as REDIS_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.registry import MEMORY_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores.sqlite.store import OPTIONS as SQLITE_OPTIONS  # noqa: E402 - after ROOT
 from tools.make_monitoring import METRIC, metric_families  # noqa: E402 - found in ROOT
 from tools.site_log_lines import LogLine, log_lines  # noqa: E402 - found in ROOT
 
@@ -55,6 +58,7 @@ class Row(NamedTuple):
 
     names: tuple[str, ...]  # in backticks, in the first cell
     meaning: str
+    default: str  # empty if the table does not say it
     anchor: str  # of the heading above the table
 
 
@@ -74,9 +78,11 @@ def rows_of(page: str, first: str) -> tuple[Row, ...]:
             header = cells
         elif header[0].startswith(first) and not cells[0].startswith("---"):
             column = header.index("meaning") if "meaning" in header else 1
-            found.append(Row(tuple(re.findall(r"`([^`]+)`", cells[0])), relocate(cells[column], page), anchor))
-            if column > 1:  # a second name: variables in the first column, settings in the second
-                found.append(Row(tuple(re.findall(r"`([^`]+)`", cells[1])), relocate(cells[column], page), anchor))
+            default = relocate(cells[header.index("default")], page) if "default" in header else ""
+            # The table of a budget has variables in its first column, settings in its second.
+            for cell in cells[: 2 if "variable" in header else 1]:
+                names = tuple(each.partition("=")[0] for each in re.findall(r"`([^`]+)`", cell))
+                found.append(Row(names, relocate(cells[column], page), default, anchor))
     return tuple(found)
 
 
@@ -86,21 +92,33 @@ def relocate(text: str, page: str) -> str:
     return re.sub(r"\]\((?!\.\./|https?:)", "](../", text)
 
 
-def meaning_of(name: str, places: Sequence[tuple[str, str]]) -> str:
-    """Return what the guides say about a setting, with a link."""
+def row_of(name: str, places: Sequence[tuple[str, str]]) -> tuple[str, Row]:
+    """Return the page and the row that describe a setting."""
     for page, first in places:
         for row in rows_of(page, first):
             if name in row.names:
-                return f"{part_of(row, name)} ([guide](../{page}#{row.anchor}))"
+                return page, row
     pages = ", ".join(sorted({page for page, _ in places}))
     raise SystemExit(f"{pages}: no table describes the setting {name!r}")
 
 
-def part_of(row: Row, name: str) -> str:
-    """Return the part of a meaning that is about one of several names."""
-    parts = row.meaning.split("; ")
-    text = parts[row.names.index(name)] if len(row.names) == len(parts) else row.meaning
-    return "see the guide" if text == "see above" else text
+def meaning_of(name: str, places: Sequence[tuple[str, str]]) -> str:
+    """Return what the guides say about a setting, with a link."""
+    page, row = row_of(name, places)
+    text = part_of(row.meaning, "; ", row, name)
+    return f"{'see the guide' if text == 'see above' else text} ([guide](../{page}#{row.anchor}))"
+
+
+def default_of(name: str, places: Sequence[tuple[str, str]]) -> str:
+    """Return the default that the guides name."""
+    _, row = row_of(name, places)
+    return part_of(row.default, ", ", row, name)
+
+
+def part_of(text: str, separator: str, row: Row, name: str) -> str:
+    """Return the part of a cell that is about one of several names."""
+    parts = text.split(separator)
+    return parts[row.names.index(name)] if len(row.names) == len(parts) else text
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -185,6 +203,15 @@ def file_tables() -> Iterator[FileTable]:
     yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("egress.md", "field of a caller"),))
 
 
+def store_tables() -> Iterator[FileTable]:
+    """Return the options in the URLs of stores."""
+    yield FileTable("Store URL: `memory://`", MEMORY_OPTIONS, {}, (("limits.md", "option"),))
+    yield FileTable("Store URL: `sqlite:///`", SQLITE_OPTIONS, {}, (("stores-sqlite.md", "option"),))
+    yield FileTable("Store URL: `redis://`, `valkey://`", REDIS_OPTIONS, {}, (("stores-redis.md", "option"),))
+    yield FileTable("Store URL: `postgresql://`", POSTGRES_OPTIONS, {}, (("stores-postgres.md", "option"),))
+    yield FileTable("URL of every shared store", OUTAGE_OPTIONS, {}, (("store-outages.md", "in the URL"),))
+
+
 def budget_settings() -> list[str]:
     """Describe the settings of a task budget: the names in the file, and the variables."""
     schema = KINDS["budget"].schema()["properties"]
@@ -216,10 +243,21 @@ def settings_page() -> str:
         "",
         *service_settings(),
     ]
-    for part in file_tables():
+    for part in (*file_tables(), *store_tables()):
         properties = part.schema.get("properties", {})
-        rows = [[code(name), type_of(properties.get(name, {})), meaning_of(name, part.places)] for name in part.names]
-        lines += [f"## {part.title}", "", *table(["setting", "type", "meaning"], rows)]
+        rows = [
+            [
+                code(name),
+                type_of(properties.get(name, {})),
+                default_of(name, part.places),
+                meaning_of(name, part.places),
+            ]
+            for name in part.names
+        ]
+        columns = ["setting", "type", "default", "meaning"]
+        shown = [column for column in range(4) if any(row[column] for row in rows)]
+        lines += [f"## {part.title}", ""]
+        lines += table([columns[each] for each in shown], [[row[each] for each in shown] for row in rows])
     return "\n".join([*lines, "## Budget file", "", *budget_settings()])
 
 
@@ -355,48 +393,6 @@ def logs_page() -> str:
     return "\n".join(lines)
 
 
-# ---- commands and exit codes -----------------------------------------------------------------------------------------
-
-
-def exit_codes() -> list[tuple[str, str]]:
-    """Return the exit codes and their meanings, from the help text."""
-    return re.findall(r"^ +(\d+) +(.+)$", EXIT_CODES_HELP, re.MULTILINE)
-
-
-def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Return the parser of each command."""
-    parser = build_parser(list(COMMANDS))
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            yield from action.choices.items()
-
-
-def options_of(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    """Return the rows of the options of a command."""
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
-        if action.help == argparse.SUPPRESS or action.dest == "help":
-            continue
-        value = (
-            action.metavar if isinstance(action.metavar, str) else (action.dest.upper() if action.nargs != 0 else "")
-        )
-        if action.choices and not action.metavar:
-            value = "{" + ",".join(map(str, action.choices)) + "}"
-        shown = ", ".join(f"{name} {value}".strip() for name in action.option_strings) or value
-        text = (action.help or "") % {**vars(action), "prog": parser.prog}
-        yield [code(shown), plain(text)]
-
-
-def commands_page() -> str:
-    """Write all commands with their options, and the exit codes."""
-    lines = ["# Commands and exit codes", "", GENERATED, "", "## Exit codes", ""]
-    lines += table(["exit code", "meaning"], [[code(number), plain(text)] for number, text in exit_codes()])
-    for name, parser in parsers():
-        text = parser.description or ""
-        lines += [f"## tidegate {name}", "", plain(text), ""]
-        lines += table(["argument or option", "meaning"], options_of(parser))
-    return "\n".join(lines)
-
-
 # ---- API -------------------------------------------------------------------------------------------------------------
 
 
@@ -422,7 +418,6 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/metrics.md": metrics_page,
     "reference/headers.md": headers_page,
     "reference/logs.md": logs_page,
-    "reference/commands.md": commands_page,
 }
 
 

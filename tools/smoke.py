@@ -75,6 +75,12 @@ def try_transport(module: str) -> None:
     importlib.import_module(module).RateLimitTransport(providers)
 
 
+def try_table() -> None:
+    """Draw a table of the command line with rich."""
+    tables = importlib.import_module("tidegate.cli.tables")
+    assert tables.draw_rich(tables.TextTable(tables.columns("policy", "denied"), [("api", "3")]), [6, 6])
+
+
 TRIALS = {
     "": try_library,
     "redis": lambda: importlib.import_module("tidegate.stores.redis"),
@@ -90,6 +96,7 @@ TRIALS = {
     "egress": lambda: importlib.import_module("tidegate.egress.run"),
     "service": try_service,
     "client": try_client,
+    "cli": try_table,
     "all": try_service,
 }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from tidegate.errors import ConfigError
+from tidegate.suggestions import did_you_mean, hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -135,10 +136,7 @@ def unknown_option(name: str, known: Sequence[str], driver: Sequence[str] = ()) 
 
     `driver` are options that the driver of a store accepts; the message suggests them but does not list them.
     """
-    from difflib import get_close_matches  # noqa: PLC0415 - only for errors
-
-    close = get_close_matches(name, (*known, *driver), n=1)
-    advice = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+    advice = did_you_mean(name, (*known, *driver)) or f"expected one of {', '.join(known)}"
     return f"unknown option {name!r}: {advice}"
 
 
@@ -154,11 +152,7 @@ def find_opener(scheme: str, built_in: Mapping[str, str], group: str, field: str
 
         openers = {**{point.name: point.value for point in entry_points(group=group)}, **built_in}
     if scheme not in openers:
-        from difflib import get_close_matches  # noqa: PLC0415 - only for this error
-
-        known = ", ".join(f"{name}://" for name in openers)
-        close = get_close_matches(scheme, openers, n=1)
-        hint = f"; did you mean '{close[0]}://'?" if close else ""
-        raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}{hint}", field=field)
+        known, near = ", ".join(f"{name}://" for name in openers), hint(scheme, openers, suffix="://")
+        raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}{near}", field=field)
     module, _, function = openers[scheme].partition(":")
     return getattr(import_module(module), function)

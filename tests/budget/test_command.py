@@ -1,14 +1,17 @@
 """`tidegate budget`."""
 
 import json
+import os
 
 import pytest
 
 from tests.budget.both_kinds import START
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
-from tidegate.cli.budget import format_duration, show
-from tidegate.cli.output import Output
+from tidegate.cli.budget import show
+from tidegate.cli.durations import format_duration, read_duration
+from tidegate.cli.live import watch
+from tidegate.cli.output import CLEAR_SCREEN, Output
 from tidegate.testing import ManualClock
 
 
@@ -25,10 +28,15 @@ def environ(monkeypatch, path):
 
 def test_the_command_draws_bars(environ, capsys, path):
     assert main(["budget"]) == 0
-    title, minute, day = capsys.readouterr().out.splitlines()
+    title, head, minute, day, note = capsys.readouterr().out.splitlines()
     assert title == f"tasks, rolling windows, in {path}"
-    assert minute.startswith("minute  " + "█" * 24 + "░" * 6 + "   16 / 20   80 %  ")
-    assert day.startswith("day     █" + "░" * 29 + "  16 / 500    3 %  runs out in ")
+    assert head.split() == ["tier", "used", "of", "forecast"]
+    assert minute.startswith("minute  " + "█" * 24 + "░" * 6 + "    16   20  80 %  ")
+    assert day.startswith("day     █" + "░" * 29 + "    16  500   3 %  runs out in ")
+    assert note == "The settings do not enable this budget: programs that use them are not limited."
+    environ.setenv("RATE_LIMIT_ENABLED", "true")
+    assert main(["budget"]) == 0
+    assert "enable" not in capsys.readouterr().out
 
 
 def test_the_command_writes_json(environ, capsys):
@@ -59,7 +67,6 @@ def test_the_command_changes_nothing(environ, path, capsys):
     ("arguments", "variables", "code", "message"),
     [
         (["--storage", "missing.db"], {}, 2, "storage: missing.db does not exist"),
-        (["--watch", "0"], {}, 2, "--watch: expected a number of seconds above 0, not 0"),
         ([], {"RATE_LIMIT_PER_DAY": "x", "RATE_LIMIT_STRATEGY": "y"}, 2, "2 settings of the budget are invalid"),
         (["--config", "missing.yaml"], {}, 2, "missing.yaml: "),
         (["--storage", "."], {}, 3, "cannot read the storage ."),
@@ -76,11 +83,12 @@ def test_the_command_repeats_with_watch(path, capsys):
     clock = ManualClock(start=START)
     with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
         budget.record_completed_tasks(10)
-        show(budget, Output(), clock, 30.0, rounds=3)
-    lines = capsys.readouterr().out.splitlines()[1::2]
+        output = Output()
+        watch(lambda: show(budget, output), output, 30.0, clock=clock, rounds=3)
+    lines = capsys.readouterr().out.splitlines()[2::3]
     assert [line.split("%")[1].strip() for line in lines] == [
-        "used up; completely reset in 1 min",
-        "used up; completely reset in 30 s",
+        "used up; completely reset in 1m",
+        "used up; completely reset in 30s",
         "not in use",
     ]
     assert clock.now() == START + 60
@@ -91,13 +99,39 @@ def test_watching_on_a_terminal_redraws_in_place(path, capsys):
     output = Output()
     output.live = True
     with TaskBudget(per_minute=10, storage=path, clock=clock) as budget:
-        show(budget, output, clock, 1.0, rounds=2)
-    assert capsys.readouterr().out.count("\x1b[2A\x1b[J") == 1
+        watch(lambda: show(budget, output), output, 1.0, clock=clock, rounds=2)
+    assert capsys.readouterr().out.count(CLEAR_SCREEN) == 2
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "1 s"), (59, "59 s"), (60, "1 min"), (3661, "1 h 1 min"), (90_000, "1 d 1 h"), (86_460, "1 d")],
+    [
+        (0.0, "1ms"),
+        (0.2, "200ms"),
+        (0.9999, "1s"),
+        (59, "59s"),
+        (59.01, "1m"),
+        (60, "1m"),
+        (3661, "1h2m"),
+        (90_000, "1d1h"),
+        (86_460, "1d1h"),
+        (7199, "2h"),
+        (172_801, "2d1h"),
+    ],
 )
-def test_durations_are_written_in_two_units(seconds, text):
+def test_durations_are_written_in_two_units_rounded_up(seconds, text):
     assert format_duration(seconds) == text
+    assert read_duration(text) > 0
+
+
+def test_the_command_does_not_claim_that_an_unset_variable_is_true(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RATE_LIMIT_")]:
+        monkeypatch.delenv(name)
+    assert main(["budget"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tidegate: no budget is configured: set RATE_LIMIT_PER_MINUTE, ")
+    assert "enabled" not in message
+    monkeypatch.setenv("RATE_LIMIT_ENABLED", "true")
+    assert main(["budget"]) == 2
+    assert "RATE_LIMIT_PER_MINUTE: the budget is enabled but has no limits" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_the_command_shows_usage_above_the_limit(open_budget, path, monkeypatch,
     monkeypatch.setenv("RATE_LIMIT_PER_DAY", "2")
     monkeypatch.setenv("RATE_LIMIT_STORAGE_PATH", str(path))
     assert main(["budget"]) == 0
-    assert "5 / 2  250 %" in capsys.readouterr().out
+    assert " 5   2  250 %" in capsys.readouterr().out
     assert main(["budget", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiers"]["day"]["used"] == 5
 

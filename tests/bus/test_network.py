@@ -1,9 +1,11 @@
 """Buses over a network: what happens when the server hangs, is cut off, lacks something or refuses."""
 
+import asyncio
 import itertools
 import logging
 import threading
 
+import nats
 import pytest
 
 from tests.servers.nats import NatsServer
@@ -12,6 +14,7 @@ from tests.servers.tcp_proxy import TcpProxy
 from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError
 from tidegate.bus import Retain, network, open_bus
+from tidegate.bus.nats import NatsConnection
 from tidegate.bus.redis import KEY_PREFIX
 
 subjects = (f"linked.{number}" for number in itertools.count())
@@ -203,3 +206,18 @@ def test_invalid_subjects_are_refused(subject):
             bus.publish(subject, b"")
         with pytest.raises(ConfigError, match="subject: must be words joined by dots"):
             bus.subscribe(subject, print)
+
+
+async def test_a_flush_that_is_cancelled_leaves_the_connection_usable(caplog):
+    """A bus cancels its ping when it is closed; nats-py logged a traceback if the response was on its way."""
+    with NatsServer() as server:
+        client = await nats.connect(server.url)
+        connection = NatsConnection(client, lambda *_: None, lambda _: None)
+        flushing = asyncio.create_task(connection.flush())
+        for _ in range(5):  # the ping is sent, and its response not yet read
+            await asyncio.sleep(0)
+        flushing.cancel()
+        await connection.flush()
+        assert flushing.cancelled()
+        await connection.close()
+    assert [record.message for record in caplog.records] == []

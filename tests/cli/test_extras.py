@@ -1,5 +1,6 @@
 """Commands name the extra that is missing, before anything starts."""
 
+import subprocess
 import sys
 
 import pytest
@@ -27,3 +28,16 @@ def test_a_missing_extra_is_named(module, arguments, message, monkeypatch, tmp_p
     assert main(arguments) == 2
     assert capsys.readouterr().err.strip() == f"tidegate: {message}"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["budget", "--storage", "none.db"], ["validate", "none.yaml"]])
+def test_commands_that_need_no_extra(arguments, tmp_path):
+    """In a process of its own: in this one, the packages are already imported."""
+    missing = "import sys; sys.modules |= dict.fromkeys(['msgspec', 'uvicorn', 'httpx', 'aiohttp', 'grpc', 'cronsim'])"
+    program = f"{missing}; from tidegate.cli import main; main({arguments})"
+    environment = {"RATE_LIMIT_PER_DAY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "pip install" not in done.stderr
+    assert arguments[-1] in done.stderr

@@ -1,6 +1,7 @@
 """The command line as a whole: help, exit codes, JSON, colours, and lazy imports."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -24,7 +25,9 @@ def test_help_imports_no_command():
         "import sys; from tidegate.cli import main; main([]); print([m for m in sys.modules if 'tidegate.cli.' in m])"
     )
     text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert text.splitlines()[-1] == "['tidegate.cli.output']"
+    imported = set(re.findall(r"tidegate\.cli\.(\w+)", text.splitlines()[-1]))
+    assert "output" in imported
+    assert not imported & {*COMMANDS, "explanation", "file_kinds", "service_args", "durations"}
 
 
 def test_help_has_the_exit_codes(capsys):
@@ -59,14 +62,23 @@ def test_an_unknown_command_is_refused(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["acquir"], "did you mean 'acquire'?"),
+        (["acquir"], "tidegate: error: unknown command 'acquir': did you mean 'acquire'?"),
+        (["xyzzy"], "tidegate: error: unknown command 'xyzzy': 'tidegate --help' lists the commands"),
+        (["init", "apy"], "invalid choice: 'apy' "),
+        (["init", "apy"], "; did you mean 'api'?"),
+        (["start", "--wrokers", "2"], "unrecognized arguments: --wrokers; did you mean '--workers'?"),
+        (["top", "--interval", "0"], "argument --interval: expected a duration above 0, such as 500ms, "),
+        (["top", "--rows", "0"], "argument --rows: expected an integer of at least 1, not '0'"),
+        (["block", "a", "b", "--for", "1m1h"], "argument --for: expected a duration such as 500ms, "),
+        (["budget", "--watch", "0"], "argument --watch: expected a duration above 0, such as 500ms, "),
+        (["usage", "--watch", "api", "bob"], "; write --watch after the other arguments, or --watch=1s"),
         (["completion", "bsh"], "did you mean 'bash'?"),
         (["top", "--onse"], "unrecognized arguments: --onse; did you mean '--once'?"),
         (["acquire", "api", "bob", "--wait", "5"], "unrecognized arguments: --wait 5; did you mean '--timeout'?"),
         (["top", "--rows", "x"], "argument --rows: expected an integer, not 'x'"),
         (
             ["acquire", "api", "bob", "--timeout", "x"],
-            "argument --timeout: expected a number of seconds such as 0.5, not 'x'",
+            "argument --timeout: expected a duration such as 500ms, 30s, 5m or 1h30m, not 'x'",
         ),
         (["acquire", "api", "bob", "--priority", "x"], "argument --priority: expected a number, not 'x'"),
     ],
@@ -92,6 +104,13 @@ EXPECTED_URL = "expected an HTTP URL such as http://127.0.0.1:8080, not"
             ["policies", "--url", "http://host:99999"],
             "--url: malformed URL 'http://host:99999': a port is a number from 1",
         ),
+        (["policies", "--url", "http://[::1"], "--url: malformed URL 'http://[:…': check its host"),
+        (["policies", "--url", "http://a..b"], "--url: malformed URL 'http://a..b': its host is not valid"),
+        (["policies", "--url", "http://ho st"], "--url: malformed URL 'http://ho st': its host is not valid"),
+        (["policies", "--url", "http://xn--a"], "--url: malformed URL 'http://xn--a': its host is not valid"),
+        (["top", "--url", "http://256.1.1.1"], "--url: malformed URL 'http://256.1.1.1': its host is not valid"),
+        (["top", "--url", "http://host/a b"], "--url: expected a URL without a query, a fragment or spaces, such as"),
+        (["top", "--url", "http://host?token=x"], "--url: expected a URL without a query, a fragment or spaces"),
         (["block", "--remove"], "--remove: expected a policy and a key, such as: tidegate block api user:42 --remove"),
         (["block", "api", "bob", "--for", "1h", "--remove"], "--for: cannot be combined with --remove"),
     ],
@@ -147,3 +166,15 @@ def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch):
     assert Output().style("hello", "bold", "red") == "\x1b[1;31mhello\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
     assert Output().style("hello", "red") == "hello"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert Output().style("hello", "red") == "hello"
+
+
+def test_without_rich_a_terminal_gets_plain_text(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setitem(sys.modules, "rich", None)  # as if it were not installed
+    assert Output().style("hello", "red") == "hello"
+    assert Output().live

@@ -7,11 +7,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness
-from tidegate import ConfigError, Decision
+from tidegate import ConfigError, Decision, Limit, Policy
 from tidegate.headers import write
 from tidegate.inbound.client.request import Request
 from tidegate.inbound.responses.accept import choose_format
-from tidegate.inbound.responses.response import Response, ResponseWriter
+from tidegate.inbound.responses.response import Response, ResponseWriter, combine_decisions
+from tidegate.stores.memory.store import MemoryStore
+from tidegate.testing import ManualClock
 
 ONE = {"categories": {"read": {"limit": 1}}}
 
@@ -182,14 +184,55 @@ def test_raw_fields_equal_the_general_header_writer(make_app):
 )
 @example(moves=[(0, 0), (1, 0), (0, 61_000_000), (0, 0)], algorithm="sliding_log")
 def test_the_header_fast_path_equals_the_general_header_writer(moves, algorithm):
-    """The fast path of a category with one sliding_log, including costs of 0 and clocks that step back."""
+    """The fields of a category with one limit, including costs of 0 and clocks that step back."""
     api = WsgiHarness({"categories": {"read": {"limit": 4, "window": "1m", "algorithm": algorithm}}})
     category_limiter = api.limiter.category_limiters["read"]
+    writer = api.limiter.response_writer
     for cost, microseconds in moves:
-        decision = category_limiter.decide("x", cost)
+        charged = category_limiter.acquire(("x",)) if cost == 1 else None
+        if charged is None:
+            decision = category_limiter.decide("x", cost)
+        else:
+            decision = Decision.of_views(charged[0], category_limiter.limits, charged[1], within_limits=True)
+            assert category_limiter.write(charged) == write(decision, "x")
         expected = [(name.lower().encode(), value.encode()) for name, value in write(decision, "x")]
-        assert category_limiter.fields(decision) == api.limiter.response_writer.raw_fields(decision) == expected
+        assert writer.raw_fields(decision) == expected
+        assert writer.fields(decision) == write(decision, "x")
         api.clock.advance((microseconds - 5_000_000) / 1_000_000)
+
+
+POLICIES = [
+    Policy("log", "5/1m sliding_log"),
+    Policy("longer log", "5/1h sliding_log"),
+    Policy("bucket", ["4/10s token_bucket"]),
+    Policy("burst", Limit(3, "10s", "token_bucket", burst=9)),
+    Policy("large", "2000/1d sliding_log"),
+]
+
+
+@pytest.mark.parametrize("style", ["x", "ietf", "both"])
+@given(
+    policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=4, unique_by=lambda policy: policy.name),
+    steps=st.lists(st.integers(0, 9_000_000), max_size=12),
+)
+def test_limits_that_are_charged_together_show_the_tightest(style, policies, steps):
+    clock = ManualClock(start=START)
+    store = MemoryStore(clock=clock)
+    writer = ResponseWriter(style)
+    acquire = store.fast_together(policies)
+    for microseconds in steps:
+        charged = acquire(("a",) * len(policies))
+        if charged is None:
+            store.apply("acquire", [(policy, "a", (1,)) for policy in policies])
+        else:
+            parts = [
+                Decision.of_views(charged[0], policy.limits, (view,), within_limits=True)
+                for policy, view in zip(policies, charged[1], strict=True)
+            ]
+            decision = combine_decisions(parts)
+            assert writer.tightest_writer(policies, raw=True)(charged) == writer.raw_fields(decision)
+            assert writer.tightest_writer(policies, raw=False)(charged) == writer.fields(decision)
+        clock.advance(microseconds / 1_000_000)
 
 
 def test_the_reset_header_is_an_absolute_time_rounded_up(make_app):

@@ -1,11 +1,15 @@
 """A request that is written long after its permit was taken: its tokens count from then on."""
 
+import aiohttp
 import httpx
 import httpx2
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tidegate import Denied
 from tidegate.outbound import Providers
+from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.outbound.httpx2 import RateLimitTransport as RateLimitTransport2
 from tidegate.testing import ManualClock
@@ -84,3 +88,36 @@ async def test_the_same_with_tasks():
             await client.post(URL, json=BODY)
         clock.advance(0.02)
         await client.post(URL, json=BODY)
+
+
+async def test_the_same_with_aiohttp():
+    """The request waits for the connection of another session: here, for the next middleware."""
+    clock = ManualClock(START)
+    delays = iter([5.0, 0.0])
+
+    async def complete(request):
+        assert await request.json() == BODY
+        return web.json_response({"usage": {"prompt_tokens": 4000, "completion_tokens": 2000}})
+
+    async def wait_for_connection(request, handler):
+        clock.advance(next(delays))
+        return await handler(request)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    known = Providers.of({"domain": "127.0.0.1", "limits": ["10000/1m unit=tokens name=tpm"], "profile": "openai"})
+    limit = RateLimitMiddleware(known, clock=clock, timeout=0, tokenizer=lambda _text: 6000)
+    session = aiohttp.ClientSession(middlewares=[limit, wait_for_connection])
+    async with TestServer(app) as server, limit, session:
+
+        async def post():
+            async with session.post(server.make_url("/v1/chat/completions"), json=BODY) as response:
+                assert response.request_info.headers["Content-Type"] == "application/json"
+                await response.json()
+
+        await post()
+        clock.advance(65.29 - 5)
+        with pytest.raises(Denied):
+            await post()
+        clock.advance(0.02)
+        await post()

@@ -7,8 +7,10 @@ import pytest
 from tests.servers.process import until
 from tests.service.harness import ADMIN, DECISION, serving
 from tidegate.cli import main, top
-from tidegate.cli.output import Output
+from tidegate.cli.live import watch
+from tidegate.cli.output import CLEAR_SCREEN, Output
 
+SORTING = top.Sorting(top.POLICY_ORDERS)
 RULES = "policies: {api: 3/1h fixed_window, quiet: 5/1h}\n"
 
 
@@ -29,7 +31,8 @@ def run_top(service, capsys, *options):
 def test_text_output(service, capsys):
     def has_counts():
         outputs.append(run_top(service, capsys))
-        return "4       1" in " ".join(outputs[-1][1].split("\n")[4:5])
+        row = outputs[-1][1].split("\n")[5].split()
+        return row[4:6] == ["4", "1"]
 
     outputs = []
     until(has_counts, "the counts of the first seconds")
@@ -37,14 +40,16 @@ def test_text_output(service, capsys):
     assert code == 0
     lines = text.splitlines()
     assert lines[0].startswith("tidegate ")
-    assert "store memory ok, 1 in flight, 0 waiting" in lines[0]
-    assert "calls" in lines[1]  # the status line of the dashboard
-    assert lines[3].split() == ["policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"]
-    assert lines[4].split()[0] == "api"
-    near = text.partition("nearest to a limit\n")[2].splitlines()
-    assert near[0].startswith("api: k")
-    assert "0 of 3 requests left in 1h, reset in " in near[0]
-    assert "by 1h, retry in " in text.partition("latest denials\n")[2]
+    assert "store memory ok, 1 in flight, 0 waiting" in lines[1]
+    assert "calls" in lines[2]  # the status line of the dashboard
+    assert lines[4].split()[:6] == ["policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"]
+    assert lines[5].split()[0] == "api"
+    near = text.partition("nearest to a limit")[2].splitlines()
+    assert near[0].split() == ["left", "of", "unit", "limit", "reset", "in"]
+    assert near[1].split()[:2] == ["api:", "k"]
+    assert near[1].split()[3:7] == ["0", "3", "requests", "1h"]
+    denial = text.partition("latest denials")[2].splitlines()[1].split()
+    assert denial[1:4] == ["api:", "k", "1h"]
     assert "\x1b" not in text
 
 
@@ -57,10 +62,9 @@ def test_json_output(service, capsys):
     assert data["denials"][0]["violated"] == ["1h"]
 
 
-@pytest.mark.parametrize(("options", "field"), [(["--interval", "0"], "--interval"), (["--rows", "0"], "--rows")])
-def test_invalid_options(options, field, capsys):
-    assert main(["top", *options]) == 2
-    assert capsys.readouterr().err.startswith(f"tidegate: {field}: expected ")
+def test_an_order_of_the_other_view_is_refused(capsys):
+    assert main(["top", "--sort", "money"]) == 2
+    assert capsys.readouterr().err.startswith("tidegate: --sort: expected rate, admitted, denied, waiting, name for ")
 
 
 def test_a_token_from_the_environment(tmp_path, capsys, monkeypatch):
@@ -93,7 +97,7 @@ OVERVIEW = {
 
 
 def test_the_busiest_policies_are_first():
-    rows = top.busiest(OVERVIEW)
+    rows = top.list_policies(OVERVIEW, SORTING)
     assert [(row["name"], row["admitted_per_second"], row["denied_per_second"]) for row in rows] == [
         ("busy", 4.0, 1.3),
         ("calm", 1.0, 0.0),
@@ -104,22 +108,40 @@ def test_the_busiest_policies_are_first():
 
 def test_the_layout_of_the_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    lines = top.draw(OVERVIEW, "http://here", Output(), 5)
-    assert lines[0] == (
-        "tidegate 1 on http://here: process 7 with 2 workers, up 1 min 30 s, store redis lost, 2 in flight, 1 waiting, "
-        "p50 0.08 ms, p99 2.5 ms"
+    output = Output()
+    lines = top.draw(OVERVIEW, "http://here", output, 5, SORTING)
+    assert lines[0] == "tidegate 1 on http://here"
+    assert lines[1] == (
+        "process 7 with 2 workers, up 1m30s, store redis lost, 2 in flight, 1 waiting, p50 0.08 ms, p99 2.5 ms"
     )
-    assert lines[3].endswith(" █▄")
-    assert lines[-1] == "00:00:00  busy: a b  by 1m, never fits (shadow mode: was allowed)"
-    monkeypatch.setenv("COLUMNS", "80")
-    assert not top.draw(OVERVIEW, "http://here", Output(), 5)[3].endswith("▄")
-    assert "no policy is configured" in top.draw({**OVERVIEW, "policies": []}, "", Output(), 5)
+    assert lines[4].endswith(" █▄")
+    assert lines[-1].split() == ["00:00:00", "busy:", "a", "b", "1m", "shadow"]
+    assert "no policy is configured" in top.draw({**OVERVIEW, "policies": []}, "", output, 5, SORTING)
+    output.live = True  # a terminal, without colours
+    for columns in ("80", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = top.draw(OVERVIEW, "http://here", output, 5, SORTING)
+        assert max(map(len, lines)) <= int(columns)
+        assert not any(line.endswith("▄") for line in lines)
+
+
+def test_keys_change_the_order():
+    sorting = top.Sorting(top.POLICY_ORDERS)
+    assert [row["name"] for row in top.list_policies(OVERVIEW, sorting)] == ["busy", "calm"]
+    assert sorting.press("n")
+    assert [row["name"] for row in top.list_policies(OVERVIEW, sorting)] == ["busy", "calm"]
+    assert not sorting.press("x")
+    assert sorting.footer() == "sort by r:rate a:admitted d:denied w:waiting n:[name]"
+    overview = {**OVERVIEW, "policies": [{**each, "waiting": each["name"] == "calm"} for each in OVERVIEW["policies"]]}
+    assert sorting.press("W")
+    assert [row["name"] for row in top.list_policies(overview, sorting)] == ["calm", "busy"]
 
 
 def test_a_terminal_is_redrawn(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    top.show(OVERVIEW, "http://here", Output(), 5, redraw=True)
-    output = capsys.readouterr().out
-    assert top.CLEAR_SCREEN in output
-    assert "Ctrl-C ends." in output
+    output = Output()
+    watch(lambda: top.show(OVERVIEW, "http://here", output, 5, SORTING), output, 1.0, footer=SORTING.footer, rounds=1)
+    text = capsys.readouterr().out
+    assert text.startswith(CLEAR_SCREEN)
+    assert "Ctrl-C ends  sort by r:[rate]" in text

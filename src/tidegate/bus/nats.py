@@ -5,6 +5,7 @@ A server without JetStream works too, without retained messages (a warning is lo
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.bus.network import STEP_TIMEOUT, NetworkBus, UnsendableError
@@ -63,7 +64,7 @@ class NatsConnection:
             self._arrived(message.subject, message.data)
 
         await self._client.subscribe(subject, cb=arrived)
-        await self._client.flush(round(STEP_TIMEOUT))
+        await self.flush()
 
     async def send(self, subject: str, payload: bytes) -> None:
         """Publish."""
@@ -145,13 +146,23 @@ class NatsConnection:
             self._buckets[subject] = bucket
         return self._buckets[subject]
 
+    async def flush(self) -> None:
+        """Wait until the server has processed everything so far.
+
+        If this is cancelled, the flush goes on: nats-py logs an error and stops reading if the response to a cancelled
+        flush arrives.
+        """
+        flushing = asyncio.ensure_future(self._client.flush(round(STEP_TIMEOUT)))
+        flushing.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio would log it
+        await asyncio.shield(flushing)
+
     async def lost(self) -> None:
         """Ping the server every second until the connection is lost; the client does not report every loss."""
         clock = SystemClock()
         while not self._gone.is_set() and self._client.is_connected:
             await clock.wait_async(self._gone, clock.steady() + PING_INTERVAL)
             if not self._gone.is_set():
-                await self._client.flush(round(STEP_TIMEOUT))
+                await self.flush()
         raise ConnectionError("the connection is lost")
 
     def end(self) -> None:

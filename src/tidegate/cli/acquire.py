@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
-from tidegate.cli.arguments import seconds
+from tidegate.cli.arguments import duration
+from tidegate.cli.durations import METAVAR, format_duration
 from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_cost, read_key
 from tidegate.errors import ConfigError, Denied
 
@@ -15,14 +16,25 @@ if TYPE_CHECKING:
     from tidegate.cli.output import Output
     from tidegate.service.client.client import Client, ServiceDecision
 
+EXAMPLES: Final = (
+    ("tidegate acquire api user:42", "take one permit now, or exit with 1"),
+    ("tidegate acquire api user:42 --timeout 30s", "wait for it, for at most 30 seconds"),
+    ("tidegate acquire llm team:a --cost tokens=500", "take 500 permits of the unit tokens"),
+    ("tidegate acquire --provider openai --ttl 1m", "reserve a call of a provider"),
+)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key or the provider, the cost, the time to wait, and the service."""
+    parser.description = (
+        "Take permits of a policy or a provider from a running service; wait for them with --timeout. The exit code is "
+        "1 if the call is denied."
+    )
     add_verb_arguments(parser, "acquire")
     parser.add_argument(
         "--ttl",
-        type=seconds,
-        metavar="SECONDS",
+        type=duration,
+        metavar=METAVAR,
         help="with --provider: reserve the permits until 'tidegate commit ID' or 'cancel ID', for at most this long",
     )
 
@@ -60,6 +72,6 @@ def write_decision(decision: ServiceDecision, output: Output) -> int:
         if decision.retry_after is None:
             output.write_line(f"{denied}: the cost is more than the limit can ever allow", "red")
         else:
-            output.write_line(f"{denied}, try again in {decision.retry_after:g} s", "red")
+            output.write_line(f"{denied}, try again in {format_duration(decision.retry_after)}", "red")
     output.write_json(decision.raw)
     return EXIT_OK if decision.allowed else EXIT_DENIED

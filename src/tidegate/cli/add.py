@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.start import add_data_option
 from tidegate.outbound.sources.control import send_command
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
+
+EXAMPLES: Final = (("tidegate add prices.yaml", "fetch this source from now on"),)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

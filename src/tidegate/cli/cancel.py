@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.commit import add_id_argument
 from tidegate.cli.service_args import add_service_options, open_client
@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
+EXAMPLES: Final = (("tidegate cancel 3f2a…", "return the permits of this reservation"),)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the id and the service."""
+    parser.description = "Return the permits of a provider, or of a reservation, that were not used."
     add_id_argument(parser)
     add_service_options(parser)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.service_args import add_service_options, open_client, read_cost
 
@@ -11,9 +11,15 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
+EXAMPLES: Final = (
+    ("tidegate commit 3f2a…", "the call cost what was reserved"),
+    ("tidegate commit 3f2a… --cost tokens=312", "it cost 312 tokens"),
+)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the id, the actual cost, and the service."""
+    parser.description = "Settle permits of a provider, or a reservation, with the actual cost."
     add_id_argument(parser)
     parser.add_argument("--cost", metavar="COST", help="the actual cost: an integer, or units such as tokens=100")
     add_service_options(parser)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 FILE_METAVARS: Final = ("FILE", "DIR", "PATH")  # metavars of options that take the name of a file
 
+EXAMPLES: Final = (
+    ('eval "$(tidegate completion bash)"', "in ~/.bashrc"),
+    ("tidegate completion fish > ~/.config/fish/completions/tidegate.fish", "once, for fish"),
+)
+
 
 class CompletionOption(NamedTuple):
     """An option of a command: its flags, its help, and the values it takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate import demo
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
+
+EXAMPLES: Final = (("tidegate demo", "three clients and one limiter, for 12 seconds"),)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

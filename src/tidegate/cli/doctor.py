@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
 from tidegate.cli.output import counted
@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
-LEVEL_SIGNS = {"well": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
+LEVEL_SIGNS: Final = {"well": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
+
+EXAMPLES: Final = (
+    ("tidegate doctor service.yaml", "check the file, the store and the clocks"),
+    (
+        "tidegate doctor --store redis://cache --trusted-proxy 10.0.0.0/8",
+        "check a store and the proxies of an application",
+    ),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.extras import check_installed
 from tidegate.cli.output import counted
@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
+EXAMPLES: Final = (
+    ("tidegate init egress && tidegate egress egress.yaml", "write a file, and run the gateway with it"),
+    ("tidegate egress egress.yaml --listen 127.0.0.1:9000", "listen on another port"),
+)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, and the address."""
+    parser.description = (
+        "Run the egress gateway alone: programs in any language call providers through it, within their quotas."
+    )
     parser.add_argument("config", metavar="FILE", help="the YAML file of the gateway (see docs/egress.md)")
     parser.add_argument("--listen", metavar="ADDRESS", help="the address to listen on, instead of the one in the file")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.budget.settings.file import FIELDS as BUDGET_FIELDS
@@ -45,7 +46,7 @@ class FileKind(NamedTuple):
 
 def check_service(file: str) -> tuple[list[str], dict[str, object]]:
     """Check the file of a service."""
-    settings = load_settings(file)
+    settings = load_settings(file, environment=os.environ)  # as `tidegate start` reads it
     names = {"policies": sorted(settings.policies.entries), "domains": sorted(settings.policies.domains)}
     return describe_policies(settings), names  # type: ignore[return-value]  # lists are objects
 

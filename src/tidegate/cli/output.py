@@ -1,13 +1,25 @@
-"""The output of commands: text with colours on a terminal, plain text in a pipe, JSON with --json."""
+"""The output of commands: text with colours on a terminal, plain text in a pipe, JSON with --json.
+
+Colours need rich (the extra `cli`), a terminal that shows them, and no variable NO_COLOR.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from typing import Final
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
 
-STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
+from tidegate.cli.progress import Progress
+from tidegate.cli.tables import Spans, TextTable, draw_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
@@ -21,17 +33,42 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         self.live: bool = sys.stdout.isatty() and not as_json
-        self.colours: bool = self.live and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self.colours: bool = self.live and has_colours()
+        self._progress: Progress | None = None
+        self._frame: list[str] | None = None  # the lines of a view that is not shown yet
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal, in characters."""
+        return shutil.get_terminal_size().columns
 
     def style(self, text: str, *styles: str) -> str:
         """Colour text, if the terminal shows colours."""
-        codes = ";".join(STYLES[style] for style in styles)
-        return f"\x1b[{codes}m{text}\x1b[0m" if self.colours and codes else text
+        if not self.colours or not any(styles) or not text:
+            return text
+        from rich.color import ColorSystem  # noqa: PLC0415 - the extra 'cli'
+        from rich.style import Style  # noqa: PLC0415 - as above
+
+        return Style.parse(" ".join(styles)).render(text, color_system=ColorSystem.STANDARD)
 
     def write_line(self, text: str = "", *styles: str) -> None:
         """Write a line, unless the output is JSON."""
-        if not self.as_json:
+        if self.as_json:
+            return
+        self.end_progress()
+        if self._frame is not None:
+            self._frame.append(self.style(text, *styles))
+        else:
             print(self.style(text, *styles), flush=True)
+
+    def write_lines(self, lines: list[str]) -> None:
+        """Write several lines."""
+        for line in lines:
+            self.write_line(line)
+
+    def write_table(self, table: TextTable) -> None:
+        """Write a table."""
+        self.write_lines(draw_table(table, self))
 
     @staticmethod
     def clean(text: str, max_length: int = 60) -> str:
@@ -42,18 +79,63 @@ class Output:
     def write_json(self, value: object) -> None:
         """Write a value as JSON, if the output is JSON."""
         if self.as_json:
+            self.end_progress()
             print(json.dumps(value, indent=2 if sys.stdout.isatty() else None), flush=True)
 
     def write_error(self, text: str) -> None:
         """Write an error to standard error."""
+        self.end_progress()
         if self.as_json:
             print(json.dumps({"error": text}), file=sys.stderr, flush=True)
         else:
             print(f"tidegate: {text}", file=sys.stderr, flush=True)
 
-    def draw_bar(self, used: int, quota: int, width: int = 30) -> str:
-        """Draw how much of a quota is used."""
+    @staticmethod
+    def bar(used: int, quota: int, width: int = 30) -> Spans:
+        """Return a bar that shows how much of a quota is used."""
         filled = min(width, -(-used * width // quota)) if quota > 0 else width
         share = used / quota if quota > 0 else 1.0
         colour = "red" if share >= 0.95 else "yellow" if share >= 0.8 else "green"  # noqa: PLR2004 - the milestones
-        return self.style("█" * filled, colour) + self.style("░" * (width - filled), "dim")
+        return ("█" * filled, colour), ("░" * (width - filled), "dim")
+
+    def draw_bar(self, used: int, quota: int, width: int = 30) -> str:
+        """Draw such a bar."""
+        return "".join(self.style(text, style) for text, style in self.bar(used, quota, width))
+
+    # ---- views and progress ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def frame(self, footer: str = "") -> Iterator[None]:
+        """Write the lines of the block at once, in place of the screen's content; without a terminal, below it."""
+        if not self.live:
+            yield
+            return
+        self._frame = []
+        try:
+            yield
+        finally:
+            lines, self._frame = self._frame, None
+        rows = shutil.get_terminal_size().lines
+        shown = lines[: max(1, rows - 2)] + ([self.style(footer, "dim")] if footer else [])
+        print(CLEAR_SCREEN + "\n".join(shown), flush=True)
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[None]:
+        """Show what a command is doing, on standard error, if its first output takes longer than a second."""
+        if what and sys.stderr.isatty() and not self.as_json:
+            self._progress = Progress(what, sys.stderr)
+        try:
+            yield
+        finally:
+            self.end_progress()
+
+    def end_progress(self) -> None:
+        """Remove the line that shows the progress."""
+        if self._progress is not None:
+            self._progress.end()
+            self._progress = None
+
+
+def has_colours() -> bool:
+    """Return whether the terminal shows colours, and rich is installed to write them."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None

@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.cli.arguments import add_watch_option
+from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_service_options, open_client
+from tidegate.cli.tables import TableColumn, TextTable
 
 if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
+    from tidegate.service.client.client import Client
 
-FULL_ROLLOUT = 100
+EXAMPLES: Final = (
+    ("tidegate policies", "their limits, modes and overrides"),
+    ("tidegate policies --json", "the same for a program"),
+)
+FULL_ROLLOUT: Final = 100  # percent
+COLUMNS: Final = (TableColumn("policy"), TableColumn("limits", shrinks=True), TableColumn("mode"))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the service."""
+    add_watch_option(parser)
     add_service_options(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """List the policies with their limits and overrides, and the domains."""
     with open_client(args) as client:
-        response = client.policies()
+        watch(lambda: show(client, output), output, args.watch)
+    return 0
+
+
+def show(client: Client, output: Output) -> None:
+    """Write the table once."""
+    response: Any = client.policies()
+    rows: list[tuple[str, ...]] = []
     for policy in response["policies"]:
-        share = "" if policy["rollout"] >= FULL_ROLLOUT else f", enforced for {policy['rollout']:g} % of keys"
-        mode = ", shadow" if policy["mode"] == "shadow" else share
-        output.write_line(f"{policy['name']}: {', '.join(policy['limits'])}{mode}")
+        rows.append((output.clean(policy["name"]), ", ".join(policy["limits"]), describe_mode(policy)))
         for override in policy["overrides"]:
             key = override["key"] if isinstance(override["key"], str) else " ".join(override["key"])
-            output.write_line(f"  {key}: {', '.join(override['limits'])}", "dim")
+            rows.append((f"  {output.clean(key)}", ", ".join(override["limits"]), "override"))
+    output.write_table(TextTable(COLUMNS, list(rows), empty="no policy is configured"))
     for domain in response["domains"]:
         output.write_line(f"domain {domain}")
     output.write_json(response)
-    return 0
+
+
+def describe_mode(policy: dict[str, Any]) -> str:
+    """Return the mode of a policy, and its rollout if that is not complete."""
+    if policy["mode"] == "enforce" and policy["rollout"] < FULL_ROLLOUT:
+        return f"enforced for {policy['rollout']:g} %"
+    return str(policy["mode"])

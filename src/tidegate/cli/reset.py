@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.service_args import add_verb_arguments, open_client, read_key
 
@@ -11,9 +11,12 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
+EXAMPLES: Final = (("tidegate reset api user:42", "forget what this key has used"),)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key and the service."""
+    parser.description = "Reset the usage of a key. Needs the admin token, if the service has one."
     add_verb_arguments(parser, "reset")
 
 

@@ -6,16 +6,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.arguments import number, seconds
+from tidegate.cli.arguments import duration, number
+from tidegate.cli.durations import METAVAR
 from tidegate.errors import ConfigError
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.client.client import Client
-from tidegate.urls import WEB_SCHEMES, redact, split_url
+from tidegate.service.client.protocol import EXAMPLE_URL as DEFAULT_URL
+from tidegate.service.client.protocol import check_service_url
 
 if TYPE_CHECKING:
     import argparse
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 # By field of a request: see `service.api.verbs`.
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "cost": {
@@ -24,9 +25,9 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": "an integer, or units such as tokens=100 (default: 1; for a provider, the cost in its file)",
     },
     "timeout": {
-        "type": seconds,
+        "type": duration,
         "default": 0.0,
-        "metavar": "SECONDS",
+        "metavar": METAVAR,
         "help": "maximum time to wait for permits (default: 0)",
     },
     "priority": {
@@ -44,10 +45,9 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the service is, and with which token to call it."""
-    parser.add_argument(
-        "--url", metavar="URL", help=f"the URL of the service (default: TIDEGATE_URL, or {DEFAULT_URL})"
-    )
-    parser.add_argument(
+    group = parser.add_argument_group("the service")
+    group.add_argument("--url", metavar="URL", help=f"the URL of the service (default: TIDEGATE_URL, or {DEFAULT_URL})")
+    group.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
@@ -93,13 +93,9 @@ def open_client(args: argparse.Namespace) -> Client:
 
 
 def read_url(args: argparse.Namespace) -> str:
-    """Return the URL of the service; raises ConfigError if it is not an HTTP URL."""
-    field = "--url" if args.url else "TIDEGATE_URL"
+    """Return the URL of the service; raises ConfigError if it is malformed."""
     url = args.url or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
-    parts = split_url(url, field) if "://" in url else None
-    if parts is None or parts.scheme not in WEB_SCHEMES or not parts.hostname:
-        raise ConfigError(f"expected an HTTP URL such as {DEFAULT_URL}, not {redact(url)!r}", field=field)
-    return str(url)
+    return check_service_url(url, "--url" if args.url else "TIDEGATE_URL")
 
 
 def read_key(args: argparse.Namespace) -> str | tuple[str, ...]:

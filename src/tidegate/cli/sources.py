@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.cli.arguments import add_watch_option
+from tidegate.cli.live import watch
 from tidegate.cli.start import add_data_option
+from tidegate.cli.tables import TableColumn, TextTable
 from tidegate.core.bounds import SECOND
 from tidegate.outbound.sources.control import send_command
 
@@ -14,26 +17,40 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
-COLUMNS = ("name", "provider", "next run", "last result", "ok", "failed", "skipped", "requeued")
+EXAMPLES: Final = (
+    ("tidegate sources", "when each was and will be fetched"),
+    ("tidegate sources --watch", "follow the fetches"),
+)
+COLUMNS: Final = (
+    TableColumn("name", shrinks=True),
+    TableColumn("provider", shrinks=True),
+    TableColumn("next run"),
+    TableColumn("last result", shrinks=True),
+    *(TableColumn(name, right=True) for name in ("ok", "failed")),
+    *(TableColumn(name, right=True, optional=True) for name in ("skipped", "requeued")),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the data folder of the service."""
     add_data_option(parser)
+    add_watch_option(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Write the sources as a table."""
+    watch(lambda: show(args, output), output, args.watch)
+    return 0
+
+
+def show(args: argparse.Namespace, output: Output) -> None:
+    """Write the table once."""
     reply = send_command(args.data, verb="sources")
-    rows = [COLUMNS, *map(format_source, reply["sources"])]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    for number, row in enumerate(rows):
-        text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        output.write_line(text.rstrip(), *(() if number else ("bold",)))
+    rows = list(map(format_source, reply["sources"]))
+    output.write_table(TextTable(COLUMNS, list(rows), empty="no source is configured"))
     for message in reply["recovered"]:
         output.write_line(message, "yellow")
     output.write_json(reply)
-    return 0
 
 
 def format_source(source: dict[str, Any]) -> tuple[str, ...]:

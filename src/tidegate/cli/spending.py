@@ -8,6 +8,8 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.cli.durations import format_duration
+from tidegate.cli.tables import TableColumn, TextTable, columns, draw_table
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.limiter import Limiter
@@ -41,6 +43,12 @@ CEILING_COLUMNS: Final = (
     "reached_in",
     "reset_after",
 )
+CEILING_HEAD: Final = (
+    TableColumn("ceiling", shrinks=True),
+    TableColumn("key", shrinks=True),
+    *(TableColumn(name, right=True) for name in ("used", "limit", "debt", "")),
+    TableColumn("forecast"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +69,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--store", metavar="URL", help="the store that counts the ceilings")
 
 
-def run(args: argparse.Namespace, output: Output) -> int:
+def show(args: argparse.Namespace, output: Output) -> None:
     """Write the report, or the ceilings."""
     ledgers = [Ledger(path) for path in read_paths(args)]
     if args.by is None:
         rows = list(describe_ceilings(args, ledgers))
         write_ceilings(rows, output, as_csv=args.csv)
-        return 0
+        return
     by = parse_dimensions(args.by)
     entries = [entry for ledger in ledgers for entry in ledger.read(read_day(args, "since"), read_day(args, "until"))]
     rows = sum_entries(entries, by)
@@ -75,9 +83,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         sys.stdout.write(to_csv(rows, by))
     else:
         output.write_json(rows)
-        for line in draw(rows, by, output):
-            output.write_line(line)
-    return 0
+        output.write_lines(draw(rows, by, output))
 
 
 def read_paths(args: argparse.Namespace) -> list[Path]:
@@ -104,7 +110,7 @@ def draw(rows: list[dict[str, Any]], by: tuple[str, ...], output: Output) -> lis
     """Draw the report as a table."""
     if not rows:
         return ["nothing was spent in this time"]
-    head = (*by, "calls", "amount", "overrun")
+    head = columns(*by, "calls", "amount", "overrun", left=len(by))
     cells = [
         (
             *(output.clean(str(row[name])) or "-" for name in by),
@@ -114,18 +120,7 @@ def draw(rows: list[dict[str, Any]], by: tuple[str, ...], output: Output) -> lis
         )
         for row in rows
     ]
-    return draw_table(head, cells, len(by), output)
-
-
-def draw_table(head: tuple[str, ...], cells: list[tuple[str, ...]], left: int, output: Output) -> list[str]:
-    """Draw a table: the first columns to the left, numbers to the right."""
-    widths = [max(len(row[index]) for row in (head, *cells)) for index in range(len(head))]
-
-    def line(row: tuple[str, ...]) -> str:
-        pairs = enumerate(zip(row, widths, strict=True))
-        return "  ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in pairs).rstrip()
-
-    return [output.style(line(head), "bold"), *map(line, cells)]
+    return draw_table(TextTable(head, list(cells)), output)
 
 
 # ---- ceilings --------------------------------------------------------------------------------------------------------
@@ -185,8 +180,6 @@ def write_ceilings(rows: list[dict[str, Any]], output: Output, *, as_csv: bool) 
     if not rows:
         output.write_line("no provider has a money limit")
         return
-    from tidegate.cli.budget import format_duration  # noqa: PLC0415 - it imports this module
-
     cells = []
     for row in rows:
         if row["used"] >= row["quota"]:
@@ -198,6 +191,4 @@ def write_ceilings(rows: list[dict[str, Any]], output: Output, *, as_csv: bool) 
         amounts = [format_amount(row[name], row["unit"]) for name in ("used", "quota", "debt")]
         percent = f"{100 * row['used'] / row['quota']:.0f} %"
         cells.append((output.clean(row["ceiling"]), output.clean(row["key"]), *amounts, percent, future))
-    head = ("ceiling", "key", "used", "limit", "debt", "", "forecast")
-    for line in draw_table(head, cells, 2, output):
-        output.write_line(line)
+    output.write_table(TextTable(CEILING_HEAD, list(cells)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.extras import check_service
 from tidegate.cli.output import counted
+from tidegate.cli.parser import CommandParser
 from tidegate.errors import ConfigError
 from tidegate.service.config.settings import DATA_FOLDER, OPTIONS, load_settings
 from tidegate.urls import redact
@@ -22,34 +23,66 @@ if TYPE_CHECKING:
     from tidegate.service.runtime.components import Components
     from tidegate.service.runtime.server import Ready
 
+EXAMPLES: Final = (
+    ("tidegate start --demo", "demonstration traffic in a temporary folder, with the dashboard"),
+    ("tidegate start --policy 'api=100/1m, 1000/1h'", "one policy, in memory, on 127.0.0.1:8080"),
+    ("tidegate init service && tidegate start service.yaml", "write a file, and run the service with it"),
+    ("tidegate start service.yaml --store redis://cache --workers 4", "four processes that share a store"),
+)
+ENVIRONMENT_HELP: Final = (
+    "Each setting is also read from the environment: TIDEGATE_ and its name in\ncapitals, such as TIDEGATE_LISTEN."
+)
+# The settings by group; those that no group names are in the last one.
+SETTING_GROUPS: Final = {
+    "limits": ("store", "store_file", "lease"),
+    "addresses": ("listen", "grpc", "resp", "resp_tls_cert", "resp_tls_key", "egress", "egress_config", "open"),
+    "tokens": ("decision_token_file", "admin_token_file", "metrics_token_file", "reservation_secret_file"),
+    "sources and providers": (
+        "providers", "provider_dirs", "profiles", "sources", "source_dirs", "data", "fetchers", "source_interval",
+        "permissions",
+    ),
+    "shown on the dashboard": (
+        "bus", "bus_file", "budget", "swarm", "swarm_file", "swarm_namespace", "applications",
+        "applications_token_file",
+    ),
+    "processes and bounds": (),
+}  # fmt: skip
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, an option for every setting, and the demonstration."""
+    parser.description = (
+        "Run the service: decisions over HTTP, gRPC and RESP, scheduled sources, the egress gateway, and a dashboard. "
+        "All settings can also be in FILE, which is read again when it changes."
+    )
     add_settings_options(parser)
-    parser.add_argument("--demo", action="store_true", help="run with demonstration traffic, in a temporary folder")
-    parser.add_argument("--no-demo-traffic", action="store_true", help="with --demo: send no demonstration traffic")
+    group = parser.add_argument_group("demonstration")
+    group.add_argument("--demo", action="store_true", help="run with demonstration traffic, in a temporary folder")
+    group.add_argument("--no-demo-traffic", action="store_true", help="with --demo: send no demonstration traffic")
 
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:
     """Add the file of a service, and an option for every setting."""
+    if isinstance(parser, CommandParser):
+        parser.notes.append(ENVIRONMENT_HELP)
     parser.add_argument(
         "config", nargs="?", metavar="FILE", help="the YAML file of the service (default: TIDEGATE_CONFIG, if set)"
     )
-    parser.add_argument(
+    groups = {title: parser.add_argument_group(title) for title in SETTING_GROUPS}
+    group_of = {name: groups[title] for title, names in SETTING_GROUPS.items() for name in names}
+    groups["limits"].add_argument(
         "--policy",
         action="append",
         default=[],
         metavar="NAME=LIMITS",
         help="a policy and its limits, such as 'api=100/1m, 1000/1h' (may be repeated)",
     )
-    parser.epilog = (
-        "Each setting is also read from the environment: TIDEGATE_ and its name in capitals, such as TIDEGATE_LISTEN."
-    )
     for option in OPTIONS:
         if not option.secret:  # other users of the machine can read a command line
             action = "append" if option.many else "store"
             dest = f"set_{option.name}"
-            parser.add_argument(option.flag, action=action, metavar=option.metavar, dest=dest, help=option.help)
+            group = group_of.get(option.name, groups["processes and bounds"])
+            group.add_argument(option.flag, action=action, metavar=option.metavar, dest=dest, help=option.help)
 
 
 def read_settings(args: argparse.Namespace) -> Settings:

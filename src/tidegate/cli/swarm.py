@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import shutil
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +11,11 @@ from tidegate.adaptive.capacities import subject_in
 from tidegate.adaptive.signing import MalformedError, MessageSigner, read_signed
 from tidegate.adaptive.update import MAX_UPDATE_BYTES
 from tidegate.bus import open_bus
-from tidegate.cli.arguments import seconds
+from tidegate.cli.arguments import DEFAULT_INTERVAL, positive_duration
+from tidegate.cli.durations import METAVAR, format_duration
+from tidegate.cli.live import watch
 from tidegate.cli.output import Output, counted
+from tidegate.cli.tables import Spans, TableColumn, TextTable, draw_table
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
@@ -29,7 +30,20 @@ if TYPE_CHECKING:
     from tidegate.bus import Bus, Event
 
 MAX_UPDATES_SHOWN: Final = 8
-CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
+EXAMPLES: Final = (
+    ("tidegate swarm nats://127.0.0.1:4222", "the agents on this bus, live; q quits"),
+    ("tidegate swarm redis://cache --once --json", "their capacities for a program"),
+    ("tidegate swarm nats://127.0.0.1:4222 --clear api", "end the reductions of the resource api"),
+)
+COLUMNS: Final = (
+    TableColumn("agent", shrinks=True),
+    TableColumn("", optional=True),
+    TableColumn("capacity", right=True),
+    TableColumn("free", right=True),
+    TableColumn("in flight", right=True),
+    TableColumn("state"),
+)
+BAR_WIDTH: Final = 20
 CONNECT_TIMEOUT: Final = 3.0  # seconds
 clean: Final = Output.clean
 
@@ -40,7 +54,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "bus", metavar="BUS", nargs="?", help="URL of the bus, nats://… or redis://… (default: TIDEGATE_BUS)"
     )
     parser.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
+        "--interval",
+        type=positive_duration,
+        default=DEFAULT_INTERVAL,
+        metavar=METAVAR,
+        help="time between updates (default: 1s)",
     )
     parser.add_argument("--once", action="store_true", help="print the swarm once and exit")
     parser.add_argument("--namespace", default="", metavar="NAME", help="the namespace of the agents")
@@ -54,8 +72,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
     url = args.bus or os.environ.get("TIDEGATE_BUS", "")
     if not url:
         raise ConfigError("expected the URL of a bus, such as: tidegate swarm nats://127.0.0.1:4222", field="bus")
-    if not (math.isfinite(args.interval) and args.interval > 0):
-        raise ConfigError(f"expected a number of seconds above 0, not {args.interval:g}", field="--interval")
     with open_bus(url) as bus:
         if not bus.wait(CONNECT_TIMEOUT):
             raise StoreUnavailable(f"the bus at {redact(url)} does not respond: check that its server is running")
@@ -100,23 +116,25 @@ class SwarmView:
 
     def watch(self, interval: float, *, once: bool) -> None:
         """Ask the agents and show their answers, once or repeatedly."""
-        clock = SystemClock()
-        while True:
-            self._watcher.ask()
-            clock.wait(ThreadSignal(), clock.steady() + round(min(interval, 1.0 if once else interval) * SECOND))
-            self._show(self._watcher.agents(within=3 * interval + 1), redraw=not once)
-            if once:
-                return
+        self._ask(min(interval, 1.0))
+        within = 3 * interval + 1
 
-    def _show(self, agents: list[Agent], *, redraw: bool) -> None:
+        def show() -> None:
+            self._show(self._watcher.agents(within))
+            self._watcher.ask()  # the answers are shown at the next update
+
+        watch(show, self._output, None if once else interval)
+
+    def _ask(self, seconds: float) -> None:
+        clock = SystemClock()
+        self._watcher.ask()
+        clock.wait(ThreadSignal(), clock.steady() + round(seconds * SECOND))
+
+    def _show(self, agents: list[Agent]) -> None:
         self._output.write_json(self.describe(agents))
         shown = {(agent.agent_id, name) for agent in agents for name in agent.resources}
         self._totals = {place: total for place, total in self._totals.items() if place in shown}
-        lines = self.draw(agents)
-        if self._output.live and redraw:
-            lines = [CLEAR_SCREEN + lines[0], *lines[1:], self._output.style("Ctrl-C ends.", "dim")]
-        for line in lines:
-            self._output.write_line(line)
+        self._output.write_lines(self.draw(agents))
 
     def describe(self, agents: list[Agent]) -> dict[str, Any]:
         """Describe the swarm for JSON."""
@@ -140,21 +158,18 @@ class SwarmView:
 
     def draw(self, agents: list[Agent]) -> list[str]:
         """Draw agents, capacities and reductions as lines of text."""
-        output, width = self._output, shutil.get_terminal_size().columns
+        output = self._output
         lines = [output.style(f"swarm: {counted(len(agents), 'agent')}", "bold")]
         rows = [(name, agent, agent.resources[name]) for agent in agents for name in agent.resources]
         for resource in sorted({name for name, _, _ in rows}):
-            lines += ["", output.style(clean(resource), "bold")]
-            longest = max(len(clean(agent.agent_id)) for name, agent, _ in rows if name == resource)
+            cells = []
             for name, agent, capacity in rows:
-                if name != resource:
-                    continue
-                bar = self._draw_bar(capacity.total, capacity.original, max(10, min(30, width - 70)))
-                trend = self._describe_trend(agent, name)
-                lines.append(
-                    f"  {clean(agent.agent_id):<{longest}}  {bar}  {capacity.total:>6}/{capacity.original}"
-                    f"  free {capacity.available:<6} in flight {capacity.in_flight:<4} {trend}"
-                )
+                if name == resource:
+                    total = f"{capacity.total:,}/{capacity.original:,}"
+                    counts = total, f"{capacity.available:,}", f"{capacity.in_flight:,}"
+                    bar, trend = draw_capacity(capacity.total, capacity.original), self._describe_trend(agent, name)
+                    cells.append((clean(agent.agent_id), bar, *counts, (trend,)))
+            lines += ["", output.style(clean(resource), "bold"), *draw_table(TextTable(COLUMNS, list(cells)), output)]
         if not rows:
             lines.append("no agent responds: check that agents use this bus and this secret (TIDEGATE_SWARM_SECRET)")
         if self._updates:
@@ -162,23 +177,25 @@ class SwarmView:
             lines += [f"  {_format(update)}" for update, _ in reversed(self._updates)]
         return lines
 
-    def _draw_bar(self, total: int, original: int, width: int) -> str:
-        filled = max(1, min(width, total * width // max(1, original)))
-        colour = "green" if total >= original else "yellow" if 2 * total > original else "red"
-        return self._output.style("█" * filled, colour) + self._output.style("░" * (width - filled), "dim")
-
-    def _describe_trend(self, agent: Agent, name: str) -> str:
-        """Return what happens to a resource: frozen, reduced, recovering, recovered, or nothing."""
+    def _describe_trend(self, agent: Agent, name: str) -> tuple[str, str]:
+        """Return what happens to a resource (frozen, reduced, recovering, recovered, or nothing), and its colour."""
         capacity = agent.resources[name]
         before = self._totals.get((agent.agent_id, name), capacity.total)
         self._totals[agent.agent_id, name] = capacity.total
         if capacity.frozen_for:
-            return self._output.style(f"frozen for {capacity.frozen_for:.0f} s", "blue")
+            return f"frozen for {format_duration(capacity.frozen_for)}", "blue"
         if capacity.total < before:
-            return self._output.style("reduced", "red")
+            return "reduced", "red"
         if capacity.total < capacity.original:
-            return self._output.style("recovering", "yellow")
-        return self._output.style("recovered", "green") if capacity.total > before else ""
+            return "recovering", "yellow"
+        return ("recovered", "green") if capacity.total > before else ("", "")
+
+
+def draw_capacity(total: int, original: int) -> Spans:
+    """Draw how much of the original capacity is left."""
+    filled = max(1, min(BAR_WIDTH, total * BAR_WIDTH // max(1, original)))
+    colour = "green" if total >= original else "yellow" if 2 * total > original else "red"
+    return ("█" * filled, colour), ("░" * (BAR_WIDTH - filled), "dim")
 
 
 def _fields(update: CapacityUpdate) -> dict[str, Any]:
@@ -193,6 +210,6 @@ def _fields(update: CapacityUpdate) -> dict[str, Any]:
 
 
 def _format(update: CapacityUpdate) -> str:
-    pause = "" if update.retry_after is None else f", no calls for {update.retry_after:g} s"
+    pause = "" if update.retry_after is None else f", no calls for {format_duration(update.retry_after)}"
     when, why = update.timestamp.strftime("%H:%M:%S"), clean(update.reason) or "no reason given"
     return f"{when}  {clean(update.resource)} to {update.new_capacity} by {clean(update.agent_id)}: {why}{pause}"

@@ -2,103 +2,187 @@
 
 from __future__ import annotations
 
-import math
-import shutil
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.arguments import integer, seconds
-from tidegate.cli.budget import format_duration
+from tidegate.cli.arguments import DEFAULT_INTERVAL, positive_duration, positive_integer
+from tidegate.cli.durations import METAVAR, format_duration
+from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_service_options, open_client
-from tidegate.clock import SystemClock, ThreadSignal
-from tidegate.core.bounds import SECOND
+from tidegate.cli.tables import TableColumn, TextTable, columns, draw_table, join_within
 from tidegate.errors import ConfigError
+from tidegate.spending.report import format_amount
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from tidegate.cli.output import Output
+    from tidegate.cli.tables import Cell
 
-MEMBER_COLUMNS: Final = ("member", "state", "left", "refused", "cost")
-CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
+EXAMPLES: Final = (
+    ("tidegate top", "the service on this machine, live; q quits, other keys sort"),
+    ("tidegate top --sort denied --rows 5", "the policies with the most denials first"),
+    ("tidegate top --once --json", "one overview for a program"),
+    ("tidegate top --egress", "who calls which provider through the egress gateway"),
+)
+MEMBER_COLUMNS: Final = columns("member", "state", "left", "refused", "cost")
 RATE_SECONDS: Final = 5
 CURVE_SECONDS: Final = 30
 CURVE_CHARACTERS: Final = " ▁▂▃▄▅▆▇█"
-MIN_COLUMNS_FOR_CURVES: Final = 100
 MAX_FINDING_LENGTH: Final = 300  # characters
+BAR_WIDTH: Final = 20
 COLOURS: Final = {"bad": "red", "warn": "yellow", "good": "green"}  # by the level of a finding
 EGRESS_COLUMNS: Final = (
-    "caller", "requests", "active", "waiting", "denied", "refused", "failed", "tokens", "money", "first byte",
-)  # fmt: skip
-COLUMNS: Final = ("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied")
+    TableColumn("caller", shrinks=True),
+    TableColumn("requests", right=True),
+    *(TableColumn(name, right=True, optional=True) for name in ("active", "waiting")),
+    *(TableColumn(name, right=True) for name in ("denied", "refused", "failed")),
+    *(TableColumn(name, right=True, optional=True) for name in ("tokens", "money", "first byte")),
+)
+POLICY_COLUMNS: Final = (
+    *columns("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"),
+    TableColumn("last 30 s", right=True, optional=True),
+)
+NEAR_COLUMNS: Final = (
+    TableColumn("nearest to a limit", shrinks=True),
+    TableColumn("", optional=True),
+    TableColumn("left", right=True),
+    TableColumn("of", right=True),
+    TableColumn("unit", optional=True),
+    TableColumn("limit", shrinks=True),
+    TableColumn("reset in", right=True),
+)
+DENIAL_COLUMNS: Final = (
+    TableColumn("latest denials"),
+    TableColumn("policy and key", shrinks=True),
+    TableColumn("limit", shrinks=True),
+    TableColumn("retry in", right=True),
+)
+
+
+@dataclass(frozen=True)
+class SortKey:
+    """An order of rows: the field that is compared, the largest first; a string from a to z."""
+
+    name: str
+    fields: tuple[str, ...]
+
+
+POLICY_ORDERS: Final = {
+    "r": SortKey("rate", ("rate",)),
+    "a": SortKey("admitted", ("admitted",)),
+    "d": SortKey("denied", ("denied",)),
+    "w": SortKey("waiting", ("waiting",)),
+    "n": SortKey("name", ()),
+}
+EGRESS_ORDERS: Final = {
+    "r": SortKey("requests", ("requests",)),
+    "d": SortKey("denied", ("denied",)),
+    "w": SortKey("waiting", ("waiting",)),
+    "t": SortKey("tokens", ("input_tokens", "output_tokens")),
+    "m": SortKey("money", ("cost_micros",)),
+    "n": SortKey("name", ()),
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the service, how often to refresh, and how much to show."""
+    parser.description = (
+        "Show the busiest policies of a running service, the keys nearest to a limit and the latest denials, live. In "
+        "a terminal, q quits, and r, a, d, w and n sort by rate, admitted, denied, waiting and name."
+    )
     parser.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between updates (default: 1)"
+        "--interval",
+        type=positive_duration,
+        default=DEFAULT_INTERVAL,
+        metavar=METAVAR,
+        help="time between updates (default: 1s)",
     )
     parser.add_argument("--egress", action="store_true", help="show the callers and providers of the egress gateway")
     parser.add_argument("--once", action="store_true", help="print the tables once and exit")
+    names = sorted({each.name for each in (*POLICY_ORDERS.values(), *EGRESS_ORDERS.values())})
     parser.add_argument(
-        "--rows", type=integer, default=10, metavar="N", help="maximum number of rows in each table (default: 10)"
+        "--sort",
+        choices=names,
+        metavar="COLUMN",
+        help=f"sort by {', '.join(names[:-1])} or {names[-1]} (default: rate; with --egress: requests)",
+    )
+    parser.add_argument(
+        "--rows", type=positive_integer, default=10, metavar="N", help="maximum rows of each table (default: 10)"
     )
     add_service_options(parser)
 
 
+class Sorting:
+    """The order of the rows, which keys change while the view is shown."""
+
+    def __init__(self, orders: Mapping[str, SortKey], name: str | None = None) -> None:
+        """Start with the order of this name, or with the first one."""
+        self._orders = orders
+        by_name = {each.name: each for each in orders.values()}
+        if name is not None and name not in by_name:
+            raise ConfigError(f"expected {', '.join(by_name)} for this view, not {name!r}", field="--sort")
+        self.order: SortKey = by_name[name] if name else next(iter(orders.values()))
+
+    def press(self, key: str) -> bool:
+        """Change the order; return whether the key does that."""
+        found = self._orders.get(key.lower())
+        self.order = found or self.order
+        return found is not None
+
+    def footer(self) -> str:
+        """Describe the keys; the order in use is in brackets."""
+        names = (f"[{each.name}]" if each == self.order else each.name for each in self._orders.values())
+        return "sort by " + " ".join(f"{key}:{name}" for key, name in zip(self._orders, names, strict=True))
+
+    def apply(self, rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+        """Sort rows; `name` is the field of their name."""
+        return sorted(rows, key=lambda row: (-sum(row[each] for each in self.order.fields), row[name]))
+
+
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show the service until interrupted."""
-    if not (math.isfinite(args.interval) and args.interval > 0):
-        raise ConfigError(f"expected a number of seconds above 0, not {args.interval:g}", field="--interval")
-    if args.rows < 1:
-        raise ConfigError(f"expected an integer of at least 1, not {args.rows}", field="--rows")
-    clock = SystemClock()
+    sorting = Sorting(EGRESS_ORDERS if args.egress else POLICY_ORDERS, args.sort)
+    show_overview = show_egress if args.egress else show
     with open_client(args) as client:
-        while True:
-            overview = client.overview()
-            if args.egress:
-                show_egress(overview, client.url, output, args.rows, redraw=not args.once)
-            else:
-                show(overview, client.url, output, args.rows, redraw=not args.once)
-            if args.once:
-                return 0
-            clock.wait(ThreadSignal(), clock.steady() + round(args.interval * SECOND))
+        watch(
+            lambda: show_overview(client.overview(), client.url, output, args.rows, sorting),
+            output,
+            None if args.once else args.interval,
+            press=sorting.press,
+            footer=sorting.footer,
+        )
+    return 0
 
 
-def show(overview: dict[str, Any], url: str, output: Output, rows: int, *, redraw: bool) -> None:
+def show(overview: dict[str, Any], url: str, output: Output, rows: int, sorting: Sorting) -> None:
     """Show one overview of the service."""
-    output.write_json(describe(overview, rows))
-    write_screen(draw(overview, url, output, rows), output, redraw=redraw)
+    output.write_json(describe(overview, rows, sorting))
+    output.write_lines(draw(overview, url, output, rows, sorting))
 
 
-def show_egress(overview: dict[str, Any], url: str, output: Output, rows: int, *, redraw: bool) -> None:
+def show_egress(overview: dict[str, Any], url: str, output: Output, rows: int, sorting: Sorting) -> None:
     """Show who calls which provider through the egress gateway."""
     panel = overview["panels"].get("egress")
     if panel is None:
         raise ConfigError(
             f"{redact(url)} has no egress gateway: start the service with egress: ADDRESS", field="--egress"
         )
-    found = panel["rows"][:rows]
+    found = sorting.apply(panel["rows"], "caller")[:rows]
     output.write_json({"listen": panel["listen"], "rows": found})
-    write_screen(draw_egress(panel, found, output), output, redraw=redraw)
+    output.write_lines(draw_egress(panel, found, output))
 
 
-def write_screen(lines: list[str], output: Output, *, redraw: bool) -> None:
-    """Write lines, over the earlier ones if the terminal is redrawn."""
-    if output.live and redraw:
-        lines = [CLEAR_SCREEN + lines[0], *lines[1:], "", output.style("Ctrl-C ends.", "dim")]
-    for line in lines:
-        output.write_line(line)
-
-
-def describe(overview: dict[str, Any], rows: int) -> dict[str, Any]:
+def describe(overview: dict[str, Any], rows: int, sorting: Sorting) -> dict[str, Any]:
     """Return what the screen shows, for JSON."""
     return {
         "store": overview["store"],
         "waiting": overview["waiting"],
         "in_flight": overview["in_flight"],
-        "policies": busiest(overview)[:rows],
+        "policies": [without_rate(row) for row in list_policies(overview, sorting)[:rows]],
         "findings": overview.get("findings", []),
         "near": overview["near"][:rows],
         "denials": overview["denials"][:rows],
@@ -112,15 +196,20 @@ def pool_members(overview: dict[str, Any]) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else []
 
 
-def busiest(overview: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the policies, those with the most calls per second first."""
+def list_policies(overview: dict[str, Any], sorting: Sorting) -> list[dict[str, Any]]:
+    """Return the policies in the chosen order, at first those with the most calls per second."""
     found = []
     for policy in overview["policies"]:
         admitted, denied, _ = overview["tracks"].get(policy["name"], ((), (), ()))
         fields = {name: policy[name] for name in ("name", "mode", "waiting", "admitted", "denied", "shadow")}
-        found.append({**fields, "admitted_per_second": rate(admitted), "denied_per_second": rate(denied)})
-    found.sort(key=lambda row: (-row["admitted_per_second"] - row["denied_per_second"], -row["denied"], row["name"]))
-    return found
+        rates = {"admitted_per_second": rate(admitted), "denied_per_second": rate(denied)}
+        found.append({**fields, **rates, "rate": sum(rates.values())})
+    return sorting.apply(sorted(found, key=lambda row: -row["denied"]), "name")
+
+
+def without_rate(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without the sum that only sorts it."""
+    return {name: value for name, value in row.items() if name != "rate"}
 
 
 def rate(counts: list[int]) -> float:
@@ -141,31 +230,35 @@ def curve(counts: list[int]) -> str:
 # ---- the screen ------------------------------------------------------------------------------------------------------
 
 
-def draw(overview: dict[str, Any], url: str, output: Output, rows: int) -> list[str]:
+def draw(overview: dict[str, Any], url: str, output: Output, rows: int, sorting: Sorting) -> list[str]:
     """Draw the summary and all tables."""
-    wide = shutil.get_terminal_size().columns >= MIN_COLUMNS_FOR_CURVES
-    lines = [draw_summary(overview, url, output), *draw_findings(overview, output), *draw_services(overview, output)]
-    lines += ["", *draw_policies(overview, output, rows, wide=wide)]
+    lines = [*draw_summary(overview, url, output), *draw_findings(overview, output), *draw_services(overview, output)]
+    lines += ["", *draw_policies(overview, output, rows, sorting)]
     if members := pool_members(overview)[:rows]:
         lines += ["", *draw_members(members, output)]
     if overview["near"]:
-        lines += ["", output.style("nearest to a limit", "bold"), *draw_nearest(overview["near"][:rows], output)]
+        lines += ["", *draw_nearest(overview["near"][:rows], output)]
     if overview["denials"]:
-        lines += ["", output.style("latest denials", "bold"), *draw_denials(overview["denials"][:rows], output)]
+        lines += ["", *draw_denials(overview["denials"][:rows], output)]
     return lines
 
 
-def draw_summary(overview: dict[str, Any], url: str, output: Output) -> str:
-    """Describe the state of the service in one line."""
+def draw_summary(overview: dict[str, Any], url: str, output: Output) -> list[str]:
+    """Describe the state of the service, in lines that fit the terminal."""
     process, store = overview["process"], overview["store"]
-    uptime = format_duration(max(1.0, (overview["at"] - process["since"]) / 1000))
-    state = output.style("lost", "red") if store["lost"] else "ok"
     p50, p99 = (values[-1] if values else None for values in overview["latency"])
-    latency = f", p50 {p50 / 1000:.2g} ms, p99 {p99 / 1000:.2g} ms" if p50 and p99 else ""
-    worker = f" with {process['workers']} workers" if process["workers"] > 1 else ""
+    workers = f" with {process['workers']} workers" if process["workers"] > 1 else ""
+    items = [
+        f"process {process['id']}{workers}",
+        f"up {format_duration(max(1.0, (overview['at'] - process['since']) / 1000))}",
+        f"store {store['kind']} {'lost' if store['lost'] else 'ok'}",
+        f"{overview['in_flight']} in flight",
+        f"{overview['waiting']} waiting",
+        *([f"p50 {p50 / 1000:.2g} ms", f"p99 {p99 / 1000:.2g} ms"] if p50 and p99 else ()),
+    ]
     head = output.style(f"tidegate {process['version']} on {redact(url)}", "bold")
-    calls = f"{overview['in_flight']} in flight, {overview['waiting']} waiting"
-    return f"{head}: process {process['id']}{worker}, up {uptime}, store {store['kind']} {state}, {calls}{latency}"
+    lines = join_within(items, output.columns) if output.live else [", ".join(items)]
+    return [head, *(output.style(line, "red") if store["lost"] else line for line in lines)]
 
 
 def draw_findings(overview: dict[str, Any], output: Output) -> list[str]:
@@ -175,7 +268,8 @@ def draw_findings(overview: dict[str, Any], output: Output) -> list[str]:
         since = f" since {datetime.fromtimestamp(finding['since'] / 1000, UTC):%H:%M} UTC" if finding["since"] else ""
         detail = f": {finding['detail']}" if finding["detail"] else ""
         text = output.clean(f"{finding['title']}{since}{detail}. {finding['meaning']}", MAX_FINDING_LENGTH)
-        lines.append(output.style(text, COLOURS[finding["level"]]))
+        wrapped = join_within(text.split(" "), output.columns, " ") if output.live else [text]
+        lines += [output.style(line, COLOURS[finding["level"]]) for line in wrapped]
     return lines
 
 
@@ -191,10 +285,8 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
         )
         for row in rows
     ]
-    widths = [max(len(row[i]) for row in (EGRESS_COLUMNS, *cells)) for i in range(len(EGRESS_COLUMNS))]
-    lines = [output.style(f"egress gateway on {panel['listen']}", "bold"), ""]
-    lines += [output.style(format_row(EGRESS_COLUMNS, widths), "bold"), *(format_row(each, widths) for each in cells)]
-    lines = lines if rows else [*lines, "no calls yet"]
+    title = output.style(f"egress gateway on {panel['listen']}", "bold")
+    lines = [title, "", *draw_table(TextTable(EGRESS_COLUMNS, list(cells), empty="no calls yet"), output)]
     if error := panel["rules"]["error"]:
         lines += ["", output.style(output.clean(f"The egress file is refused: {error}", MAX_FINDING_LENGTH), "yellow")]
     return lines
@@ -205,11 +297,19 @@ def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:
     cells = []
     for each in members:
         nearest = max(each["limits"], key=lambda limit: limit["used"] / limit["quota"])
-        left = f"{nearest['remaining']:,} of {nearest['quota']:,} {nearest['unit']}"
+        left = describe_left(nearest)
         name = output.clean(f"{each['pool']}/{each['member']}", 40)
-        cells.append((name, each["state"], left, f"{each['refused']:,}", f"{each['cost_micros'] / 1e6:,.2f}"))
-    widths = [max(len(row[i]) for row in (MEMBER_COLUMNS, *cells)) for i in range(len(MEMBER_COLUMNS))]
-    return [output.style(format_row(MEMBER_COLUMNS, widths), "bold"), *(format_row(each, widths) for each in cells)]
+        pause = f" for {format_duration(each['frozen_for'])}" if each["state"] == "paused" else ""
+        cells.append((name, each["state"] + pause, left, f"{each['refused']:,}", f"{each['cost_micros'] / 1e6:,.2f}"))
+    return draw_table(TextTable(MEMBER_COLUMNS, list(cells)), output)
+
+
+def describe_left(limit: dict[str, Any]) -> str:
+    """Describe what is left of a limit: requests, tokens or money."""
+    left, quota, unit = limit["remaining"], limit["quota"], limit["unit"]
+    if unit.endswith("_micros"):
+        return f"{left / 1e6:,.2f} of {format_amount(quota, unit)}"
+    return f"{left:,} of {quota:,} {unit}"
 
 
 def draw_services(overview: dict[str, Any], output: Output) -> list[str]:
@@ -221,53 +321,42 @@ def draw_services(overview: dict[str, Any], output: Output) -> list[str]:
     return [f"services on this store: {', '.join(names)}"]
 
 
-def draw_policies(overview: dict[str, Any], output: Output, rows: int, *, wide: bool) -> list[str]:
+def draw_policies(overview: dict[str, Any], output: Output, rows: int, sorting: Sorting) -> list[str]:
     """Draw the table of policies."""
-    found = busiest(overview)[:rows]
-    cells = [
-        (output.clean(row["name"], 40), *(f"{row[name]:,}" for name in
-         ("admitted_per_second", "denied_per_second", "waiting", "admitted", "denied")))
+    found = list_policies(overview, sorting)[:rows]
+    counts = ("admitted_per_second", "denied_per_second", "waiting", "admitted", "denied")
+    cells: list[tuple[Cell, ...]] = [
+        (
+            output.clean(row["name"], 40),
+            *(f"{row[name]:,}" for name in counts),
+            curve(overview["tracks"].get(row["name"], ((),))[0]),
+        )
         for row in found
-    ]  # fmt: skip
-    widths = [max(len(row[i]) for row in (COLUMNS, *cells)) for i in range(len(COLUMNS))]
-    lines = [output.style(format_row(COLUMNS, widths), "bold")]
-    for row, each in zip(found, cells, strict=True):
-        text = format_row(each, widths)
-        if wide:
-            text += f"  {curve(overview['tracks'].get(row['name'], ((),))[0])}"
-        lines.append(output.style(text, "red") if row["denied_per_second"] else text)
-    return lines if found else [*lines, "no policy is configured"]
-
-
-def format_row(cells: tuple[str, ...], widths: list[int]) -> str:
-    """Write a row of a table: the name to the left, numbers to the right."""
-    first, *others = cells
-    return "  ".join((first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))))
+    ]
+    styles = ["red" if row["denied_per_second"] else "" for row in found]
+    return draw_table(TextTable(POLICY_COLUMNS, cells, styles, empty="no policy is configured"), output)
 
 
 def draw_nearest(keys: list[dict[str, Any]], output: Output) -> list[str]:
     """Draw the keys nearest to a limit."""
-    names = [output.clean(f"{each['policy']}: {format_key(each['key'])}") for each in keys]
-    width = max(map(len, names))
-    lines = []
-    for name, each in zip(names, keys, strict=True):
+    cells = []
+    for each in keys:
         total = each["used"] + each["remaining"]
-        left = f"{each['remaining']:,} of {total:,} {each['unit']} left in {each['limit']}"
-        reset = f"reset in {format_duration(each['reset_after'])}"
-        lines.append(f"{name:<{width}}  {output.draw_bar(each['used'], total, 20)}  {left}, {reset}")
-    return lines
+        name = output.clean(f"{each['policy']}: {format_key(each['key'])}")
+        bar, reset = output.bar(each["used"], total, BAR_WIDTH), format_duration(each["reset_after"])
+        cells.append((name, bar, f"{each['remaining']:,}", f"{total:,}", each["unit"], each["limit"], reset))
+    return draw_table(TextTable(NEAR_COLUMNS, list(cells)), output)
 
 
 def draw_denials(denials: list[dict[str, Any]], output: Output) -> list[str]:
     """Draw the latest denials."""
-    lines = []
+    cells = []
     for each in denials:
         at = datetime.fromtimestamp(each["at"] / 1000, UTC).strftime("%H:%M:%S")
-        retry = "never fits" if each["retry_after"] is None else f"retry in {format_duration(each['retry_after'])}"
-        shadow = " (shadow mode: was allowed)" if each["shadow"] else ""
+        retry = "never fits" if each["retry_after"] is None else format_duration(each["retry_after"])
         name = output.clean(f"{each['policy']}: {format_key(each['key'])}")
-        lines.append(f"{at}  {name}  by {', '.join(each['violated'])}, {retry}{shadow}")
-    return lines
+        cells.append((at, name, ", ".join(each["violated"]), "shadow" if each["shadow"] else retry))
+    return draw_table(TextTable(DENIAL_COLUMNS, list(cells)), output)
 
 
 def format_key(key: str | list[str]) -> str:

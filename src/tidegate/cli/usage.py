@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from tidegate.cli.arguments import add_watch_option
+from tidegate.cli.durations import format_duration
+from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_key
+from tidegate.cli.tables import TableColumn, TextTable
 from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import USAGE
 from tidegate.service.client.protocol import read_usage
@@ -13,28 +17,56 @@ if TYPE_CHECKING:
     import argparse
 
     from tidegate.cli.output import Output
+    from tidegate.limiter import Usage
+    from tidegate.service.client.client import Client
+
+EXAMPLES: Final = (
+    ("tidegate usage api user:42", "a bar for each limit of this key"),
+    ("tidegate usage api user:42 --watch 5s", "update them every five seconds"),
+    ("tidegate usage --provider openai", "what was used of a provider's quota"),
+)
+COLUMNS: Final = (
+    TableColumn("limit"),
+    TableColumn("", optional=True),
+    TableColumn("used", right=True),
+    TableColumn("of", right=True),
+    TableColumn("unit"),
+    TableColumn("reset in", right=True),
+)
+BAR_WIDTH: Final = 30
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key or the provider, and the service."""
     add_verb_arguments(parser, "usage")
+    add_watch_option(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Draw a bar for each limit."""
     check_target(args)
     with open_client(args) as client:
-        if args.provider is None:
-            usage = client.usage(args.policy, read_key(args))
-        else:
-            usage = read_usage(client.call(USAGE, TargetRequest(provider=args.provider)))
-    if not usage:
-        output.write_line("not limited")
-    width = max(map(len, usage), default=0)
+        watch(lambda: show(read(client, args), output), output, args.watch)
+    return 0
+
+
+def read(client: Client, args: argparse.Namespace) -> dict[str, Usage]:
+    """Ask the service."""
+    if args.provider is None:
+        return client.usage(args.policy, read_key(args))
+    return read_usage(client.call(USAGE, TargetRequest(provider=args.provider)))
+
+
+def show(usage: dict[str, Usage], output: Output) -> None:
+    """Write the table once."""
+    rows = []
     for name, limit in usage.items():
         total = limit.used + limit.remaining
-        bar = output.draw_bar(limit.used, total)
-        reset = f"completely reset in {limit.reset_after:g} s" if limit.used else "unused"
-        output.write_line(f"{name:<{width}}  {bar}  {limit.used:,} / {total:,} {limit.unit}  {reset}")
+        reset = format_duration(limit.reset_after) if limit.used else "unused"
+        bar = output.bar(limit.used, total, BAR_WIDTH)
+        rows.append((output.clean(name), bar, f"{limit.used:,}", f"{total:,}", limit.unit, reset))
+    if rows:
+        output.write_table(TextTable(COLUMNS, list(rows)))
+    else:
+        output.write_line("not limited")
     output.write_json({"limits": [{"name": name, **limit._asdict()} for name, limit in usage.items()]})
-    return 0

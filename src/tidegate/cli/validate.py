@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.file_kinds import KINDS, check_provider, recognise
 from tidegate.errors import ConfigError
@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
+EXAMPLES: Final = (
+    ("tidegate validate *.yaml", "check files of any kind"),
+    ("tidegate validate --schema > service.schema.json", "a JSON schema for your editor"),
+    ("tidegate validate --from-envoy config.yaml > service.yaml", "convert a file of Envoy's rate limit service"),
+)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the files, and what to do with them."""
+    parser.description = (
+        "Check configuration files of any kind, and describe what they configure; or print a schema, or convert files "
+        "of Envoy's rate limit service."
+    )
     kinds = ", ".join(f"{name} ({kind.title})" for name, kind in KINDS.items())
     parser.add_argument("files", nargs="*", metavar="FILE", help="a YAML file of any kind")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"kind of the files (default: detected): {kinds}")
@@ -33,7 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="YAML file or folder of profiles that provider files can name (may be repeated); profiles among the files "
         "are known, too",
     )
-    parser.add_argument(
+    other = parser.add_argument_group("instead of checking")
+    other.add_argument(
         "--schema",
         nargs="?",
         const="service",
@@ -41,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="print the JSON schema of a kind of file, for editors (default: service)",
     )
-    parser.add_argument(
+    other.add_argument(
         "--from-envoy",
         action="store_true",
         help="convert files of Envoy's rate limit service to a file of this service",

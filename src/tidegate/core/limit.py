@@ -11,6 +11,7 @@ from tidegate.core import algorithms
 from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, RATE_TOLERANCE, SECOND, ceil_div, rate_below
 from tidegate.core.calendar import PERIODS, Calendar, find_zone
 from tidegate.errors import ConfigError
+from tidegate.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,10 +42,11 @@ CALENDAR_PERIODS: Final = {
 }
 NO_FIXED_LENGTH: Final = ("month", "months", "year", "years")
 PERIOD = re.compile(r"\s*(?P<count>\d+(?:_\d+)*(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)\s*")
+PERIOD_PARTS = re.compile(r"\s*(?:\d+[^\W\d_]+){2,}\s*")  # 1h30m
 PER_WORDS: Final = r"(?:/|\bper\b|\bevery\b|\bin\b)"
 LIMIT = re.compile(
     rf"\s*(?P<quota>\d[\d_]*)\s*(?P<unit>(?!(?:per|every|in)\b)[^\W\d][\w-]*)?\s*{PER_WORDS}\s*"
-    r"(?P<period>(?:[\d_.]+\s*)?[^\W\d_]+)(?P<rest>(?:\s.*)?)",
+    r"(?P<period>(?:[\d_.]+\s*)?[^\W\d_]+(?:\d+[^\W\d_]+)*)(?P<rest>(?:\s.*)?)",
     re.DOTALL,
 )
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -239,7 +241,7 @@ class Limit:
 
 
 def parse_period(period: str | timedelta | float) -> int:
-    """Return microseconds of a period: `250ms` `30s` `5m` `1h` `1d` `1w`, `hour`, `1.5h`, a timedelta or seconds."""
+    """Return microseconds of a period: `250ms` `30s` `5m` `1h30m` `1d` `1w`, `hour`, `1.5h`, a timedelta or seconds."""
     if isinstance(period, timedelta):
         length = period // timedelta(microseconds=1)
         exact = True
@@ -270,11 +272,36 @@ class _LimitTextError(Exception):
 
 
 def _read_period(text: str) -> tuple[int, bool]:
+    if PERIOD_PARTS.fullmatch(text):
+        return _read_period_parts(text), True
     match = PERIOD.fullmatch(text)
     if match is None:
         good = re.match(r"\s*(?:\d+(?:_\d+)*(?:\.\d+)?\s*(?:[^\W\d_]+\s*)?)?", text)
         place = good.end() if good else 0
         raise _LimitTextError(place, "expected a period such as '30s', '5m', '1h', '1d' or '250ms'")
+    unit = _unit_length(match)
+    whole, _, part = (match["count"] or "1").replace("_", "").partition(".")
+    if len(part) > MAX_DIGITS:
+        return 0, False
+    count = _number(whole) * 10 ** len(part) + _number(part)
+    length, rest = divmod(count * unit, 10 ** len(part))
+    return length, rest == 0
+
+
+def _read_period_parts(text: str) -> int:
+    """Read several integers with units, the largest unit first: 1h30m."""
+    length, before = 0, MAX_DURATION + 1
+    for match in re.finditer(r"(?P<count>\d+)(?P<unit>[^\W\d_]+)", text):
+        unit = _unit_length(match)
+        if unit >= before:
+            message = f"expected a smaller unit than the one before {match.group()!r}, as in '1h30m'"
+            raise _LimitTextError(match.start(), message)
+        length, before = length + _number(match["count"]) * unit, unit
+    return length
+
+
+def _unit_length(match: re.Match[str]) -> int:
+    """Return the microseconds of the unit that a pattern has found."""
     # Units may be upper-case, except M, which could mean minute or month.
     unit = match["unit"] if match["unit"] == "M" else match["unit"].lower()
     if unit in NO_FIXED_LENGTH:
@@ -283,12 +310,7 @@ def _read_period(text: str) -> tuple[int, bool]:
         raise _LimitTextError(match.start("unit"), message)
     if unit not in PERIOD_UNITS:
         raise _LimitTextError(match.start("unit"), f"unknown unit of time {match['unit']!r}: use ms, s, m, h, d or w")
-    whole, _, part = (match["count"] or "1").replace("_", "").partition(".")
-    if len(part) > MAX_DIGITS:
-        return 0, False
-    count = _number(whole) * 10 ** len(part) + _number(part)
-    length, rest = divmod(count * PERIOD_UNITS[unit], 10 ** len(part))
-    return length, rest == 0
+    return PERIOD_UNITS[unit]
 
 
 def period_text(length: int) -> str:
@@ -311,11 +333,8 @@ def _check_range(name: str, value: object, low: int, high: int, condition: str) 
 
 
 def _unknown_algorithm(name: object) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - only for this error
-
-    near = get_close_matches(str(name), algorithms.ALGORITHMS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown algorithm {name!r}: use one of {', '.join(algorithms.ALGORITHMS)}{hint}"
+    known = algorithms.ALGORITHMS
+    return f"unknown algorithm {name!r}: use one of {', '.join(known)}{hint(name, known)}"
 
 
 def _option(text: str, place: int, word: str) -> tuple[str, str | int]:

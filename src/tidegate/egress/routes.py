@@ -11,7 +11,6 @@ Only hosts of configured providers can be reached, on the usual ports and those 
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -20,6 +19,7 @@ from yarl import URL
 from tidegate.egress.messages import EgressError, bracketed
 from tidegate.egress.settings import HTTP_PORTS, Upstream
 from tidegate.outbound.providers.hosts import normal_host
+from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,8 +109,8 @@ class Routes:
         provider = next((each for each in self._providers if each.name == name), None)
         if provider is None:
             shown = name[:MAX_SHOWN]
-            close = get_close_matches(shown, [each.name for each in self._providers], n=1)
-            hint = f"did you mean /{close[0]}?" if close else "send to /NAME/path or /to/HOST/path"
+            near = closest(shown, [each.name for each in self._providers])
+            hint = f"did you mean /{near}?" if near else "send to /NAME/path or /to/HOST/path"
             raise EgressError(404, "unknown-provider", f"there is no provider {shown!r}: {hint}")
         return provider
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,6 +35,7 @@ from tidegate.policy.setting_values import (
     read_url,
 )
 from tidegate.spending.settings import read_spending
+from tidegate.suggestions import did_you_mean
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -149,9 +149,8 @@ def check_names(settings: EgressSettings, providers: Iterable[Provider]) -> None
     named += [(f"callers.{caller.name}", name) for caller in settings.callers for name in caller.providers or ()]
     for place, name in named:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(sorted(known))}"
-            message = f"there is no provider {name!r}: {hint}"
+            advice = did_you_mean(name, known) or f"expected one of {', '.join(sorted(known))}"
+            message = f"there is no provider {name!r}: {advice}"
             raise ConfigError(message, file=settings.file, line=settings.lines.get(place), field=place)
 
 

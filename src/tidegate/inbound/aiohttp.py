@@ -22,10 +22,11 @@ from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
 from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
-from tidegate.inbound.limiting.request_state import NO_CHARGES, STATE_KEY, RequestState
+from tidegate.inbound.limiting.request_state import NO_CHARGES, STATE_KEY, RequestState, make_state
 from tidegate.inbound.limiting.route_gates import class_handler
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.responses import admin
@@ -67,6 +68,8 @@ LIMITED: Final[Any] = web.RequestKey("limited", bool) if hasattr(web, "RequestKe
 
 class AiohttpFramework:
     """Requests and responses of aiohttp."""
+
+    request_type: Final = web.Request
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> web.Request:  # noqa: ANN401 - any function
         """Find the request among the arguments of a handler: itself, or that of a view."""
@@ -178,7 +181,7 @@ class RateLimitMiddleware:
                 charges = prepared
             elif not prepared.allowed:
                 return await self._deny_blocked(seen, prepared, outer)
-        request_state = mapping[STATE_KEY] = RequestState(request_limiter, client, None, outer, None, charges)
+        request_state = mapping[STATE_KEY] = make_state(request_limiter, client, None, outer, charges)
         if target is not None and target.admin:
             handler = self._admin
             denial = await self._decide_pending(request, request_state)
@@ -200,7 +203,7 @@ class RateLimitMiddleware:
 
     async def _decide_pending(self, request: web.Request, request_state: RequestState) -> web.Response | None:
         """Decide what is pending; return the response to a denied request."""
-        if not request_state.pending:
+        if not request_state.is_pending or decide_deferred(request_state):
             return None
         seen = make_request(request, request_state.client)
         result = await run_async(request_state.charge_flow((), seen, tasks=True), call)

@@ -19,17 +19,15 @@ from tidegate.flow import run_async
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
 from tidegate.inbound.limiting.asgi_responses import (
     POLICY_VIOLATION,
-    add_headers,
-    charge_pending,
+    add_fields,
     decide_pending,
-    defer_start,
+    finish,
     make_request,
     respond,
 )
-from tidegate.inbound.limiting.charges import make_charge
 from tidegate.inbound.limiting.matched_route import find_template, has_fixed_mount
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
-from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
 from tidegate.inbound.limiting.route_gates import AsgiGates, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import Response, fit_to_status, plain_denial
@@ -84,78 +82,101 @@ class RateLimitMiddleware:
             check_is_shared(app)
         # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(
-            config, store, trusted_proxies, headers, clock, tasks=True, **options
+            config, store, trusted_proxies, headers, clock, tasks=True, raw=True, **options
         )
         self._own_root = self.request_limiter.root_path or find_root_path(app)
-        self._gates = AsgiGates(app, decide_pending, self.request_limiter)
+        self._gates = self.request_limiter.gates = AsgiGates(app, decide_pending, self.request_limiter)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0911, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
-        if kind != "http" and kind != "websocket":  # noqa: PLR1714 - twice as fast
+        if kind == "http":
+            method = scope["method"]
+        elif kind == "websocket":
+            method = "GET"
+        else:
             await self.app(scope, receive, _ClosingLifespan(self, send).send if kind == "lifespan" else send)
             return
-        request_limiter = self.request_limiter
-        method, path = scope["method"] if kind == "http" else "GET", scope["path"]
-        target = MISSING
-        if not scope.get("root_path") and "route" not in scope and not request_limiter.by_method:
-            target = request_limiter.targets.get((method, path), MISSING)
-        if target is MISSING:
-            target = self._find_target(scope, method, path)
-        if target is None:
-            if request_limiter.idle:
-                request_limiter.run_idle_maintenance()
-            await self._pass(scope, receive, send)
-            return
-        category_limiter, cost, special, _, _ = target
-        peer = scope.get("client")
-        host = peer[0] if peer else None
-        client = request_limiter.known_clients.get(host)
-        if client is None:
-            client = request_limiter.client_identifier.find(host, scope["headers"])
-        key = client[0]
-        if special or client[2] or request_limiter.special or category_limiter is None or key is None:
-            await self._handle_special(scope, receive, send, target, client)
-            return
-        gated = self._gates.has_limits()
-        if gated or (STATE_KEY in scope and scope[STATE_KEY].pending):
-            last = category_limiter.last_decisions.get(key)
-            if last is None or last[0] or await self._may_pass(category_limiter, key, cost, method, path):
-                charge = make_charge(
-                    (request_limiter, category_limiter.limiter, key, cost, category_limiter, None, False, None)
-                )
-                await self._defer(scope, receive, send, client, (charge,), gated=gated)
-            else:
-                await self._deny(scope, receive, send, category_limiter, client, category_limiter.last_decisions[key])
-            return
-        try:
-            decision = category_limiter.decide(key, cost)
-            if category_limiter.is_async:
-                decision = await decision
-        except RateLimitError as error:
-            await self._apply_outcome(
-                request_limiter.handle_store_error(category_limiter, error), scope, receive, send, target, client
-            )
-            return
+        request_limiter, path, peer = self.request_limiter, scope["path"], scope.get("client")
+        target = None
+        if not scope.get("root_path") and "route" not in scope:
+            target = request_limiter.plain_targets.get((method, path))
+        client = request_limiter.plain_clients.get(peer[0]) if peer else None
+        if target is None or client is None:
+            target = target or self._find_target(scope, method, path)
+            if target is None:
+                await self._pass(scope, receive, send)
+                return
+            client = request_limiter.client_identifier.find(peer[0] if peer else None, scope["headers"])
+            if target.special or client.special or request_limiter.special:
+                await self._handle_special(scope, receive, send, target, client)
+                return
+            self._gates.update()
+        cost = target.cost
+        category_limiter: CategoryLimiter = target.category_limiter  # type: ignore[assignment]  # None is special
+        key: Key = client.key  # type: ignore[assignment]  # as above
+        request_state = RequestState()
+        request_state.request_limiter = request_limiter
+        request_state.client = client
+        outer = scope.get(STATE_KEY)
         last_decisions = category_limiter.last_decisions
-        # By position: a fast path.
-        if decision[0] and decision[1] < request_limiter.fast_path_until and key in last_decisions:
-            last_decisions[key] = decision  # fast path: a known client is allowed again
-            category_limiter.allowed += 1
-        elif not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
-            await self._deny(scope, receive, send, category_limiter, client, decision)
-            return
-        request_state = scope[STATE_KEY] = RequestState(request_limiter, client, decision, scope.get(STATE_KEY), target)
-        sending = add_headers(request_state, send, category_limiter.fields)
+        gated = self._gates.limited
+        if gated or (outer is not None and outer.is_pending):
+            # This limit is decided together with those of the route; a client that is still over it is denied now.
+            last = last_decisions.get(key)
+            if last is not None and not last[0] and not await self._may_pass(category_limiter, key, cost, method, path):
+                await self._deny(scope, receive, send, category_limiter, client, last_decisions[key])
+                return
+            if cost == 1:
+                request_state.deferred, request_state.key = category_limiter, key
+            else:
+                request_state.pending = request_limiter.make_charges(target, key)
+        else:
+            last = last_decisions.get(key)
+            known = last is not None and last[0] and cost == 1
+            charged = category_limiter.acquire((key,)) if known else None
+            if charged is not None:
+                now, views = charged
+                decision = Decision((True, now, category_limiter.limits, views, None))
+                if now < request_limiter.fast_path_until:
+                    last_decisions[key] = decision  # `record_decision`, inlined
+                    category_limiter.allowed += 1
+                else:
+                    request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+                request_state.write, request_state.written = category_limiter.write, charged
+            else:
+                try:
+                    decision = category_limiter.decide(key, cost)
+                    if category_limiter.is_async:
+                        decision = await decision
+                except RateLimitError as error:
+                    outcome = request_limiter.handle_store_error(category_limiter, error)
+                    await self._apply_outcome(outcome, scope, receive, send, target, client)
+                    return
+                if not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
+                    await self._deny(scope, receive, send, category_limiter, client, decision)
+                    return
+                if decision[0]:
+                    request_state.write, request_state.written = request_limiter.write, decision
+                request_state.cost = cost
+            request_state.decision, request_state.charged, request_state.key = decision, category_limiter, key
+        scope[STATE_KEY] = request_state
+        sending = add_fields(request_state, scope, receive, send)
+        if outer is not None:
+            request_state.nest(outer)
+            if not gated and not await decide_pending(scope, receive, sending):
+                return
         try:
             if kind == "http":
                 await self.app(scope, receive, sending)
             else:
                 await self._websocket(scope, receive, sending, client)
-        finally:
-            if request_state.response_charge is not None:  # of a block in the application
-                await run_async(request_state.response_charge.settle_flow(), call)
+        except BaseException as error:
+            await finish(scope, request_state, cancelled=not isinstance(error, Exception))
+            raise
+        if request_state.write is None:
+            await finish(scope, request_state)
 
     # ---- slow paths --------------------------------------------------------------------------------------------------
 
@@ -185,7 +206,7 @@ class RateLimitMiddleware:
         request = make_request(scope, client)
         client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            if not target.admin and self._gates.has_limits():
+            if not target.admin and self._gates.update():
                 prepared = await run_async(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     await self._defer(scope, receive, send, client, prepared)
@@ -209,54 +230,38 @@ class RateLimitMiddleware:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request that no category limits; limits of routes and of websocket messages may apply."""
+        if self.request_limiter.idle:
+            self.request_limiter.run_idle_maintenance()
         client = self._find_client(scope) if self.request_limiter.special or scope["type"] != "http" else None
         exempt = False
         if client is not None:
             client = self.request_limiter.exempt_client(make_request(scope, client), client)
             exempt = client.key is None
-        request_state = RequestState(self.request_limiter, client if exempt else None, None, scope.get(STATE_KEY))
-        scope[STATE_KEY] = request_state
-        await self._call_app(scope, receive, defer_start(request_state, scope, receive, send), request_state, client)
+        request_state = make_state(self.request_limiter, client if exempt else None, None, scope.get(STATE_KEY))
+        await self._call_app(scope, receive, send, request_state, client)
 
     async def _defer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        client: RequestClient,
-        charges: Sequence[RequestCharge],
-        *,
-        gated: bool = True,
+        self, scope: Scope, receive: Receive, send: Send, client: RequestClient, charges: Sequence[RequestCharge]
     ) -> None:
-        """Pass a request to the application; its charges are decided together with the limits of its route.
-
-        `gated`: whether the application has limits on routes.
-        """
-        request_state = RequestState(self.request_limiter, client, None, scope.get(STATE_KEY), None, charges)
-        scope[STATE_KEY] = request_state
-        deferring = defer_start(request_state, scope, receive, send)
-        if not gated and not await decide_pending(scope, receive, deferring):
-            return  # nothing inside would decide
-        await self._call_app(scope, receive, deferring, request_state, client)
+        """Pass a request to the application; its charges are decided together with the limits of its route."""
+        request_state = make_state(self.request_limiter, client, None, scope.get(STATE_KEY), charges)
+        await self._call_app(scope, receive, send, request_state, client)
 
     async def _call_app(
         self, scope: Scope, receive: Receive, send: Send, request_state: RequestState, client: RequestClient | None
     ) -> None:
         """Call the application; what is pending is decided, and what depends on the response settled, at its end."""
+        scope[STATE_KEY] = request_state
+        sending = add_fields(request_state, scope, receive, send)
         try:
             if scope["type"] == "http" or client is None:
-                await self.app(scope, receive, send)
+                await self.app(scope, receive, sending)
             else:
-                await self._websocket(scope, receive, send, client)
-        except Exception:
-            if request_state.pending:
-                await charge_pending(request_state, scope)
+                await self._websocket(scope, receive, sending, client)
+        except BaseException as error:
+            await finish(scope, request_state, cancelled=not isinstance(error, Exception))
             raise
-        finally:
-            if request_state.response_charge is not None:
-                await run_async(request_state.response_charge.settle_flow(), call)
-        if request_state.pending:
-            await charge_pending(request_state, scope)
+        await finish(scope, request_state)
 
     async def _apply_outcome(
         self,
@@ -273,19 +278,16 @@ class RateLimitMiddleware:
             await self._deny(scope, receive, send, outcome.category_limiter, client, decision, outcome.kind)
             return
         outer = scope.get(STATE_KEY)
-        request_state = scope[STATE_KEY] = RequestState(
-            self.request_limiter, client, None if outcome.made else decision, outer
-        )
+        request_state = make_state(self.request_limiter, client, None if outcome.made else decision, outer)
         request_state.made, request_state.response_charge = outcome.made, response_charge
-        settling = defer_start(request_state, scope, receive, send)
-        if target.admin:
-            try:
-                await self._admin(scope, receive, settling)
-            finally:
-                if response_charge is not None:
-                    await run_async(response_charge.settle_flow(), call)
-        else:
-            await self._call_app(scope, receive, settling, request_state, client)
+        if not target.admin:
+            await self._call_app(scope, receive, send, request_state, client)
+            return
+        scope[STATE_KEY] = request_state
+        try:
+            await self._admin(scope, receive, add_fields(request_state, scope, receive, send))
+        finally:
+            await finish(scope, request_state)
 
     def _deny(
         self,

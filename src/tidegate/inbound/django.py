@@ -12,7 +12,7 @@ from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.limiting.route_gates import Gates, class_handler
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers
 
@@ -22,7 +22,7 @@ try:
         PermissionDenied,
         SuspiciousOperation,
     )
-    from django.http import Http404, HttpResponse  # type: ignore[import-untyped]  # Django has no types
+    from django.http import Http404, HttpRequest, HttpResponse  # type: ignore[import-untyped]  # Django has no types
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.inbound import responses
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.charges import DecidedCharge
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.request_state import RequestState
 
 __all__ = ["ViewLimitExceeded", "exempt", "limit"]
@@ -55,6 +56,8 @@ class ViewLimitExceeded(PermissionDenied):  # type: ignore[misc]  # Django has n
 
 class DjangoFramework:
     """Requests and responses of Django."""
+
+    request_type: Final[type[Any]] = HttpRequest
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the request: the first argument of a view, the second of a method."""
@@ -137,18 +140,19 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return LimitedBlock(self, request, FRAMEWORK)
 
 
-class DjangoGate:
+class DjangoGate(Gates):
     """Decides what the middleware left pending, before a view without limits runs."""
 
-    def __init__(self, handler: Any) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
+    def __init__(self, handler: Any, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
         """Decide in this handler, before its own view middlewares."""
+        super().__init__(request_limiter)
         is_async = hasattr(handler, "read_body")  # ASGIHandler
         decide = decide_before_view_async if is_async else decide_before_view
         if decide not in handler._view_middleware:  # noqa: SLF001 - Django offers no other way
             handler._view_middleware.insert(0, decide)  # noqa: SLF001 - as above
             handler._exception_middleware.append(send_denial)  # noqa: SLF001 - after those of the application
 
-    def has_limits(self) -> bool:
+    def find_limits(self) -> bool:
         """Return whether some view may have limits: this module was imported to make them."""
         return True
 
@@ -183,7 +187,7 @@ async def decide_before_view_async(request: Any, view: Any, args: Any, kwargs: A
 
 def is_pending(request_state: RequestState | None, request: Any, view: Any) -> bool:  # noqa: ANN401 - as above
     """Return whether charges are pending that no limit of the view decides; default limits are charged to the view."""
-    if request_state is None or not request_state.pending:
+    if request_state is None or not request_state.is_pending:
         return False
     view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if is_exempt(view) or is_exempt(view_class):

@@ -12,18 +12,18 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from operator import call
 from typing import Annotated, Any, Final, overload
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
-from tidegate.inbound.limiting.fast_decision import decide_fast
+from tidegate.inbound.limiting.fast_decision import decide_alone, decide_fast
 from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, require_response
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt
-from tidegate.inbound.limiting.matched_route import matched_route_name
-from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_gates import is_limit
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
@@ -40,6 +40,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 __all__ = ["RateLimitExceeded", "exempt", "limit"]
 
 POLICY_VIOLATION = 1008
+MAX_CACHED_STACKS: Final = 1000  # a root path may have parameters
 PARAMETER_PREFIX: Final = "tidegate_limit_"  # the parameters that a decorator adds start with it
 USES_KEY: Final = "tidegate_route_limits"  # in the scope: the limits of the route, once they are known
 
@@ -122,12 +123,17 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
             return
         stack, more = self._stack(scope)
         uses = stack.uses
-        if request_state is not None and decide_fast(stack, request_state, connection):
-            request_state.covered = {
-                *(request_state.covered or ()),
-                *(use.limit for use in uses if use.limit is not self),
-            }
-            return
+        if stack.is_plain and not more:  # otherwise, a limit that is decided later may deny
+            if request_state is not None:
+                decided = request_state if decide_fast(stack, request_state, connection) else None
+            else:
+                decided = decide_alone(stack, connection, scope)
+            if decided is not None:
+                self._cover(decided, uses)
+                if decided.standalone:
+                    decided.sees_response = False
+                    response.headers.update(dict(standalone_fields(decided)))
+                return
         if any(use.limit.reserves for use in uses):
             require_response(request_state, "a concurrency limit or count= in FastAPI")
         native = connection if scope["type"] == "websocket" else Request(scope)
@@ -135,7 +141,7 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         state = check.request_state
         if check.result.allowed:
             FRAMEWORK.report(native, [each for each in check.result.decided if not each.charge.blocks])
-            state.covered = {*(state.covered or ()), *(use.limit for use in uses if use.limit is not self)}
+            self._cover(state, uses)
             response.headers.update(dict(standalone_fields(state)))
             return
         if scope["type"] == "websocket":
@@ -143,6 +149,11 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         decision = check.result.decision
         assert decision is not None  # noqa: S101 - a denial has a decision
         raise FRAMEWORK.make_error(deny(check.result, check.request, native, state), decision, native)
+
+    def _cover(self, state: RequestState, uses: Sequence[RouteUse]) -> None:
+        """Tell the other limits of the route that they are decided."""
+        if len(uses) > 1:
+            state.covered = {*(state.covered or ()), *(use.limit for use in uses if use.limit is not self)}
 
     def check(self, request: HTTPConnection) -> LimitedBlock:
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
@@ -156,17 +167,17 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         dependant, root = route_dependant(scope), scope.get("root_path") or ""
         is_first = USES_KEY not in scope
         scope[USES_KEY] = True
-        cache_key = (id(dependant), is_first)
-        found = self._stacks.get(cache_key) if not root else None
+        cache_key = (id(dependant), is_first, root, has_fixed_mount(scope) if root else None)  # the name of the route
+        found = self._stacks.get(cache_key)
         if found is None:
-            found = (
+            if len(self._stacks) >= MAX_CACHED_STACKS:
+                self._stacks.clear()
+            found = self._stacks[cache_key] = (
                 dependant,
                 *self._make_stack(
                     matched_route_name(scope, scope.get("route")), route_limits(dependant), is_first=is_first
                 ),
             )
-            if not root:
-                self._stacks[cache_key] = found
         return found[1], found[2]
 
     def _make_stack(self, route: str, limits: list["limit"], *, is_first: bool) -> tuple[LimitStack, bool]:
@@ -176,6 +187,7 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
             self.share_store(other)
         now = [each for each in others if not each.has_functions] if is_first else []
         stack = LimitStack(None, [RouteUse(each, route) for each in (self, *now)], frozenset())
+        stack.framework = FRAMEWORK
         return stack, len(now) < len(others)
 
     @functools.cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from operator import call
+from operator import attrgetter, call
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
@@ -42,14 +42,13 @@ V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limit
 class FlaskFramework:
     """Requests and responses of Flask."""
 
+    request_type: Final = ()  # the request is no argument
+    mapping: Final = attrgetter("environ")
+
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the current request: itself, because every use of the proxy has to find it again."""
         del function, args, kwargs
         return flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001 - a public method of proxies
-
-    def mapping(self, native: flask.Request) -> Any:  # noqa: ANN401 - an environ is any mapping
-        """Return the environ."""
-        return native.environ
 
     def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
         """Return the address of the peer, and the headers that name clients."""
@@ -158,17 +157,16 @@ class FlaskGate(ViewGate):
         """Decide before the functions that the application has registered with `before_request`."""
         preprocess = self.app.preprocess_request
 
+        current_request = flask.request._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001 - a public method of proxies
+
         def preprocess_request(*args: Any) -> Any:  # noqa: ANN401 - as Flask has it
-            denial = self._decide_before_view()
-            return preprocess(*args) if denial is None else denial
+            request = current_request()
+            environ = request.environ
+            request_state = environ.get(STATE_KEY)
+            if request_state is not None and request_state.is_pending and self.decides(request, request_state):
+                denial = decide_pending(environ)
+                if denial is not None:
+                    return FRAMEWORK.make_response(denial)
+            return preprocess(*args)
 
         self.app.preprocess_request = preprocess_request
-
-    def _decide_before_view(self) -> flask.Response | None:
-        request = FRAMEWORK.find_request(None, (), {})
-        environ = request.environ
-        request_state = environ.get(STATE_KEY)
-        if request_state is None or not request_state.pending or not self.decides(request, request_state):
-            return None
-        denial = decide_pending(environ)
-        return None if denial is None else FRAMEWORK.make_response(denial)

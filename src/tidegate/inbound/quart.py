@@ -12,6 +12,7 @@ from tidegate.flow import run_async
 from tidegate.inbound.limiting.asgi_responses import ScopeRequests, make_request
 from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
 from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settle_standalone_flow
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
@@ -41,6 +42,8 @@ SWITCHING_PROTOCOLS: Final = 101  # the status of a websocket
 
 class QuartFramework(ScopeRequests):
     """Requests and responses of Quart."""
+
+    request_type: Final = ()  # the request is no argument
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the current request, or the current websocket."""
@@ -153,7 +156,9 @@ class QuartGate(ViewGate):
         request = FRAMEWORK.find_request(None, (), {})
         scope = request.scope
         request_state = scope.get(STATE_KEY)
-        if request_state is None or not request_state.pending or not self.decides(request, request_state):
+        if request_state is None or not request_state.is_pending or not self.decides(request, request_state):
+            return None
+        if decide_deferred(request_state):
             return None
         seen = make_request(scope, request_state.client)
         result = await run_async(request_state.charge_flow((), seen, tasks=True), call)

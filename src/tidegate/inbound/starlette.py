@@ -65,6 +65,8 @@ async def send_denial(request: Any, error: Any) -> Response:  # noqa: ANN401 - S
 class AsgiFramework(ScopeRequests):
     """Requests and responses of Starlette, and of FastAPI."""
 
+    request_type: Final = HTTPConnection
+
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HTTPConnection:  # noqa: ANN401 - any function
         """Find the request among the arguments of a call."""
         for value in args:

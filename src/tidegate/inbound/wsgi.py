@@ -12,14 +12,15 @@ from __future__ import annotations
 from operator import call
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.decision import Decision
 from tidegate.errors import RateLimitError
 from tidegate.flow import run
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
-from tidegate.inbound.limiting.charges import make_charge
 from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
-from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.route_gates import wrapped_apps
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
+from tidegate.inbound.limiting.route_gates import Gates, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import wsgi_routes
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tidegate.clock import Clock
-    from tidegate.core.decision import Decision
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.address import TrustedProxies
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     Environ = dict[str, Any]
     Fields = list[tuple[str, str]]
     Start = Callable[..., object]
-    TextWriter = Callable[[Decision], Fields]
     App = Callable[..., Iterable[bytes]]  # frameworks have different types for the environ
 
 __all__ = ["RateLimitMiddleware"]
@@ -71,63 +70,83 @@ class RateLimitMiddleware:
         self.app = app
         # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
-        self._gates: list[Any] | None = None
+        self._gates: Gates = AppGates(app, self.request_limiter)
+        self.request_limiter.gates = self._gates
 
-    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911, PLR0912 - extra function calls would slow down every request
+    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
-        request_limiter = self.request_limiter
+        request_limiter, peer = self.request_limiter, environ.get("REMOTE_ADDR")
         method, path = environ.get("REQUEST_METHOD", "GET"), environ.get("PATH_INFO") or "/"
-        if not path.isascii():
+        target = None if environ.get("SCRIPT_NAME") else request_limiter.plain_targets.get((method, path))
+        client = request_limiter.plain_clients.get(peer) if peer else None
+        if target is None or client is None:
             path = decode_text(path)
-        target = MISSING
-        if not environ.get("SCRIPT_NAME") and not request_limiter.by_method:
-            target = request_limiter.targets.get((method, path), MISSING)
-        if target is MISSING:
-            target = self._find_target(environ, method, path)
-        if target is None:
-            if request_limiter.idle:
-                request_limiter.run_idle_maintenance()
-            return self._pass(environ, start_response)
-        peer = environ.get("REMOTE_ADDR")
-        client = request_limiter.known_clients.get(peer)
-        if client is None:
+            target = target or self._find_target(environ, method, path)
+            if target is None:
+                return self._pass(environ, start_response)
             client = request_limiter.client_identifier.find(peer, forwarding_headers(environ))
-        category_limiter, cost, special, _, _ = target
-        key = client[0]
-        if special or client[2] or request_limiter.special or category_limiter is None or key is None:
-            return self._handle_special(environ, start_response, target, client)
-        gated = self._has_limits()
-        if gated or (STATE_KEY in environ and environ[STATE_KEY].pending):
-            last = category_limiter.last_decisions.get(key)
-            if last is None or last[0] or self._may_pass(category_limiter, key, cost, method, path):
-                charge = make_charge(
-                    (request_limiter, category_limiter.limiter, key, cost, category_limiter, None, False, None)
-                )
-                return self._defer(environ, start_response, client, (charge,), gated=gated)
-            decision = category_limiter.last_decisions[key]
-            return self._deny(environ, start_response, category_limiter, client, decision)
-        try:
-            decision = category_limiter.decide(key, cost)
-        except RateLimitError as error:
-            return self._apply_outcome(
-                request_limiter.handle_store_error(category_limiter, error), environ, start_response, target, client
-            )
-        # By position: a fast path.
-        if decision[0] and decision[1] < request_limiter.fast_path_until and key in category_limiter.last_decisions:
-            category_limiter.last_decisions[key] = decision  # fast path: a known client is allowed again
-            category_limiter.allowed += 1
-        elif not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
-            return self._deny(environ, start_response, category_limiter, client, decision)
+            if target.special or client.special or request_limiter.special:
+                return self._handle_special(environ, start_response, target, client)
+            self._gates.update()
+        cost = target.cost
+        category_limiter: CategoryLimiter = target.category_limiter  # type: ignore[assignment]  # None is special
+        key: Key = client.key  # type: ignore[assignment]  # as above
+        request_state = RequestState()
+        request_state.request_limiter = request_limiter
+        request_state.client = client
         outer = environ.get(STATE_KEY)
-        request_state = environ[STATE_KEY] = RequestState(request_limiter, client, decision, outer, target)
+        last_decisions = category_limiter.last_decisions
+        gated = self._gates.limited
+        if gated or (outer is not None and outer.is_pending):
+            # This limit is decided together with those of the route; a client that is still over it is denied now.
+            last = last_decisions.get(key)
+            if last is not None and not last[0] and not self._may_pass(category_limiter, key, cost, method, path):
+                return self._deny(environ, start_response, category_limiter, client, last_decisions[key])
+            if cost == 1:
+                request_state.deferred, request_state.key = category_limiter, key
+            else:
+                request_state.pending = request_limiter.make_charges(target, key)
+        else:
+            last = last_decisions.get(key)
+            known = last is not None and last[0] and cost == 1
+            charged = category_limiter.acquire((key,)) if known else None
+            if charged is not None:
+                now, views = charged
+                decision = Decision((True, now, category_limiter.limits, views, None))
+                if now < request_limiter.fast_path_until:
+                    last_decisions[key] = decision  # `record_decision`, inlined
+                    category_limiter.allowed += 1
+                else:
+                    request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+                request_state.write, request_state.written = category_limiter.write, charged
+            else:
+                try:
+                    decision = category_limiter.decide(key, cost)
+                except RateLimitError as error:
+                    outcome = request_limiter.handle_store_error(category_limiter, error)
+                    return self._apply_outcome(outcome, environ, start_response, target, client)
+                if not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
+                    return self._deny(environ, start_response, category_limiter, client, decision)
+                if decision[0]:
+                    request_state.write, request_state.written = request_limiter.write, decision
+                request_state.cost = cost
+            request_state.decision, request_state.charged, request_state.key = decision, category_limiter, key
+        environ[STATE_KEY] = request_state
+        starting = add_fields(request_state, environ, start_response)
+        if outer is not None:
+            request_state.nest(outer)
+            if not gated:
+                denial = decide_pending(environ)
+                if denial is not None:
+                    return respond(environ, starting, denial, [])
         try:
-            body = self.app(environ, add_headers(request_state, start_response, category_limiter.text_fields))
-        except BaseException:
-            settle(request_state)
+            body = self.app(environ, starting)
+        except BaseException as error:
+            finish(environ, request_state, cancelled=not isinstance(error, Exception))
             raise
-        if request_state.response_charge is None:
+        if request_state.write is not None and request_state.started:
             return body
-        return _DeferredBody(body, request_state, environ, _DeferredStart(start_response, request_state, environ))
+        return finish_body(environ, request_state, body)
 
     # ---- slow paths --------------------------------------------------------------------------------------------------
 
@@ -152,7 +171,7 @@ class RateLimitMiddleware:
         request = make_request(environ, client)
         client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            if not target.admin and self._has_limits():
+            if not target.admin and self._gates.update():
                 prepared = run(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     return self._defer(environ, start, client, prepared)
@@ -160,15 +179,6 @@ class RateLimitMiddleware:
             else:
                 outcome = run(self.request_limiter.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
-
-    def _has_limits(self) -> bool:
-        """Return whether the application has limits on routes; then they are decided together with the categories."""
-        if self._gates is None:
-            self._gates = find_gates(self.app, self.request_limiter)
-        for gate in self._gates:  # noqa: SIM110 - a generator costs more
-            if gate.has_limits():
-                return True
-        return False
 
     def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
@@ -182,49 +192,32 @@ class RateLimitMiddleware:
 
     def _pass(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Pass on a request that no category limits; limits of routes may apply."""
+        if self.request_limiter.idle:
+            self.request_limiter.run_idle_maintenance()
         client = None
         if self.request_limiter.special:
             found = self.request_limiter.client_identifier.find(environ.get("REMOTE_ADDR"), forwarding_headers(environ))
             found = self.request_limiter.exempt_client(make_request(environ, found), found)
             client = found if found.key is None else None
-        request_state = RequestState(self.request_limiter, client, None, environ.get(STATE_KEY))
-        environ[STATE_KEY] = request_state
-        return self._call_deferred(self.app, environ, start, request_state)
+        request_state = make_state(self.request_limiter, client, None, environ.get(STATE_KEY))
+        return self._call_app(self.app, environ, start, request_state)
 
     def _defer(
-        self,
-        environ: Environ,
-        start: Start,
-        client: RequestClient,
-        charges: Sequence[RequestCharge],
-        *,
-        gated: bool = True,
+        self, environ: Environ, start: Start, client: RequestClient, charges: Sequence[RequestCharge]
     ) -> Iterable[bytes]:
-        """Pass a request to the application; its charges are decided together with the limits of its route.
+        """Pass a request to the application; its charges are decided together with the limits of its route."""
+        request_state = make_state(self.request_limiter, client, None, environ.get(STATE_KEY), charges)
+        return self._call_app(self.app, environ, start, request_state)
 
-        `gated`: whether the application has limits on routes.
-        """
-        request_state = RequestState(self.request_limiter, client, None, environ.get(STATE_KEY), None, charges)
-        environ[STATE_KEY] = request_state
-        if not gated:  # nothing inside would decide
-            denial = decide_pending(environ)
-            if denial is not None:
-                return respond(environ, add_headers(request_state, start), denial, [])
-        return self._call_deferred(self.app, environ, start, request_state)
-
-    def _call_deferred(self, app: App, environ: Environ, start: Start, request_state: RequestState) -> Iterable[bytes]:
+    def _call_app(self, app: App, environ: Environ, start: Start, request_state: RequestState) -> Iterable[bytes]:
         """Call the application; what is pending is decided at the latest when its response starts."""
-        deferring = _DeferredStart(start, request_state, environ)
+        environ[STATE_KEY] = request_state
         try:
-            body = app(environ, deferring)
+            body = app(environ, add_fields(request_state, environ, start))
         except BaseException as error:
-            if isinstance(error, Exception):
-                charge_pending(environ, request_state)
-            settle(request_state)
+            finish(environ, request_state, cancelled=not isinstance(error, Exception))
             raise
-        if not deferring.started or request_state.response_charge is not None:
-            return _DeferredBody(body, request_state, environ, deferring)
-        return deferring.replace_body(body)
+        return finish_body(environ, request_state, body)
 
     def _apply_outcome(
         self, outcome: LimitOutcome, environ: Environ, start: Start, target: RequestTarget, client: RequestClient
@@ -234,11 +227,9 @@ class RateLimitMiddleware:
         if not outcome.allowed and outcome.category_limiter is not None and decision is not None:
             return self._deny(environ, start, outcome.category_limiter, client, decision, outcome.kind)
         outer = environ.get(STATE_KEY)
-        request_state = environ[STATE_KEY] = RequestState(
-            self.request_limiter, client, None if outcome.made else decision, outer
-        )
+        request_state = make_state(self.request_limiter, client, None if outcome.made else decision, outer)
         request_state.made, request_state.response_charge = outcome.made, response_charge
-        return self._call_deferred(self._admin if target.admin else self.app, environ, start, request_state)
+        return self._call_app(self._admin if target.admin else self.app, environ, start, request_state)
 
     def _deny(
         self,
@@ -277,7 +268,7 @@ class RateLimitMiddleware:
         self.request_limiter.opened_store.close()
 
 
-def add_headers(request_state: RequestState, start: Start, write: TextWriter | None = None) -> Start:
+def add_fields(request_state: RequestState, environ: Environ, start: Start) -> Start:
     """Return a `start_response` for the application that adds the header fields.
 
     It first settles what depends on the response, so that the client sees the corrected limits.
@@ -285,79 +276,86 @@ def add_headers(request_state: RequestState, start: Start, write: TextWriter | N
     leave a reference cycle to the garbage collector.
     """
 
-    def start_with_headers(status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
-        if request_state.response_charge is not None:
-            settle_at_start(request_state, status)
-        headers = with_fields(request_state, status, headers, write)
+    def start_with_fields(status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
+        request_state.started = True
+        write = request_state.write
+        if write is not None:
+            headers = [*headers, *write(request_state.written)]
+        else:
+            prepare_start(request_state, environ, status)
+            denial = request_state.denial
+            if denial is not None:
+                start(denial.line, with_fields(request_state, denial.line, list(denial.headers)))
+                return lambda _: None  # a body that the application writes itself
+            headers = with_fields(request_state, status, headers)
         return start(status, headers) if exc_info is None else start(status, headers, exc_info)
 
-    return start_with_headers
+    return start_with_fields
 
 
-class _DeferredStart:
-    """The `start_response` that decides what is pending, and settles what depends on the response, if it is known.
+def prepare_start(request_state: RequestState, environ: Environ, status: str) -> None:
+    """Decide what is pending, and settle what depends on the response, if it is known.
 
     The client sees the corrected limits. A response to a request that is denied only now is replaced by the denial.
     """
-
-    __slots__ = ("_environ", "_request_state", "_start", "denial", "started")
-
-    def __init__(self, start: Start, request_state: RequestState, environ: Environ) -> None:
-        self._start = start
-        self._request_state = request_state
-        self._environ = environ
-        self.started = False
-        self.denial: Response | None = None
-
-    def __call__(self, status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
-        """Start the response."""
-        self.started = True
-        request_state = self._request_state
-        if request_state.pending or request_state.response_charge is not None:
-            self._decide(status)
-            if self.denial is not None:
-                self._start(self.denial.line, with_fields(request_state, self.denial.line, list(self.denial.headers)))
-                return lambda _: None  # a body that the application writes itself
-        fields = None if request_state.nested else request_state.prepared_fields(raw=False)
-        headers = with_fields(request_state, status, headers) if fields is None else [*headers, *fields]
-        return self._start(status, headers) if exc_info is None else self._start(status, headers, exc_info)
-
-    def _decide(self, status: str) -> None:
-        """Decide what is pending; settle what depends on the status, unless the request is denied."""
-        request_state = self._request_state
-        if request_state.pending:
-            self.denial = decide_pending(self._environ)
-        if self.denial is None:
-            settle_at_start(request_state, status)
-
-    def replace_body(self, body: Iterable[bytes]) -> Iterable[bytes]:
-        """Return the body of the application, or of the denial."""
-        if self.denial is None:
-            return body
-        if hasattr(body, "close"):
-            body.close()
-        return [] if self._environ.get("REQUEST_METHOD") == "HEAD" else [self.denial.body]
+    if request_state.is_pending:
+        request_state.denial = decide_pending(environ)
+    response_charge = request_state.response_charge
+    if request_state.denial is None and response_charge is not None:
+        response_charge.status = int(status[:3])
+        if response_charge.settles_at_start:
+            request_state.replace_decisions(run(response_charge.settle_at_start_flow(), call))
 
 
-class _DeferredBody:
+def finish(environ: Environ, request_state: RequestState, *, cancelled: bool = False) -> None:
+    """Settle what depends on the response; before, charge what is pending, unless the application was interrupted."""
+    try:
+        if request_state.is_pending and not cancelled:
+            request = make_request(environ, request_state.client)
+            run(request_state.charge_flow((), request, tasks=False), call)
+    finally:
+        if request_state.response_charge is not None:
+            run(request_state.response_charge.settle_flow(), call)
+
+
+def finish_body(environ: Environ, request_state: RequestState, body: Iterable[bytes]) -> Iterable[bytes]:
+    """Return the body for the server: of the application, or of the denial; if necessary, one that settles at its end.
+
+    A middleware that has decided at once has nothing left to do, even if the response is not started yet.
+    """
+    decided = request_state.started or request_state.decision is not None
+    if not decided or request_state.response_charge is not None:
+        return _SettlingBody(environ, request_state, body)
+    return replace_body(environ, request_state, body)
+
+
+def replace_body(environ: Environ, request_state: RequestState, body: Iterable[bytes]) -> Iterable[bytes]:
+    """Return the body of the application, or of the denial."""
+    denial = request_state.denial
+    if denial is None:
+        return body
+    if hasattr(body, "close"):
+        body.close()
+    return [] if environ.get("REQUEST_METHOD") == "HEAD" else [denial.body]
+
+
+class _SettlingBody:
     """The body of a response that is not started yet, or whose request is settled when it is closed."""
 
-    def __init__(
-        self, body: Iterable[bytes], request_state: RequestState, environ: Environ, start: _DeferredStart
-    ) -> None:
-        self._body = body
-        self._request_state = request_state
+    def __init__(self, environ: Environ, request_state: RequestState, body: Iterable[bytes]) -> None:
         self._environ = environ
-        self._start = start
+        self._request_state = request_state
+        self._body = body
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the body of the application; of a denial, if the application starts its response only now."""
-        if self._start.started:
-            yield from self._start.replace_body(self._body)
+        if self._request_state.started:
+            yield from replace_body(self._environ, self._request_state, self._body)
             return
         for chunk in self._body:
-            if self._start.denial is not None:
-                yield self._start.denial.body
+            denial = self._request_state.denial
+            if denial is not None:
+                yield denial.body
                 return
             yield chunk
 
@@ -367,63 +365,57 @@ class _DeferredBody:
             if hasattr(self._body, "close"):
                 self._body.close()
         finally:
-            charge_pending(self._environ, self._request_state)
-            settle(self._request_state)
+            finish(self._environ, self._request_state)
 
 
-def with_fields(request_state: RequestState, status: str, headers: Fields, write: TextWriter | None = None) -> Fields:
+def with_fields(request_state: RequestState, status: str, headers: Fields) -> Fields:
     """Return the headers of a response with the rate limit fields; nested: the outer middleware adds them."""
     decision = None if request_state.nested else request_state.shown_decision
     if decision is None:
         return headers
-    fields = (write or request_state.request_limiter.response_writer.fields)(decision)
+    fields = request_state.request_limiter.response_writer.fields(decision)
     return [*headers, *(fields if decision else fit_to_status(fields, int(status[:3])))]
-
-
-def settle_at_start(request_state: RequestState, status: str) -> None:
-    """Settle what depends on the status of the response, unless it is held until the response is complete."""
-    response_charge = request_state.response_charge
-    if response_charge is not None:
-        response_charge.status = int(status[:3])
-        if response_charge.settles_at_start:
-            request_state.replace_decisions(run(response_charge.settle_at_start_flow(), call))
-
-
-def settle(request_state: RequestState) -> None:
-    """Settle at the end of a response, or if there is none."""
-    if request_state.response_charge is not None:
-        run(request_state.response_charge.settle_flow(), call)
 
 
 def decide_pending(environ: Environ) -> Response | None:
     """Decide the pending charges of a request; returns the response to a denied one."""
     request_state: RequestState = environ[STATE_KEY]
-    if not request_state.pending:
+    if not request_state.is_pending or decide_deferred(request_state):
         return None
     request = make_request(environ, request_state.client)
     result = run(request_state.charge_flow((), request, tasks=False), call)
     return None if result.allowed else write_result(result, request, request)
 
 
-def charge_pending(environ: Environ, request_state: RequestState) -> None:
-    """Charge what is still pending: the application has failed, or sent no response."""
-    if request_state.pending:
-        request = make_request(environ, request_state.client)
-        run(request_state.charge_flow((), request, tasks=False), call)
+class AppGates(Gates):
+    """The object that decides pending charges at the routes of a Flask or Django application."""
+
+    def __init__(self, app: App, request_limiter: RequestLimiter) -> None:
+        """Look for limits in this application."""
+        super().__init__(request_limiter)
+        self._app = app
+        self._gates: Gates | None = None
+
+    def find_limits(self) -> bool:
+        """Return whether the application has limits on routes; they are decided together with the categories."""
+        if self._gates is None:
+            self._gates = find_gates(self._app, self.request_limiter)
+            self.watched.extend(self._gates.watched)
+        return self._gates.inspect()
 
 
-def find_gates(app: App, request_limiter: RequestLimiter) -> list[Any]:
-    """Return the object that decides pending charges at the routes of a Flask or Django application."""
+def find_gates(app: App, request_limiter: RequestLimiter) -> Gates:
+    """Return the gates of a Flask or Django application."""
     for wrapped in wrapped_apps(app):
         if hasattr(wrapped, "view_functions") and hasattr(wrapped, "before_request_funcs"):
             from tidegate.inbound import flask  # noqa: PLC0415 - only a Flask application needs it
 
-            return [flask.FlaskGate(wrapped, request_limiter)]
+            return flask.FlaskGate(wrapped, request_limiter)
         if hasattr(wrapped, "_view_middleware"):
             from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
-            return [django.DjangoGate(wrapped)]
-    return []
+            return django.DjangoGate(wrapped, request_limiter)
+    return Gates(request_limiter)
 
 
 def respond(environ: Environ, start: Start, response: Response, fields: Fields) -> Iterable[bytes]:

@@ -19,6 +19,7 @@ from tidegate.outbound.quota.exchange import (
     OutboundRequest,
     ProviderResponse,
     RequestOutcome,
+    RequestWrite,
     SendResult,
     target_url,
 )
@@ -34,6 +35,8 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from typing import Unpack
+
+    from aiohttp.abc import AbstractStreamWriter
 
     from tidegate.clock import Clock
     from tidegate.outbound.providers.provider import Provider
@@ -65,9 +68,12 @@ class RateLimitMiddleware:
         """Wait for a permit, send the request, and learn from the response."""
         call = to_outbound_request(request)
 
-        async def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
-            if body is not None:
-                await request.update_body(body)
+        async def send(
+            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+        ) -> ProviderResponse:
+            whole = call.body() if body is None and write is not None else body
+            if whole:
+                await request.update_body(whole if write is None else _WatchedPayload(whole, write))
             with other_url(request, target_url(provider, call)):
                 response = await send_with_key(request, handler, self.gate.key_for(provider, call))
             headers = tuple(response.headers.items())
@@ -113,6 +119,19 @@ class RateLimitMiddleware:
     async def __aexit__(self, *_: object) -> None:
         """Close."""
         await self.close()
+
+
+class _WatchedPayload(aiohttp.BytesPayload):
+    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+
+    def __init__(self, value: bytes, write: RequestWrite) -> None:
+        super().__init__(value)
+        self._write = write
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        await super().write_with_length(writer, content_length)
+        if self._write.is_late():
+            await self._write.recharge()
 
 
 class _SettlingContent:
@@ -270,7 +289,14 @@ def to_outbound_request(request: aiohttp.ClientRequest) -> OutboundRequest:
 
     replayable = not request.body or body() is not None
     return OutboundRequest(
-        request.method, str(request.url), request.headers.get, body, replayable, unreached, replayable
+        request.method,
+        str(request.url),
+        request.headers.get,
+        body,
+        replayable,
+        unreached,
+        replayable,
+        reports_write=True,
     )
 
 

@@ -20,7 +20,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -28,6 +27,7 @@ import yaml
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
 from tidegate.policy.loader import compose, read_text
+from tidegate.suggestions import did_you_mean, hint
 from tidegate.urls import redact_text
 
 if TYPE_CHECKING:
@@ -123,9 +123,8 @@ class ConfigValue:
         found = self.entries()
         for key, value in found.items():
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-                raise value.error(f"unknown setting: {hint}")
+                advice = did_you_mean(key, known) or f"expected one of {', '.join(known)}"
+                raise value.error(f"unknown setting: {advice}")
         return found
 
     def items(self) -> list[ConfigValue]:
@@ -155,9 +154,8 @@ class ConfigValue:
         """Read one of several strings."""
         word = self._scalar
         if word not in choices:
-            near = get_close_matches(str(word), choices, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise self.error(f"expected {', '.join(choices[:-1])} or {choices[-1]}, not {self}{hint}")
+            listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise self.error(f"expected {listed}, not {self}{hint(word, choices)}")
         return str(word)
 
     def boolean(self) -> bool:

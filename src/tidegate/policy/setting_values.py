@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # of the environment
 MAX_PORT: Final = 65_535
 MIN_TOKEN_LENGTH: Final = 16
+DURATION_EXAMPLES: Final = "500ms, 30s, 5m or 1h30m"  # in messages and help
 LOCAL_NAMES: Final = ("localhost",)
 PERMISSIONS: Final = ("warn", "refuse", "ignore")  # as Providers accepts them
 
@@ -67,7 +68,7 @@ def read_seconds(setting: ConfigValue) -> float:
     try:
         return parse_period(text) / SECOND
     except ConfigError:
-        raise setting.error(f"expected a duration such as 30s or 250ms, not {setting}") from None
+        raise setting.error(f"expected a duration such as {DURATION_EXAMPLES}, not {setting}") from None
 
 
 def expand_variables(setting: ConfigValue, environment: Mapping[str, str]) -> ConfigValue:

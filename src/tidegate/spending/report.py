@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import ConfigError
 from tidegate.spending.ledger import COLUMNS
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,9 +33,8 @@ def parse_dimensions(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
         if name not in DIMENSIONS:
-            near = get_close_matches(name, DIMENSIONS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(DIMENSIONS)}"
-            raise ConfigError(f"unknown column {name!r}: {hint}", field="--by")
+            advice = did_you_mean(name, DIMENSIONS) or f"expected {', '.join(DIMENSIONS)}"
+            raise ConfigError(f"unknown column {name!r}: {advice}", field="--by")
     if len(set(names)) < len(names) or not names:
         raise ConfigError(f"expected different columns, such as model,team,day, not {text!r}", field="--by")
     return names

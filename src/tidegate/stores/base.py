@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 from weakref import ref
 
 from tidegate.clock import Clock, SystemClock
+from tidegate.core.algorithms import View
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
 T = TypeVar("T")
-AcquireTogether = Callable[[Sequence[Key]], Sequence[Decision] | None]  # None: nothing was charged
+# Charges a key of each policy: the time, and the view of each policy's only limit; None: nothing was charged.
+AcquireTogether = Callable[[Sequence[Key]], tuple[int, Sequence[View]] | None]
 TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what the slow path may return in place of a Decision
 Disable = Callable[[], None]  # makes a fast path call its slow path from now on
 
@@ -168,8 +170,8 @@ class Store(ABC):
     def fast_together(self, policies: Sequence[Policy]) -> AcquireTogether | None:
         """Build a function that charges 1 to a key of each policy, faster than `apply`; None, the default: none.
 
-        It charges all keys together if it can decide at once and all limits allow it. Otherwise it returns None, and
-        `apply` decides.
+        It charges all keys together if it can decide at once and all limits allow it, and returns the time and the view
+        of the limit of each policy. Otherwise it returns None, and `apply` decides.
         """
         del policies
         return None

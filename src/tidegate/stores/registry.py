@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "tidegate.stores"
 INTEGER = re.compile(r"[0-9]{1,19}")
+MEMORY_OPTIONS = ("max_entries", "overflow")
 BUILT_IN = {
     "memory": "tidegate.stores.registry:open_memory",
     "sqlite": "tidegate.stores.sqlite:open_sqlite",
@@ -53,9 +54,9 @@ def open_memory(url: str, clock: Clock | None) -> Store:
         message = f"memory:// takes no host or path, only options after a '?', not {redact(url)!r}"
         raise ConfigError(message, field="store")
     options: dict[str, object] = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"max_entries", "overflow"})
+    unknown = sorted(options.keys() - set(MEMORY_OPTIONS))
     if unknown:
-        raise ConfigError(unknown_option(unknown[0], ("max_entries", "overflow")), field="store")
+        raise ConfigError(unknown_option(unknown[0], MEMORY_OPTIONS), field="store")
     if INTEGER.fullmatch(str(options.get("max_entries", ""))):
         options["max_entries"] = int(str(options["max_entries"]))
     return MemoryStore(**options, clock=clock)  # type: ignore[arg-type]  # MemoryStore checks its options

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.settings.file import read_config
-from tidegate.budget.settings.model import NO_TIERS, BudgetSettings, Problem, did_you_mean, problems, refuse
+from tidegate.budget.settings.model import NO_TIERS, BudgetSettings, Problem, problems, refuse
 from tidegate.budget.settings.tiers import PERIODS
 from tidegate.errors import ConfigError
 from tidegate.files import make_private_folder
 from tidegate.policy.config_value import BOOLEANS
 from tidegate.policy.setting_values import read_variable
+from tidegate.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +45,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
     environ = os.environ if environ is None else environ
     for name in unknown_variables(environ):
         known = [variable.removeprefix(VARIABLE_PREFIX) for variable in (*VARIABLES.values(), CONFIG_VARIABLE)]
-        hint = did_you_mean(name[len(VARIABLE_PREFIX) :].upper(), known, VARIABLE_PREFIX)
-        log.warning("unknown variable %s has no effect%s", name, hint)
+        near = hint(name[len(VARIABLE_PREFIX) :].upper(), known, VARIABLE_PREFIX)
+        log.warning("unknown variable %s has no effect%s", name, near)
     values, found = _read_variables(environ)
     from_file: dict[str, Any] = {}
     if path := environ.get(CONFIG_VARIABLE, "").strip():

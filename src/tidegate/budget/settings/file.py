@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.budget.settings.model import did_you_mean, problems, share_of
+from tidegate.budget.settings.model import problems, share_of
 from tidegate.budget.settings.schedule import ScheduleRule, read_between, read_days
 from tidegate.budget.settings.tiers import PERIODS
 from tidegate.errors import ConfigError
 from tidegate.policy.config_value import ConfigValue, load
+from tidegate.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ def read_config(source: str | Path | Mapping[str, object]) -> dict[str, Any]:
         for tier in rule.limits:
             if tier not in tiers:
                 known = f"the budget has {', '.join(tiers)}" if tiers else "the budget has none"
-                raise setting.error(f"unknown tier {tier!r}: {known}{did_you_mean(tier, tiers)}")
+                raise setting.error(f"unknown tier {tier!r}: {known}{hint(tier, tiers)}")
     for name, message in problems(values | {"enabled": False}):
         place = section.get(name) or section.get("tiers")
         raise (place or load({})).error(message)

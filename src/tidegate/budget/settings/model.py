@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
@@ -14,11 +13,12 @@ from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.core.calendar import find_zone
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
+from tidegate.suggestions import hint
 from tidegate.urls import redact, split_url
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from tidegate.budget.settings.schedule import ScheduleRule
 
@@ -173,12 +173,6 @@ def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
         yield "per_minute", f"the budget is enabled but has no limits: {NO_TIERS}"
 
 
-def did_you_mean(given: object, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint for a word that is close to a known one, to append to a message; `prefix` completes both words."""
-    near = get_close_matches(str(given), known, n=1)
-    return f"; did you mean {prefix + near[0]!r}?" if near else ""
-
-
 def _quota(value: object) -> str | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_INTEGER):
         return None
@@ -204,7 +198,7 @@ def _tier_quotas(what: str, name: object, quotas: object) -> str | None:
         return f"{name}: expected quotas such as {{'day': 1000}}, not {quotas!r}"
     for period, quota in quotas.items():
         if period not in PERIODS:
-            return f"{name}: unknown period {period!r}: use {', '.join(PERIODS)}{did_you_mean(period, PERIODS)}"
+            return f"{name}: unknown period {period!r}: use {', '.join(PERIODS)}{hint(period, PERIODS)}"
         if quota is None or _quota(quota) is not None:
             return f"{name}.{period}: expected an integer of at least 1, not {quota!r}"
     return None
@@ -241,7 +235,7 @@ def _choice(kind: Any) -> Callable[[object], str | None]:  # noqa: ANN401 - a Li
     def check(value: object) -> str | None:
         if value in words:
             return None
-        return f"expected {', '.join(words[:-1])} or {words[-1]}, not {value!r}{did_you_mean(value, words)}"
+        return f"expected {', '.join(words[:-1])} or {words[-1]}, not {value!r}{hint(value, words)}"
 
     return check
 

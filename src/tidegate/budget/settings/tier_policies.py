@@ -6,12 +6,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from tidegate.budget.settings.model import did_you_mean
 from tidegate.budget.settings.tiers import SHORT_TERM, SLOTS_UNIT
 from tidegate.budget.storage.sqlite import POLICY_PREFIX
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
+from tidegate.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,7 +79,7 @@ class TierPolicies:
             if unknown := sorted(set(rule.limits) - set(self._base_quotas)):
                 raise ConfigError(
                     f"the rule {rule.name!r} changes the tier {unknown[0]!r}, which does not exist: the budget has "
-                    f"{', '.join(sorted(self._base_quotas))}{did_you_mean(unknown[0], self._base_quotas)}",
+                    f"{', '.join(sorted(self._base_quotas))}{hint(unknown[0], self._base_quotas)}",
                     field="schedule",
                 )
         self._fixed = None if settings.schedule else self._for_quotas(self._base_quotas)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from tidegate.inbound.client.address import (
@@ -29,12 +30,13 @@ log: logging.Logger = logging.getLogger("tidegate.inbound")
 MAX_CACHED_CLIENTS: Final = 4096  # the cache is cleared when it is full
 
 
-class RequestClient(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestClient:
     """The client of a request: its rate limit key (None if it is not limited) and its address."""
 
     key: Key | None
     address: str | None
-    special: bool = False  # exempt or blocked: needs the slow path
+    special: bool = False  # exempt, blocked or unknown: needs the slow path
     blocked: bool = False
 
 
@@ -71,27 +73,30 @@ class ClientIdentifier:
         self.ipv6_prefix: int = self._ipv6_prefix or rules.ipv6_prefix
         # New dictionaries instead of clear(): a thread that still uses the previous rules must not fill the new cache.
         self.cache: dict[str | None, RequestClient] = {}
-        # Clients by peer address, for lookups without headers; always empty if there are trusted proxies.
-        self.by_peer: dict[str | None, RequestClient] = {} if self.trusted else self.cache
+        # Clients that are not special, by peer address, for lookups without headers; none with trusted proxies.
+        self.by_peer: dict[str, RequestClient] = {}
 
     def find(self, peer: str | None, headers: Headers) -> RequestClient:
         """Return the client of a request."""
         if self.trusted:
             peer = client_address(peer, headers, self.trusted)
-        cache = self.cache
+        cache, by_peer = self.cache, self.by_peer
         found = cache.get(peer)
         if found is None:
             found = self._identify(peer)
             if len(cache) >= MAX_CACHED_CLIENTS:
                 cache.clear()
+                by_peer.clear()
             cache[peer] = found
+            if peer is not None and not self.trusted and not found.special:
+                by_peer[peer] = found
         return found
 
     def _identify(self, peer: str | None) -> RequestClient:
         address = peer if self.trusted else client_address(peer)
         if address is None:
             self._warn_unknown()
-            return RequestClient(UNKNOWN, None)
+            return RequestClient(UNKNOWN, None, special=True)
         key = self.key_of(address)
         if address in self._rules.blocked_clients:
             return RequestClient(key, address, special=True, blocked=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from operator import call
+from operator import attrgetter, call
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import Request, asgi_header, asgi_path
 from tidegate.inbound.limiting.denials import write_result
+from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.responses.response import PLAIN_DENIAL, RAW_PLAIN_HEADERS, Response, fit_to_status, raw
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import Decision
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.category_limiter import ResponseCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
     RawFields = list[tuple[bytes, bytes]]
@@ -30,7 +30,7 @@ POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its
 START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
 
 
-def add_headers(request_state: RequestState, send: Send, write: Writer | None = None) -> Send:
+def add_fields(request_state: RequestState, scope: Scope, receive: Receive, send: Send) -> Send:
     """Return a `send` for the application that adds the header fields to the first message of a response.
 
     It first settles what depends on the response, so that the client sees the corrected limits.
@@ -38,70 +38,70 @@ def add_headers(request_state: RequestState, send: Send, write: Writer | None = 
     make the garbage collector cost more than the decision.
     """
 
-    def send_with_headers(message: Message) -> Awaitable[None]:
+    def send_with_fields(message: Message) -> Awaitable[None]:
         # A plain function: cheaper than a coroutine or an object with __call__.
         if message["type"] in START_MESSAGES:
-            charge = request_state.response_charge
-            if charge is not None and charge.status is None:
-                charge.status = message.get("status", 101)
-                return settle_and_send(request_state, charge, add_headers(request_state, send, write), message)
-            decision = None if request_state.nested else request_state.shown_decision  # nested: the outer one adds them
-            if decision is not None:
-                fields = (write or request_state.request_limiter.response_writer.raw_fields)(decision)
-                if not decision:
-                    fields = fit_to_status(fields, message.get("status", 0))
-                message = {**message, "headers": [*message.get("headers", ()), *fields]}
+            write = request_state.write
+            if write is None:
+                return start_response(request_state, scope, receive, send, message)
+            message = {**message, "headers": [*message.get("headers", ()), *write(request_state.written)]}
+        elif request_state.replaced:
+            return ignore()
         return send(message)
 
-    return send_with_headers
+    return send_with_fields
 
 
-def defer_start(request_state: RequestState, scope: Scope, receive: Receive, send: Send) -> Send:
-    """Return a `send` like `add_headers` that first decides what is pending.
+async def start_response(
+    request_state: RequestState, scope: Scope, receive: Receive, send: Send, message: Message
+) -> None:
+    """Decide what is pending, settle what depends on the response, and start the response with its header fields.
 
     A response to a request that is denied only now is replaced by the denial.
     """
-
-    def send_deferred(message: Message) -> Awaitable[None]:
-        if message["type"] not in START_MESSAGES:
-            return ignore() if request_state.replaced else send(message)
-        if request_state.pending:
-            return start_deferred(request_state, scope, receive, add_headers(request_state, send), message)
-        fields = None if request_state.nested else request_state.prepared_fields(raw=True)
-        if fields is None:
-            return add_headers(request_state, send)(message)
-        return send({**message, "headers": [*message.get("headers", ()), *fields]})
-
-    return send_deferred
-
-
-async def start_deferred(
-    request_state: RequestState, scope: Scope, receive: Receive, send: Send, message: Message
-) -> None:
-    """Decide what is pending, then start the response."""
-    if await decide_pending(scope, receive, send, started=True):
-        await send(message)
-    else:
-        request_state.replaced = True
+    if request_state.is_pending:
+        with_denial_fields = add_fields(request_state, scope, receive, send)
+        if not await decide_pending(scope, receive, with_denial_fields, started=True):
+            request_state.replaced = True
+            return
+    response_charge = request_state.response_charge
+    if response_charge is not None:
+        response_charge.status = message.get("status", 101)
+        if response_charge.settles_at_start:
+            request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
+    await send(with_fields(request_state, message))
 
 
-async def settle_and_send(
-    request_state: RequestState, response_charge: ResponseCharge, send: Send, message: Message
-) -> None:
-    """Settle what depends on the status of the response, then start it."""
-    if response_charge.settles_at_start:
-        request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
-    await send(message)
+def with_fields(request_state: RequestState, message: Message) -> Message:
+    """Return the first message of a response with the header fields; nested: the outer middleware adds them."""
+    decision = None if request_state.nested else request_state.shown_decision
+    if decision is None:
+        return message
+    fields = request_state.request_limiter.response_writer.raw_fields(decision)
+    if not decision:
+        fields = fit_to_status(fields, message.get("status", 0))
+    return {**message, "headers": [*message.get("headers", ()), *fields]}
 
 
 async def ignore() -> None:
     """Send nothing."""
 
 
+async def finish(scope: Scope, request_state: RequestState, *, cancelled: bool = False) -> None:
+    """Settle what depends on the response; before, charge what is pending, unless the application was cancelled."""
+    try:
+        if request_state.is_pending and not cancelled:
+            request = make_request(scope, request_state.client)
+            await run_async(request_state.charge_flow((), request, tasks=True), call)
+    finally:
+        if request_state.response_charge is not None:
+            await run_async(request_state.response_charge.settle_flow(), call)
+
+
 async def decide_pending(scope: Scope, receive: Receive, send: Send, *, started: bool = False) -> bool:
     """Decide the pending charges of a request; a denied request gets its response. Returns whether it is allowed."""
     request_state: RequestState = scope[STATE_KEY]
-    if not request_state.pending:
+    if not request_state.is_pending or decide_deferred(request_state):
         return True
     request = make_request(scope, request_state.client)
     result = await run_async(request_state.charge_flow((), request, tasks=True), call)
@@ -113,12 +113,6 @@ async def decide_pending(scope: Scope, receive: Receive, send: Send, *, started:
     else:
         await respond(scope, receive, send, response, [])
     return False
-
-
-async def charge_pending(request_state: RequestState, scope: Scope) -> None:
-    """Charge what is still pending: the application has failed, or sent no response."""
-    request = make_request(scope, request_state.client)
-    await run_async(request_state.charge_flow((), request, tasks=True), call)
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, response: Response, fields: RawFields) -> None:
@@ -147,9 +141,7 @@ def make_request(scope: Scope, client: RequestClient | None) -> Request:
 class ScopeRequests:
     """What the requests of ASGI frameworks have in common: a scope."""
 
-    def mapping(self, native: Any) -> Scope:  # noqa: ANN401 - the framework's request
-        """Return the scope."""
-        return native.scope
+    mapping: Final = attrgetter("scope")
 
     def sender(self, native: object, mapping: Scope) -> tuple[str | None, Any]:
         """Return the address of the peer, and the headers."""

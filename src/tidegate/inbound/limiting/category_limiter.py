@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
-    from tidegate.inbound.responses.response import ResponseWriter
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
-    from tidegate.policy import Cost, Key
+    from tidegate.policy import Cost, Key, Policy
+    from tidegate.stores.base import AcquireTogether
 
 Counts = Callable[[Request, int], bool]  # whether a response with this status counts
 
@@ -38,32 +39,37 @@ class CategoryLimiter:
 
     __slots__ = (
         "_count",
-        "_response_writer",
+        "_prepare",
+        "acquire",
         "allowed",
         "category",
         "charging",
         "decide",
         "denied",
-        "fields",
         "is_async",
         "last_decisions",
         "limiter",
+        "limits",
+        "policy",
         "recent_clients",
         "reserves",
-        "text_fields",
+        "write",
     )
 
     def __init__(
         self,
         category: Category,
         limiter: Limiter | AsyncLimiter,
-        response_writer: ResponseWriter,
+        prepare: Callable[[Policy], tuple[AcquireTogether, FieldWriter]],
         count: Counts | None = None,
         max_clients: int = 10_000,
     ) -> None:
-        """Use this limiter; `count` returns whether a response counts; keep at most `max_clients` recent clients."""
+        """Use this limiter; `count` returns whether a response counts; keep at most `max_clients` recent clients.
+
+        `prepare` returns the fast path of a policy, and what writes the header fields of what it has charged.
+        """
         self.limiter: Limiter | AsyncLimiter = limiter
-        self._response_writer = response_writer
+        self._prepare = prepare
         self.is_async: bool = isinstance(limiter, AsyncLimiter)
         self.recent_clients: RecentClients = RecentClients(max_clients)
         self.last_decisions: dict[Key, Decision] = self.recent_clients.last_decisions
@@ -78,10 +84,11 @@ class CategoryLimiter:
         if self.limiter.policy != category.policy:
             self.limiter.update(category.policy)
         self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
-        self.fields: Callable[[Decision], list[tuple[bytes, bytes]]] = self._response_writer.writer(self.limiter.policy)
-        self.text_fields: Callable[[Decision], list[tuple[str, str]]] = self._response_writer.text_writer(
-            self.limiter.policy
-        )
+        self.policy: Policy = self.limiter.policy
+        self.limits: tuple[Limit, ...] = self.policy.limits
+        self.acquire: AcquireTogether
+        self.write: FieldWriter
+        self.acquire, self.write = self._prepare(self.policy)
         self.charging: Charging | None = category.charging
         self.reserves: bool = (
             holds_slots(category.policy.limits) or self.charging is not None or self._count is not None

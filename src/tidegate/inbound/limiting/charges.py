@@ -74,6 +74,14 @@ class RequestCharge(NamedTuple):
         )
 
     @property
+    def is_plain(self) -> bool:
+        """Whether this is a charge of 1 to a category, of a known client, which the response does not change."""
+        category_limiter = self.category_limiter
+        if category_limiter is None or category_limiter.limiter is not self.limiter:  # of a route: default limits
+            return False
+        return self.cost == 1 and not self.reserves and self.key is not UNKNOWN
+
+    @property
     def blocks(self) -> bool:
         """Whether the limit denies requests, rather than only reporting them."""
         return self.route_limit is None or self.route_limit.blocks
@@ -82,9 +90,6 @@ class RequestCharge(NamedTuple):
         """Return the time to decide at; None: the store's."""
         clock = self.request_limiter.own_clock
         return None if clock is None else clock.ns() // 1000
-
-
-make_charge = partial(tuple.__new__, RequestCharge)  # takes all fields; faster than the constructor of a NamedTuple
 
 
 class DecidedCharge(NamedTuple):

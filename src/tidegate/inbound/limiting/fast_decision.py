@@ -1,111 +1,184 @@
-"""The fast path for common requests: a known client, one plain category and plain limits on the route, all allowed.
+"""The fast path for common requests: a known client, at most one plain category, and plain limits on the route.
 
-It makes the same decision as `RequestState.charge_flow`, in one step of a store in memory, without a flow. That flow
-handles all other requests, including denials; for these, nothing was charged here. All that does not depend on the
-client is prepared once for each category and stack of limits.
+If all of them allow a request, it makes the same decision as `RequestState.charge_flow`, in one step of a store in
+memory, without a flow. That flow handles all other requests; for these, nothing was charged here. All that does not
+depend on the client is prepared once for each category and stack of limits.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from tidegate.core.decision import Decision
 from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
-from tidegate.inbound.limiting.request_state import NO_CHARGES
+from tidegate.inbound.limiting.request_limiter import charge_nothing
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tidegate.core.decision import Decision
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.limited_functions import LimitStack
-    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limit import RouteLimit
-    from tidegate.inbound.responses.prepared_fields import TightestWriter
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import AcquireTogether
 
-make_together = tuple.__new__  # faster than the constructor of a NamedTuple
 
+class ChargePlan:
+    """The limits of a route, prepared, with a category or without one."""
 
-class ChargePlan(NamedTuple):
-    """A category and the limits of a route, prepared."""
+    __slots__ = ("acquire", "category_limiter", "is_simple", "limits", "policy", "request_limiter", "write")
 
-    acquire: AcquireTogether | None  # None: the fast path cannot decide them
-    policy: Policy  # of the category: a reload replaces it
-    limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()
-    has_keys: bool = False  # whether there are several limits on the route, or one that chooses its own key
-    writer: TightestWriter | None = None  # None: the fields need all decisions
+    def __init__(
+        self, stack: LimitStack, request_limiter: RequestLimiter, category_limiter: CategoryLimiter | None
+    ) -> None:
+        """Prepare the limits of a stack."""
+        self.request_limiter: RequestLimiter = request_limiter
+        self.category_limiter: CategoryLimiter | None = category_limiter
+        # The policy of the category: a reload replaces it.
+        self.policy: Policy | None = None if category_limiter is None else category_limiter.policy
+        self.limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()
+        # Whether there is one limit on the route, and it counts by the client's key.
+        self.is_simple: bool = len(stack.uses) == 1 and not stack.uses[0].limit.has_key
+        self.acquire: AcquireTogether = charge_nothing
+        self.write: FieldWriter | None = None
+        if stack.is_plain and not (category_limiter is not None and category_limiter.reserves):
+            self.limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
+            policies = [limiter.policy for limiter, _ in self.limits]
+            self.acquire, self.write = request_limiter.prepare_fast_path(
+                *(() if self.policy is None else (self.policy,)), *policies
+            )
 
+    def find_client(self, stack: LimitStack, native: Any, mapping: Any) -> RequestClient:  # noqa: ANN401 - any request
+        """Return the client of a request that no middleware has identified."""
+        peer, headers = stack.framework.sender(native, mapping)
+        return self.request_limiter.client_identifier.find(peer, headers)
 
-class MadeTogether(NamedTuple):
-    """What the fast path has charged."""
+    def choose_keys(self, client: RequestClient, native: object) -> tuple[Key | None, ...]:
+        """Return the key of each limit of the route; None for a limit that does not limit this request."""
+        return tuple(limit.choose_key(native, client, self.request_limiter) for _, limit in self.limits)
 
-    plan: ChargePlan
-    category_charge: RequestCharge
-    keys: Sequence[Key]
-    decisions: Sequence[Decision]
-
-    def charges(self) -> list[DecidedCharge]:
-        """Return the charges and the decisions about them."""
-        request_limiter = self.category_charge.request_limiter
-        charges = [
-            RequestCharge(request_limiter, limiter, key, 1, None, limit)
-            for (limiter, limit), key in zip(self.plan.limits, self.keys[1:], strict=True)
+    def charges(self, request_state: RequestState) -> list[DecidedCharge]:
+        """Return the charges of a request that the plan has decided, and the decisions about them."""
+        limiters: list[tuple[Any, Any, Any]] = [(limiter, None, limit) for limiter, limit in self.limits]
+        if self.category_limiter is not None:
+            limiters.insert(0, (self.category_limiter.limiter, self.category_limiter, None))
+        now, views = request_state.written
+        return [
+            DecidedCharge(
+                RequestCharge(self.request_limiter, limiter, key, 1, category, limit),
+                Decision.of_views(now, limiter.policy.limits, (view,), within_limits=True),
+            )
+            for (limiter, category, limit), key, view in zip(limiters, request_state.keys, views, strict=True)
         ]
-        return list(map(DecidedCharge, (self.category_charge, *charges), self.decisions))
 
 
 def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
     """Decide what is pending and the limits of a stack; returns whether they were decided and allow the request."""
-    if request_state.by_route and stack.is_plain:
+    category_limiter = request_state.deferred
+    if category_limiter is None and request_state.by_route and stack.is_plain:
         request_state.override_defaults(stack.uses, "")
-    if len(request_state.pending) != 1:
-        return False
-    charge = request_state.pending[0]
-    request_limiter, limiter, key, cost, category_limiter, _, _, _ = charge
-    plan = stack.plans.get(limiter)
-    if plan is None or plan[1] is not limiter.policy:
-        plan = stack.plans[limiter] = make_plan(stack, charge)
-    acquire = plan[0]
-    client = request_state.client
-    if acquire is None or category_limiter is None or cost != 1 or client is None or request_state.has_charges:
-        return False
-    keys: Any = (key, client[0])
-    if plan[3]:  # several limits on the route, or keys of their own
-        keys = (key, *[each.choose_key(native, client, request_limiter) for _, each in plan[2]])
+        category_limiter = request_state.deferred
+    if category_limiter is None:
+        return decide_unlimited(stack, request_state, native)
+    plan = stack.plans.get(category_limiter)
+    if plan is None or plan.policy is not category_limiter.policy:
+        plan = stack.plans[category_limiter] = ChargePlan(stack, request_state.request_limiter, category_limiter)
+    key, client = request_state.key, request_state.client
+    assert client is not None  # noqa: S101 - a client that is charged is known
+    keys: Any = (key, client.key)
+    if not plan.is_simple:
+        keys = (key, *plan.choose_keys(client, native))
         if None in keys:
             return False
-    decisions = acquire(keys)
-    if decisions is None:
+    charged = plan.acquire(keys)
+    if charged is None:
         return False
-    decision = decisions[0]
+    now, views = charged
+    decision = Decision((True, now, category_limiter.limits, views[:1], None))
     last_decisions = category_limiter.last_decisions
-    if decision[1] < request_limiter.fast_path_until and key in last_decisions:
+    if now < request_state.request_limiter.fast_path_until and key in last_decisions:
         last_decisions[key] = decision
         category_limiter.allowed += 1
     else:
-        request_limiter.record_decision(category_limiter, key, cost, decision, "", "")
-    request_state.pending = NO_CHARGES
-    request_state.together = make_together(MadeTogether, (plan, charge, keys, decisions))
+        request_state.request_limiter.record_decision(category_limiter, key, 1, decision, "", "")
+    request_state.deferred = None
+    request_state.plan = plan
+    request_state.keys = keys
+    request_state.written = charged
+    if not request_state.nested:
+        request_state.write = plan.write
     return True
 
 
-def make_plan(stack: LimitStack, charge: RequestCharge) -> ChargePlan:
-    """Prepare a category and the limits of a stack; without a function if the fast path cannot be used."""
-    request_limiter, policy = charge.request_limiter, charge.policy
-    usable = (
-        stack.is_plain
-        and charge.category_limiter is not None
-        and not charge.reserves
-        and policy.mode == "enforce"
-        and request_limiter.store.instant
-        and request_limiter.own_clock is None
-        and not request_limiter.observed
-    )
-    if not usable:
-        return ChargePlan(None, policy)
-    limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
-    policies = (policy, *(limiter.policy for limiter, _ in limits))
-    acquire = request_limiter.store.fast_together(policies)
-    has_keys = len(limits) > 1 or limits[0][1].has_key
-    return ChargePlan(acquire, policy, limits, has_keys, request_limiter.response_writer.prepare_tightest(policies))
+def decide_deferred(request_state: RequestState) -> bool:
+    """Decide a pending category at a route without limits; returns whether it was decided and allows the request."""
+    category_limiter = request_state.deferred
+    charged = None if category_limiter is None else category_limiter.acquire((request_state.key,))
+    if category_limiter is None or charged is None:
+        return False
+    decision = Decision((True, charged[0], category_limiter.limits, charged[1], None))
+    request_state.request_limiter.record_decision(category_limiter, request_state.key, 1, decision, "", "")
+    request_state.deferred, request_state.charged, request_state.decision = None, category_limiter, decision
+    if not request_state.nested:
+        request_state.write, request_state.written = category_limiter.write, charged
+    return True
+
+
+def decide_unlimited(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
+    """Decide the limits of a stack for a request for which nothing is pending, and nothing was decided so far."""
+    request_limiter = request_state.request_limiter
+    if request_state.is_pending or request_state.has_decisions or request_state.covered is not None:
+        return False
+    if request_state.standalone or (request_limiter.special and request_state.client is None):
+        return False
+    plan = stack.plans.get(request_limiter)
+    if plan is None:
+        plan = stack.plans[request_limiter] = ChargePlan(stack, request_limiter, None)
+    client = request_state.client or plan.find_client(stack, native, stack.framework.mapping(native))
+    return decide_plan(plan, request_state, client, native)
+
+
+def decide_alone(
+    stack: LimitStack,
+    native: Any,  # noqa: ANN401 - any request
+    mapping: Any,  # noqa: ANN401 - its scope or environ
+) -> RequestState | None:
+    """Decide the limits of a stack without a middleware in front; returns the state, None if it was not decided."""
+    plan = stack.plans.get(None)
+    if plan is None:
+        request_limiters = [use.limit.own_request_limiter() for use in stack.uses]
+        if request_limiters.count(request_limiters[0]) < len(request_limiters):
+            return None
+        plan = stack.plans[None] = ChargePlan(stack, request_limiters[0], None)
+    request_state = mapping[STATE_KEY] = RequestState()
+    request_state.request_limiter = plan.request_limiter
+    request_state.standalone = True
+    request_state.client = client = plan.find_client(stack, native, mapping)
+    if decide_plan(plan, request_state, client, native):
+        return request_state
+    del mapping[STATE_KEY]
+    return None
+
+
+def decide_plan(plan: ChargePlan, request_state: RequestState, client: RequestClient, native: object) -> bool:
+    """Decide a plan without a category; returns whether it was decided and allows the request."""
+    key = client.key
+    if client.special or not plan.request_limiter.rules.enabled:
+        return False
+    keys: Any = (key,)
+    if not plan.is_simple:
+        keys = plan.choose_keys(client, native)
+        if None in keys:
+            return False
+    charged = plan.acquire(keys)
+    if charged is None:
+        return False
+    request_state.plan = plan
+    request_state.keys = keys
+    request_state.written = charged
+    if not request_state.nested:
+        request_state.write = plan.write
+    return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
-from tidegate.inbound.limiting.fast_decision import decide_fast
+from tidegate.inbound.limiting.fast_decision import decide_alone, decide_fast
 from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import (
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 class Framework(Protocol):
     """What differs between frameworks."""
+
+    @property
+    def request_type(self) -> type[Any] | tuple[()]:
+        """The type of the first argument of a function, if this is usually the request."""
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a framework's
         """Return the framework's request, from the arguments of a call."""
@@ -140,30 +144,71 @@ class RequestCheck(NamedTuple):
 def decorate(limit: RouteLimit, function: Any, framework: Framework) -> Any:  # noqa: ANN401 - the same type of function
     """Return a function that is called within its limits; sync or async, as the function is."""
     stack = stack_on(limit, function)
-    inner = stack.function
-    if inspect.iscoroutinefunction(inner):
-
-        @functools.wraps(inner)
-        async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
-            native = framework.find_request(inner, args, kwargs)
-            request_state = framework.mapping(native).get(STATE_KEY)
-            if request_state is not None and decide_fast(stack, request_state, native):
-                return await inner(*args, **kwargs)
-            step = functools.partial(inner, *args, **kwargs)
-            return await run_async(limited_flow(stack, native, framework, step, tasks=True), call)
-
-    else:  # if it runs in a thread, it cannot await
-
-        @functools.wraps(inner)
-        def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
-            native = framework.find_request(inner, args, kwargs)
-            request_state = framework.mapping(native).get(STATE_KEY)
-            if request_state is not None and decide_fast(stack, request_state, native):
-                return inner(*args, **kwargs)
-            step = functools.partial(inner, *args, **kwargs)
-            return run(limited_flow(stack, native, framework, step, tasks=False), call)
-
+    stack.framework = framework
+    # A function that runs in a thread cannot await.
+    wrap = _wrap_coroutine if inspect.iscoroutinefunction(stack.function) else _wrap_function
+    limited = wrap(stack, stack.function, framework)
     attach(stack, limited)
+    return limited
+
+
+def _wrap_coroutine(stack: LimitStack, inner: Any, framework: Framework) -> Any:  # noqa: ANN401 - any function
+    request_type, find_request, find_mapping = framework.request_type, framework.find_request, framework.mapping
+
+    @functools.wraps(inner)
+    async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+        native = args[0] if args and isinstance(args[0], request_type) else find_request(inner, args, kwargs)
+        mapping = find_mapping(native)
+        request_state = mapping.get(STATE_KEY)
+        if request_state is not None:
+            if decide_fast(stack, request_state, native):
+                return await inner(*args, **kwargs)
+        elif stack.is_plain:
+            request_state = decide_alone(stack, native, mapping)
+            if request_state is not None:
+                try:
+                    response = await inner(*args, **kwargs)
+                except Exception as error:
+                    await run_async(fail_standalone_flow(request_state, framework, error), call)
+                    raise
+                finally:
+                    del mapping[STATE_KEY]  # a request object may be used again
+                if request_state.write is not None:
+                    return framework.add_fields(response, request_state.write(request_state.written))
+                return await run_async(finish_standalone_flow(request_state, framework, response), call)
+        step = functools.partial(inner, *args, **kwargs)
+        return await run_async(limited_flow(stack, native, framework, step, tasks=True), call)
+
+    return limited
+
+
+def _wrap_function(stack: LimitStack, inner: Any, framework: Framework) -> Any:  # noqa: ANN401 - any function
+    request_type, find_request, find_mapping = framework.request_type, framework.find_request, framework.mapping
+
+    @functools.wraps(inner)
+    def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+        native = args[0] if args and isinstance(args[0], request_type) else find_request(inner, args, kwargs)
+        mapping = find_mapping(native)
+        request_state = mapping.get(STATE_KEY)
+        if request_state is not None:
+            if decide_fast(stack, request_state, native):
+                return inner(*args, **kwargs)
+        elif stack.is_plain:
+            request_state = decide_alone(stack, native, mapping)
+            if request_state is not None:
+                try:
+                    response = inner(*args, **kwargs)
+                except Exception as error:
+                    run(fail_standalone_flow(request_state, framework, error), call)
+                    raise
+                finally:
+                    del mapping[STATE_KEY]  # a request object may be used again
+                if request_state.write is not None:
+                    return framework.add_fields(response, request_state.write(request_state.written))
+                return run(finish_standalone_flow(request_state, framework, response), call)
+        step = functools.partial(inner, *args, **kwargs)
+        return run(limited_flow(stack, native, framework, step, tasks=False), call)
+
     return limited
 
 
@@ -201,16 +246,22 @@ def _call_standalone_flow(request_state: RequestState, framework: Framework, ste
     try:
         response = yield step
     except Exception as error:
-        response = framework.error_response(error)
-        if response is not None:
-            yield from _finish_standalone_flow(request_state, framework, response)
-        elif request_state.response_charge is not None:
-            yield from request_state.response_charge.settle_flow()
+        yield from fail_standalone_flow(request_state, framework, error)
         raise
-    return (yield from _finish_standalone_flow(request_state, framework, response))
+    return (yield from finish_standalone_flow(request_state, framework, response))
 
 
-def _finish_standalone_flow(request_state: RequestState, framework: Framework, response: Any) -> CallFlow[Any]:  # noqa: ANN401 - any response
+def fail_standalone_flow(request_state: RequestState, framework: Framework, error: Exception) -> CallFlow[None]:
+    """Settle what depends on the response, after the function has raised; an HTTP error gets the headers."""
+    response = framework.error_response(error)
+    if response is not None:
+        yield from finish_standalone_flow(request_state, framework, response)
+    elif request_state.response_charge is not None:
+        yield from request_state.response_charge.settle_flow()
+
+
+def finish_standalone_flow(request_state: RequestState, framework: Framework, response: Any) -> CallFlow[Any]:  # noqa: ANN401 - any response
+    """Settle what depends on the response, and add the headers."""
     yield from settle_standalone_flow(request_state, framework.status(response))
     return framework.add_fields(response, standalone_fields(request_state))
 

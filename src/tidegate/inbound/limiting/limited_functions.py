@@ -43,14 +43,15 @@ class RouteUse(NamedTuple):
 class LimitStack:
     """All limits of one function, the outermost first."""
 
-    __slots__ = ("covers", "function", "is_plain", "plans", "uses", "wrapper")
+    __slots__ = ("covers", "framework", "function", "is_plain", "plans", "uses", "wrapper")
 
     def __init__(self, function: Any, uses: Sequence[RouteUse], covers: frozenset[object]) -> None:  # noqa: ANN401 - any function
         """Hold the function to call when its limits allow it; `covers`: the inner stacks that need not decide again."""
-        self.function = function
+        self.function: Any = function
         self.uses: tuple[RouteUse, ...] = tuple(uses)
-        self.covers = covers
+        self.covers: frozenset[object] = covers
         self.wrapper: object = None
+        self.framework: Any = None  # a Framework, for the fast path
         check_names(self.uses)
         # For the fast path: whether no limit needs more than a key, and what is prepared by limiter of a category.
         self.is_plain: bool = not covers and all(use.limit.is_plain for use in self.uses)

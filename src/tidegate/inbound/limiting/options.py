@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import MAX_PREFIXES
 from tidegate.inbound.rules.model import ADMIN_PATH
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,8 +61,7 @@ def check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         check = CHECKS.get(name)
         if check is None:
-            near = get_close_matches(name, CHECKS, n=1)
-            expected = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(CHECKS)}"
+            expected = did_you_mean(name, CHECKS) or f"expected one of {', '.join(CHECKS)}"
             raise ConfigError(f"unknown option: {expected}", field=name)
         problem = check(value)
         if problem:

@@ -78,7 +78,7 @@ class PlanLimiters:
         if plan is None:
             return target
         (first, cost), *more = [(self._find(each, plan), cost) for each, cost in target.charges]
-        return target._replace(category_limiter=first, cost=cost, more=tuple(more))
+        return replace(target, category_limiter=first, cost=cost, more=tuple(more))
 
     def _find(self, base: CategoryLimiter, plan: str) -> CategoryLimiter:
         name = base.category.name

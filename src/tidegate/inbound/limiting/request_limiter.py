@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -55,21 +55,26 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
+    from tidegate.inbound.limiting.route_gates import Gates
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.model import Category, Match, Rules
     from tidegate.inbound.rules.path_readings import Route
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
+    from tidegate.stores.base import AcquireTogether
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
 MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
+METHOD_AND_PATH: Final = 2  # the length of the cache key of most requests
 MISSING: Final[Any] = object()
 ABNORMAL_USAGE: Final = "abnormal-usage-detected"  # the kind of denials of blocked clients
 
 
-class RequestTarget(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestTarget:
     """The categories and costs that a request is charged to, and whether it is for the admin endpoint."""
 
     category_limiter: CategoryLimiter | None
@@ -101,6 +106,11 @@ def make_response_charge(result: ChargeResult, request: Request) -> ResponseChar
     return ResponseCharge(charges, request) if charges else None
 
 
+def charge_nothing(keys: Sequence[Key]) -> None:
+    """Stand for the fast path where there is none."""
+    del keys
+
+
 class RequestLimiter:
     """The logic that both middlewares share."""
 
@@ -113,9 +123,13 @@ class RequestLimiter:
         clock: Clock | None = None,
         *,
         tasks: bool = False,
+        raw: bool = False,
         **options: Any,  # noqa: ANN401 - Options, passed by the middlewares
     ) -> None:
-        """Read the configuration and open the store; raises ConfigError. `tasks`: the caller awaits the limiters."""
+        """Read the configuration and open the store; raises ConfigError.
+
+        `tasks`: the caller awaits the limiters; `raw`: it writes header fields as bytes.
+        """
         check_options(options)
         get = options.get
         self._counts: Mapping[str, Counts] = get("count") or {}
@@ -149,6 +163,8 @@ class RequestLimiter:
         self.own_clock: Clock | None = clock if clock is not self.store.clock else None
         self.clock: Clock = clock or self.store.clock
         self.tasks: bool = tasks and not self.store.instant
+        self.raw: bool = raw
+        self.write: FieldWriter = self.response_writer.raw_fields if raw else self.response_writer.fields
         every = get("log_every", 0)
         self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", DEFAULT_LOG_BURST))
         self._throttle = LogThrottle(get("log_burst") or DEFAULT_LOG_BURST)  # at least some errors are logged
@@ -163,6 +179,7 @@ class RequestLimiter:
         self.fast_path_until: int = 0  # the fast path is used before this time; 0: never, because of observers
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
+        self.gates: Gates | None = None  # of the application; they depend on the rules
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
         self._log_start(has_config=config is not None or bool(extra))
@@ -210,8 +227,9 @@ class RequestLimiter:
         if self._sets_max_entries:
             self.store.limit_entries(rules.max_entries)
         self.client_identifier.update_rules(rules)
-        self.known_clients: dict[str | None, RequestClient] = self.client_identifier.by_peer  # cached here for speed
-        self.targets: dict[object, RequestTarget | None] = {}  # a new one: see ClientIdentifier.update_rules
+        # New ones: see ClientIdentifier.update_rules. `plain_targets` are those of requests that need nothing special.
+        self.targets: dict[object, RequestTarget | None] = {}
+        self.plain_targets: dict[tuple[str | None, ...], RequestTarget] = {}
         self.plan_limiters.update(
             category_limiters, partial(self._make_category_limiter, max_clients=rules.max_entries)
         )
@@ -223,13 +241,28 @@ class RequestLimiter:
         else:
             self.denial_blocks.update(block)
         self.update_special()
+        if self.gates is not None:
+            self.gates.invalidate()
 
     def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
         return (AsyncLimiter if self.tasks else Limiter)(policy, store=self.store, clock=self.own_clock)
 
     def _make_category_limiter(self, category: Category, max_clients: int) -> CategoryLimiter:
         count = self._counts.get(category.name)
-        return CategoryLimiter(category, self._make_limiter(category.policy), self.response_writer, count, max_clients)
+        limiter = self._make_limiter(category.policy)
+        return CategoryLimiter(category, limiter, self.prepare_fast_path, count, max_clients)
+
+    def prepare_fast_path(self, *policies: Policy) -> tuple[AcquireTogether, FieldWriter]:
+        """Return what charges a key of each policy in one step, and what writes the header fields of that.
+
+        A store that cannot do this, or an observer, needs the complete path: then the function always returns None.
+        """
+        acquire = None
+        if self.store.instant and self.own_clock is None and not self.observed:
+            acquire = self.store.fast_together(policies)
+        if acquire is None or any(policy.mode != "enforce" for policy in policies):
+            acquire = charge_nothing
+        return acquire, self.response_writer.tightest_writer(policies, raw=self.raw)
 
     def run_maintenance(self, now: int) -> None:
         """Reload the file if it has changed, and remove expired clients."""
@@ -245,6 +278,8 @@ class RequestLimiter:
         self.blocked_clients.remove_expired(now)
         self.allowed_clients.remove_expired(now)
         self.update_special()
+        if self.gates is not None:
+            self.gates.update()
         if self._source.is_file:
             self._reload(self._source.changed())
 
@@ -267,6 +302,8 @@ class RequestLimiter:
         """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
         has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
         self.special = self.has_special_clients or has_functions or self._exempt_when is not None
+        # What the middlewares need not look at twice: if every request is special, no client is plain.
+        self.plain_clients: dict[str, RequestClient] = {} if self.special else self.client_identifier.by_peer
 
     @property
     def has_special_clients(self) -> bool:
@@ -298,7 +335,11 @@ class RequestLimiter:
         if sum(map(len, filter(None, cache_key))) <= MAX_CACHED_PATH_LENGTH:
             if len(self.targets) >= MAX_CACHED_TARGETS:
                 self.targets.clear()
+                self.plain_targets.clear()
             self.targets[cache_key] = found
+            is_plain = found is not None and not found.special and not self.by_method
+            if found is not None and is_plain and len(cache_key) == METHOD_AND_PATH:
+                self.plain_targets[cache_key] = found
         return found
 
     def _match_target(
@@ -311,7 +352,7 @@ class RequestLimiter:
         # The admin endpoint is limited only if the rules name its default path; at another path it never is.
         if target is None or self.admin_path != ADMIN_PATH:
             return RequestTarget(None, 0, special=True, admin=True)
-        return target._replace(special=True, admin=True)
+        return replace(target, special=True, admin=True)
 
     def find_message_target(self, routes: Sequence[Route]) -> RequestTarget | None:
         """Find the target of the messages of a websocket; None if they are not limited."""
@@ -370,7 +411,7 @@ class RequestLimiter:
         """Return the client of a request, without a key if `exempt_when` exempts the request from all limits."""
         if self._exempt_when is None or not self._exempt_when(request):
             return client
-        return client._replace(key=None)
+        return replace(client, key=None, special=True)
 
     def prepare_flow(
         self, request: Request, target: RequestTarget, client: RequestClient

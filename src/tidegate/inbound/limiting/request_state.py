@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.limiting.charges import (
     ChargeResult,
     DecidedCharge,
@@ -28,25 +29,39 @@ if TYPE_CHECKING:
     from tidegate.flow import CallFlow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.category_limiter import ResponseCharge
-    from tidegate.inbound.limiting.fast_decision import MadeTogether
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge
+    from tidegate.inbound.limiting.fast_decision import ChargePlan
     from tidegate.inbound.limiting.limited_functions import RouteUse
-    from tidegate.inbound.limiting.request_limiter import RequestLimiter, RequestTarget
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
+    from tidegate.inbound.responses.response import Response
+    from tidegate.policy import Cost, Key
 
 STATE_KEY: Final = "tidegate"
 NO_CHARGES: Final[tuple[Any, ...]] = ()
 
 
 class RequestState:
-    """The client of a request and the decisions about it.
+    """The client of a request and the decisions about it; `make_state` creates one.
 
     If middlewares are nested, the outer one writes the headers for both, and leaves its pending charges to the inner.
     """
 
-    # Defaults that most requests never change: attributes of the class cost nothing for each request.
-    target: RequestTarget | None = None
-    pending: Sequence[RequestCharge] = NO_CHARGES
-    together: MadeTogether | None = None  # what the fast path has charged
+    # Defaults that most requests never change: attributes of the class cost nothing for each request. For the same
+    # reason there is no constructor: the middlewares set the others themselves.
+    request_limiter: RequestLimiter
+    client: RequestClient | None = None  # None: the middleware does not limit the request
+    decision: Decision | None = None  # of the middleware, if it has decided at once
+    charged: CategoryLimiter | None = None  # what that decision has charged: `cost` to `key`
+    cost: Cost = 1
+    key: Key = UNKNOWN
+    deferred: CategoryLimiter | None = None  # a charge of 1 to `key` in this category is pending
+    _pending: Sequence[RequestCharge] = NO_CHARGES  # what else is pending
+    plan: ChargePlan | None = None  # what the fast path has charged: `written`, to these keys
+    keys: Sequence[Key] = ()
+    # Writes the header fields of `written`, if nothing else was decided, is pending or depends on the response.
+    write: FieldWriter | None = None
+    written: Any = None  # a decision, or what `Store.fast_together` has returned
     _made: Sequence[DecidedCharge] = NO_CHARGES
     covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
     response_charge: ResponseCharge | None = None
@@ -56,40 +71,40 @@ class RequestState:
     outer: RequestState | None = None
     nested: bool = False
     by_route: bool = False  # default limits are pending, whose count depends on the route
-    replaced: bool = False  # the response of the application was replaced by a denial
+    replaced: bool = False  # ASGI: the response of the application was replaced by a denial
+    started: bool = False  # WSGI: the response is started
+    denial: Response | None = None  # WSGI: replaces the response of the application
 
-    def __init__(
-        self,
-        request_limiter: RequestLimiter,
-        client: RequestClient | None,
-        decision: Decision | None,
-        outer: RequestState | None = None,
-        target: RequestTarget | None = None,
-        pending: Sequence[RequestCharge] = NO_CHARGES,
-    ) -> None:
-        """Start with the middleware's decision; client and decision are None if it does not limit the request.
+    def nest(self, outer: RequestState) -> None:
+        """Take over what an outer middleware has left pending; it writes the headers."""
+        self.outer, self.nested, self.write = outer, True, None
+        outer.add(self)
+        if outer.is_pending:
+            self.pending = (*outer.pending, *self.pending)
+            self.by_route = self.by_route or outer.by_route
+            outer.pending = NO_CHARGES
 
-        `target` is what the decision has charged; `pending` is what is still to be charged.
-        """
-        self.request_limiter: RequestLimiter = request_limiter
-        self.client: RequestClient | None = client
-        self.decision = decision
-        if target is not None:
-            self.target = target
-        if pending:
-            self.pending = pending
-            if request_limiter.route_limiters:
-                self.by_route = True
-        if outer is not None:
-            self.outer, self.nested = outer, True
-            outer.add(self)
-            if outer.pending:
-                self.pending = (*outer.pending, *pending)
-                self.by_route = self.by_route or outer.by_route
-                outer.pending = NO_CHARGES
+    @property
+    def pending(self) -> Sequence[RequestCharge]:
+        """What is still to be charged."""
+        category_limiter = self.deferred
+        if category_limiter is not None:
+            charge = RequestCharge(self.request_limiter, category_limiter.limiter, self.key, 1, category_limiter)
+            self.pending = (charge, *self._pending)
+        return self._pending
+
+    @pending.setter
+    def pending(self, charges: Sequence[RequestCharge]) -> None:
+        self._pending, self.deferred = charges, None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether something is still to be charged; `pending` creates the charges."""
+        return self.deferred is not None or bool(self._pending)
 
     def add(self, decision: Decision | RequestState) -> None:
         """Add the decision of a route limit, or the state of an inner middleware."""
+        self.write = None
         self.inner = [*(self.inner or ()), decision]
 
     def override_defaults(self, uses: Sequence[RouteUse], method: str) -> None:
@@ -112,23 +127,36 @@ class RequestState:
                     charges.append(charge)
                 elif route is not None:
                     charges.append(limiters.at_route(charge, route))
-            self.pending = tuple(charges)
+            self.defer(charges)
+
+    def defer(self, charges: Sequence[RequestCharge]) -> None:
+        """Leave these charges pending; a single plain one for the fast path."""
+        if len(charges) == 1 and charges[0].is_plain:
+            self._pending, self.deferred, self.key = NO_CHARGES, charges[0].category_limiter, charges[0].key
+        else:
+            self.pending = charges
 
     @property
     def made(self) -> Sequence[DecidedCharge]:
-        """What was charged so far, besides `target`."""
-        if self.together is not None:
-            self._made, self.together = [*self._made, *self.together.charges()], None
+        """What was charged so far, besides `charged`."""
+        plan, self.plan = self.plan, None
+        if plan is not None:
+            self._made = [*self._made, *plan.charges(self)]
         return self._made
 
     @made.setter
     def made(self, charges: Sequence[DecidedCharge]) -> None:
-        self._made, self.together = charges, None
+        self._made, self.plan, self.write = charges, None, None
 
     @property
     def has_charges(self) -> bool:
-        """Whether something besides `target` was charged."""
-        return bool(self._made) or self.together is not None
+        """Whether something besides `charged` was charged."""
+        return bool(self._made) or self.plan is not None
+
+    @property
+    def has_decisions(self) -> bool:
+        """Whether something was decided."""
+        return self.decision is not None or self.inner is not None or self.has_charges
 
     def replace_decisions(self, decisions: Sequence[tuple[RequestCharge, Decision]]) -> None:
         """Replace decisions after their charges were corrected."""
@@ -139,17 +167,6 @@ class RequestState:
     def shown_decision(self) -> Decision | None:
         """What the headers show: all decisions combined."""
         return self.combined_decision if self.inner is not None or self.has_charges else self.decision
-
-    def prepared_fields(self, *, raw: bool) -> Any:  # noqa: ANN401 - a list of fields, or None
-        """Return the header fields, as bytes if `raw`, if the fast path has made all decisions; None otherwise."""
-        together = self.together
-        if together is None or self.inner is not None or self.decision is not None or self._made:
-            return None
-        decisions, writer = together[3], together[0].writer
-        if writer is None:
-            return None
-        index = writer.find(decisions)
-        return (writer.raw_writers if raw else writer.text_writers)[index](decisions[index])
 
     @property
     def combined_decision(self) -> Decision | None:
@@ -243,20 +260,17 @@ class RequestState:
         charged = [*self._charged_by_middleware(), *self.made]
         for each in self.made:
             self.add(each.decision)
-        self.target, self.made = None, NO_CHARGES
+        self.charged, self.made = None, NO_CHARGES
         if self.response_charge is not None:
             self.response_charge.take()
         return charged if self.outer is None else [*charged, *self.outer._take_charges()]  # noqa: SLF001 - its own kind
 
     def _charged_by_middleware(self) -> list[DecidedCharge]:
         """Return what the middleware has charged before the request reached the application."""
-        target, client = self.target, self.client
-        if target is None or target.category_limiter is None or client is None or self.decision is None:
+        category_limiter = self.charged
+        if category_limiter is None or self.decision is None:
             return []
-        category_limiter = target.category_limiter
-        charge = RequestCharge(
-            self.request_limiter, category_limiter.limiter, client.key or "", target.cost, category_limiter
-        )
+        charge = RequestCharge(self.request_limiter, category_limiter.limiter, self.key, self.cost, category_limiter)
         return [DecidedCharge(charge, self.decision)]
 
     def _add_response_charge(self, response_charge: ResponseCharge | None) -> None:
@@ -266,3 +280,24 @@ class RequestState:
             self.response_charge = response_charge
         else:
             self.response_charge.add(response_charge)
+
+
+def make_state(
+    request_limiter: RequestLimiter,
+    client: RequestClient | None,
+    decision: Decision | None = None,
+    outer: RequestState | None = None,
+    pending: Sequence[RequestCharge] = NO_CHARGES,
+) -> RequestState:
+    """Create the state of a request; client and decision are None if the middleware does not limit it."""
+    request_state = RequestState()
+    request_state.request_limiter = request_limiter
+    request_state.client = client
+    request_state.decision = decision
+    if pending and request_limiter.route_limiters:
+        request_state.pending, request_state.by_route = pending, True
+    elif pending:
+        request_state.defer(pending)
+    if outer is not None:
+        request_state.nest(outer)
+    return request_state

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.limited_functions import is_exempt, is_limited
 from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.route_limiters import RouteLimiters
     from tidegate.inbound.limiting.view_gate import ViewGate
 
     Decide = Callable[..., Awaitable[bool]]  # (scope, receive, send): decides what is pending
@@ -34,76 +36,90 @@ def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
         app = getattr(app, "app", None)
 
 
-class AsgiGates:
+class Gates:
+    """What a middleware knows about limits on the routes of an application: in `limited`.
+
+    It looks for them at the first request to each path, when the rules change, and once a second.
+    """
+
+    def __init__(self, request_limiter: RequestLimiter, *watched: Collection[Any]) -> None:
+        """Watch these routes or views; the first request inspects them."""
+        self.request_limiter: RequestLimiter = request_limiter
+        self.limited: bool = False  # some route has limits of its own, or routes have default limits
+        self.watched: list[Collection[Any]] = list(watched)
+        self.count: int = -1  # of these, when they were inspected
+        self.defaults: RouteLimiters = request_limiter.route_limiters
+
+    def update(self) -> bool:
+        """Inspect routes that were added meanwhile; returns whether there are limits."""
+        return self.limited if sum(map(len, self.watched)) == self.count else self.inspect()
+
+    def invalidate(self) -> None:
+        """Inspect again at the next request: other rules apply."""
+        self.count = -1
+
+    def inspect(self) -> bool:
+        """Look for limits; returns whether there are any."""
+        self.defaults = self.request_limiter.route_limiters
+        self.limited = self.find_limits()
+        self.count = sum(map(len, self.watched))
+        return self.limited
+
+    def find_limits(self) -> bool:
+        """Return whether there are limits; subclasses know how to find them."""
+        return False
+
+
+class AsgiGates(Gates):
     """The gates at the routes of a Starlette or FastAPI application, and of those mounted in it."""
 
     def __init__(self, app: Any, decide: Decide, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - any application
         """Look for routes in this application; `decide` decides what is pending."""
+        super().__init__(request_limiter)
         self._app = app
         self._decide = decide
-        self._request_limiter = request_limiter
-        self._defaults = request_limiter.route_limiters
-        self._routes: list[list[Any]] = []  # of every router that was found
-        self._count = -1
-        self._limited = False
         self._views: ViewGate | None = None  # of a Quart application
 
-    def has_limits(self) -> bool:
-        """Return whether some route has limits of its own, or routes have default limits.
-
-        Routes that were added meanwhile get their gates.
-        """
-        if self._views is not None:
-            return self._views.has_limits()
-        count = 0
-        for routes in self._routes:
-            count += len(routes)
-        if count != self._count or self._defaults is not self._request_limiter.route_limiters:
-            self._inspect()
-        return self._limited
-
-    def _inspect(self) -> None:
-        self._routes, self._limited, self._count = [], False, 0
-        self._defaults = self._request_limiter.route_limiters
+    def find_limits(self) -> bool:
+        """Look for limits, and give routes their gates; returns whether there are limits."""
+        self.watched.clear()
         leaves: list[Any] = []
         for app in wrapped_apps(self._app):
             if hasattr(app, "_view_middleware"):
                 from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
-                self._limited = django.DjangoGate(app).has_limits()
-                return
+                return django.DjangoGate(app, self.request_limiter).find_limits()
             if hasattr(app, "view_functions") and hasattr(app, "before_request_funcs"):
                 from tidegate.inbound import quart  # noqa: PLC0415 - only a Quart application needs it
 
-                self._views = self._views or quart.QuartGate(app, self._request_limiter)
-                self._limited = self._views.has_limits()
-                return
+                self._views = self._views or quart.QuartGate(app, self.request_limiter)
+                self.watched.extend(self._views.watched)
+                return self._views.inspect()
             router = getattr(app, "router", app)
             if isinstance(getattr(router, "routes", None), list):
-                self._limited = bool(self._defaults)
-                self._walk(router, leaves)
-                break
-        if self._limited:
-            for route in leaves:
-                self._install(route)
-        self._count = sum(map(len, self._routes))
+                limited = self._walk(router, leaves) or bool(self.defaults)
+                for route in leaves if limited else ():
+                    self._install(route)
+                return limited
+        return False
 
-    def _walk(self, router: Any, leaves: list[Any]) -> None:  # noqa: ANN401 - any router
-        """Find all routes below a router: of mounted applications and included routers, too."""
+    def _walk(self, router: Any, leaves: list[Any]) -> bool:  # noqa: ANN401 - any router
+        """Find all routes below a router, of mounted applications and included routers, too; return whether limited."""
         routes = router.routes
-        if len(self._routes) >= MAX_ROUTERS or any(routes is known for known in self._routes):
-            return
-        self._routes.append(routes)
-        self._limited = self._limited or has_limit(getattr(router, "dependencies", ()))
+        if len(self.watched) >= MAX_ROUTERS or any(routes is known for known in self.watched):
+            return False
+        self.watched.append(routes)
+        limited = has_limit(getattr(router, "dependencies", ()))
         for route in routes:
-            self._limited = self._limited or is_limited_route(route) or is_exempt_route(route)
+            limited = limited or is_limited_route(route) or is_exempt_route(route)
             included = getattr(route, "original_router", None)
             below = included or mounted_router(route)
             if below is not None:
-                self._walk(below, leaves)
+                limited = self._walk(below, leaves) or limited
             # FastAPI copies Starlette's routes of an included router: what handles them is not in this list.
             if below is None or (included is not None and not all(hasattr(each, "dependant") for each in below.routes)):
                 leaves.append(route)
+        return limited
 
     def _install(self, route: Any) -> None:  # noqa: ANN401 - any route
         handle = getattr(route, "handle", None)
@@ -129,10 +145,12 @@ class RouteGate:
         request_state = scope.get(STATE_KEY)
         if request_state is not None and self._exempt:
             request_state.pending = ()
-        if request_state is None or not request_state.pending or self._is_limited(scope):
+        if request_state is None or not request_state.is_pending or self._is_limited(scope):
             return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as the route has it
         if request_state.by_route:
             request_state.choose_route(matched_route_name(scope, self._route))
+        if decide_deferred(request_state):
+            return self._handle(scope, receive, send)  # type: ignore[no-any-return]  # as above
         return self._decide_first(scope, receive, send)
 
     async def _decide_first(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
@@ -212,4 +230,4 @@ def is_limit(call: object) -> bool:
     return getattr(call, "limits_routes", False) is True
 
 
-__all__ = ["AsgiGates", "RouteGate", "class_handler", "has_limit_dependency", "is_limit", "wrapped_apps"]
+__all__ = ["AsgiGates", "Gates", "RouteGate", "class_handler", "has_limit_dependency", "is_limit", "wrapped_apps"]

@@ -24,7 +24,7 @@ from tidegate.inbound.limiting.charges import RequestCharge
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_state import RequestState
+from tidegate.inbound.limiting.request_state import RequestState, make_state
 from tidegate.inbound.limiting.route_options import (
     check_fixed_cost,
     check_functions,
@@ -360,7 +360,7 @@ def call_on_denied(limit: RouteLimit, native: object, decision: Decision) -> Non
 
 def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:
     """Return the state of a request that no middleware has seen; nobody sees its response yet."""
-    request_state = RequestState(limit.own_request_limiter(), client, None)
+    request_state = make_state(limit.own_request_limiter(), client)
     request_state.standalone, request_state.sees_response = True, False
     return request_state
 

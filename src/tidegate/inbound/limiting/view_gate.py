@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.inbound.limiting.category_limiter import FIRST_SERVER_ERROR
 from tidegate.inbound.limiting.limited_functions import STACK_ATTRIBUTE, is_exempt, is_limited, route_name
-from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.limiting.route_gates import Gates, class_handler
 from tidegate.inbound.responses.response import BODY_HEADERS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BLUEPRINT_LIMITS: Final = "__tidegate_blueprint_limits__"
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))  # that are cached
 
 
-class ViewGate:
+class ViewGate(Gates):
     """Decides what the middleware left pending, before the view of a route without limits runs.
 
     Subclasses install themselves before all that the application has registered with `before_request`.
@@ -29,31 +29,23 @@ class ViewGate:
 
     def __init__(self, app: Any, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - a Flask or Quart application
         """Look for limits in this application."""
+        super().__init__(request_limiter, app.view_functions)
         self.app = app
-        self._request_limiter = request_limiter
-        self._defaults = request_limiter.route_limiters
-        self._count = -1
-        self._installed = self._limited = False
+        self._installed = False
         self._pending: dict[tuple[str | None, str], bool | None] = {}  # by endpoint and method; None: exempt
 
-    def has_limits(self) -> bool:
-        """Return whether some view or blueprint has limits, or routes have default limits.
-
-        Views that were added meanwhile are checked, too.
-        """
-        count, defaults = len(self.app.view_functions), self._request_limiter.route_limiters
-        if count != self._count or defaults is not self._defaults:
-            self._count, self._defaults = count, defaults
-            self._pending.clear()
-            self._limited = (
-                bool(defaults)
-                or any(map(is_limited_view, self.app.view_functions.values()))
-                or any(BLUEPRINT_LIMITS in vars(each) or is_exempt(each) for each in self.app.blueprints.values())
-            )
-            if self._limited and not self._installed:
-                self._installed = True
-                self.install()
-        return self._limited
+    def find_limits(self) -> bool:
+        """Return whether some view or blueprint has limits, or routes have default limits."""
+        self._pending.clear()
+        limited = (
+            bool(self.defaults)
+            or any(map(is_limited_view, self.app.view_functions.values()))
+            or any(BLUEPRINT_LIMITS in vars(each) or is_exempt(each) for each in self.app.blueprints.values())
+        )
+        if limited and not self._installed:
+            self._installed = True
+            self.install()
+        return limited
 
     def install(self) -> None:
         """Decide before the functions that the application has registered with `before_request`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
 from tidegate.headers import STYLES, check_style
 from tidegate.headers.dialects import IETF, RETRY_AFTER, X_RATELIMIT
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from tidegate.headers import Style
@@ -48,8 +48,7 @@ def _check_role(role: object) -> None:
         raise ConfigError(
             "Retry-After cannot be renamed: clients and proxies read only this name", field=f"headers.{role}"
         )
-    near = get_close_matches(str(role), DEFAULT_NAMES, n=1)
-    expected = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(DEFAULT_NAMES)}"
+    expected = did_you_mean(role, DEFAULT_NAMES) or f"expected one of {', '.join(DEFAULT_NAMES)}"
     raise ConfigError(f"unknown header: {expected}", field=f"headers.{role}")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from string import Template
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.errors import ConfigError
 from tidegate.headers.writer import find_tightest
+from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,9 +43,9 @@ def check_html(html: object) -> str | None:
     unknown = [name for name in template.get_identifiers() if name not in PLACEHOLDERS]
     if not unknown:
         return None
-    near = get_close_matches(unknown[0], PLACEHOLDERS, n=1)
-    hint = f"did you mean ${near[0]}?" if near else f"expected one of {', '.join(f'${name}' for name in PLACEHOLDERS)}"
-    return f"unknown placeholder ${unknown[0]} in the template: {hint}"
+    near, listed = closest(unknown[0], PLACEHOLDERS), ", ".join(f"${name}" for name in PLACEHOLDERS)
+    advice = f"did you mean ${near}?" if near else f"expected one of {listed}"
+    return f"unknown placeholder ${unknown[0]} in the template: {advice}"
 
 
 def read_html(html: object) -> HtmlOf | None:

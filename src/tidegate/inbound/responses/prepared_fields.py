@@ -1,20 +1,23 @@
-"""Writes the header fields of the usual decisions from prepared bytes or strings: an allowed request, and logs.
+"""Writes the header fields of allowed requests from prepared bytes or strings, with as few objects as possible.
 
-Every allowed response has these fields, so they are written by position and with as few objects as possible. Tests
-compare them with `headers.write`.
+Tests compare them with `headers.write`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.core.bounds import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tidegate.core.decision import Decision
+    from tidegate.core import Limit
+    from tidegate.core.algorithms import View
     from tidegate.policy import Policy
+
+    Charged = tuple[int, Sequence[View]]  # as `Store.fast_together` returns it
+    FieldWriter = Callable[[Any], list[Any]]  # of a decision, or of what was charged; writes bytes or strings
 
 CACHED_REMAINING: Final = 1024
 ROUND_UP: Final = SECOND - 1
@@ -40,61 +43,56 @@ class FieldForm(Generic[S]):
         return self.remaining[left] if left < CACHED_REMAINING else (self.remaining_name, self.number(left))
 
 
-def is_single_log(policy: Policy) -> bool:
-    """Return whether a policy has one limit, and this a sliding_log: the default inbound."""
-    return len(policy.limits) == 1 and policy.limits[0].rules.rolling
+def prepare_tightest(policies: Sequence[Policy], form: FieldForm[S]) -> Callable[[Charged], list[tuple[S, S]]]:
+    """Return a function that writes the fields of the tightest of several policies that were charged together.
+
+    Each has one limit. The tightest has the fewest permits left; of equals, it has the latest reset.
+    """
+    writers = [_limit_writer(policy.limits[0], form) for policy in policies]
+    write_1, write_2 = writers[0], writers[-1]
+
+    def write_tightest(charged: Charged) -> list[tuple[S, S]]:
+        now, views = charged
+        (left, _, reset), write = views[0], write_1
+        for view, each in zip(views, writers, strict=True):
+            if view[0] < left or (view[0] == left and view[2] > reset):
+                (left, _, reset), write = view, each
+        return write(left, now + reset)
+
+    def write_only(charged: Charged) -> list[tuple[S, S]]:
+        now, ((left, _, reset),) = charged
+        return write_1(left, now + reset)
+
+    def write_tighter(charged: Charged) -> list[tuple[S, S]]:
+        now, ((left_1, _, reset_1), (left_2, _, reset_2)) = charged
+        if left_2 < left_1 or (left_2 == left_1 and reset_2 > reset_1):
+            return write_2(left_2, now + reset_2)
+        return write_1(left_1, now + reset_1)
+
+    return {1: write_only, 2: write_tighter}.get(len(writers), write_tightest)
 
 
-def prepare_writer(
-    policy: Policy, general: Callable[[Decision], list[tuple[S, S]]], form: FieldForm[S]
-) -> Callable[[Decision], list[tuple[S, S]]]:
-    """Return a function that writes the fields of a policy; only a single sliding_log has a fast one."""
-    if not is_single_log(policy):
-        return general
-    limits = policy.limits
-    limit = limits[0]
-    quota, length, reset_name, number = limit.quota, limit.length, form.reset_name, form.number
+def _limit_writer(limit: Limit, form: FieldForm[S]) -> Callable[[int, int], list[tuple[S, S]]]:
+    """Return a function that writes the fields of a limit: how much is left, and when it is full again."""
+    quota, reset_name, remaining_name, number = limit.quota, form.reset_name, form.remaining_name, form.number
     first: tuple[S, S] = (form.limit_name, number(quota))
-    extra: tuple[tuple[S, S], ...] = form.extra
-    remaining, write_remaining = form.remaining, form.write_remaining
-    # Cache of one reset field: (after, until, field). It is valid for charges in the interval (after, until].
+    extra, remaining = form.extra, form.remaining
+    # Cache of one reset field: (after, until, field). It is valid for ends in the interval (after, until].
     last: tuple[int, int, tuple[S, S]] = (0, 0, first)
 
-    def fields(decision: Decision) -> list[tuple[S, S]]:
+    def write(left: int, ends: int) -> list[tuple[S, S]]:
         nonlocal last
-        state = decision[3][0]  # by position: a fast path
-        if not decision[0] or decision[2] is not limits or state is None or state[0] is not limit:
-            return general(decision)
-        # The same as view_log for a state whose last entry is this request.
-        _, log, _, tail, base = state
-        at = log.times[tail - 1]
-        if at < decision[1]:
-            return general(decision)
         after, until, reset = last
-        if not after < at <= until:
-            second = (at + length + ROUND_UP) // SECOND
-            until = second * SECOND - length
+        if not after < ends <= until:
+            second = (ends + ROUND_UP) // SECOND
+            until = second * SECOND
             reset = (reset_name, number(second))
             last = (until - SECOND, until, reset)
-        left = quota - log.sums[tail - 1] + base
-        return [first, remaining[left] if left < CACHED_REMAINING else write_remaining(left), reset, *extra]
+        if left > quota:  # noqa: PLR1730 - min() would cost more; a bucket may have a larger burst
+            left = quota
+        fields = [first, remaining[left] if left < CACHED_REMAINING else (remaining_name, number(left)), reset]
+        if extra:
+            fields += extra
+        return fields
 
-    return fields
-
-
-class TightestWriter(NamedTuple):
-    """Writes the fields of the tightest of several single logs that were charged together."""
-
-    limits: tuple[tuple[int, int], ...]  # the quota and length of each
-    raw_writers: tuple[Callable[[Decision], list[tuple[bytes, bytes]]], ...]
-    text_writers: tuple[Callable[[Decision], list[tuple[str, str]]], ...]
-
-    def find(self, decisions: Sequence[Decision]) -> int:
-        """Return the index of the decision with the fewest permits left; of equals, the one with the latest reset."""
-        fewest = found = latest = -1
-        for index, (quota, length) in enumerate(self.limits):
-            _, log, _, tail, base = decisions[index][3][0]  # type: ignore[misc]  # the state of a log; a fast path
-            left = quota - log.sums[tail - 1] + base
-            if found < 0 or left < fewest or (left == fewest and length > latest):
-                fewest, found, latest = left, index, length
-        return found
+    return write

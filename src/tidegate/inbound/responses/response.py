@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+from functools import partial
+from operator import mod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import Decision, LocalDecision
@@ -20,9 +22,7 @@ from tidegate.inbound.responses.html_page import read_html
 from tidegate.inbound.responses.prepared_fields import (
     ROUND_UP,
     FieldForm,
-    TightestWriter,
-    is_single_log,
-    prepare_writer,
+    prepare_tightest,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.request import Request
+    from tidegate.inbound.responses.prepared_fields import Charged, FieldWriter
     from tidegate.policy import Policy
 
     Fields = list[tuple[str, str]]
@@ -102,7 +103,7 @@ class ResponseWriter:
         self._extra: Fields = [(EXPOSE_HEADERS, exposed_names(self.style, names))] if expose else []
         self._raw_extra = raw(self._extra)
         self._raw_form: FieldForm[bytes] = FieldForm(
-            (self._limit_field, self._remaining_field, self._reset_field), b"%d".__mod__, self._raw_extra
+            (self._limit_field, self._remaining_field, self._reset_field), partial(mod, b"%d"), self._raw_extra
         )
         self._text_form: FieldForm[str] = FieldForm(tuple(names.values()), str, self._extra)
         self._negotiated = (b"json", b"html") if self._html is not None else (b"json",)
@@ -148,23 +149,17 @@ class ResponseWriter:
             fields.append((RETRY_AFTER_FIELD, b"%d" % ((retry + ROUND_UP) // SECOND)))
         return fields
 
-    def writer(self, policy: Policy) -> Callable[[Decision], RawFields]:
-        """Return the fastest function that writes the fields of a policy as bytes: a single log has a fast path."""
-        return prepare_writer(policy, self.raw_fields, self._raw_form) if self.style == "x" else self.raw_fields
+    def tightest_writer(self, policies: Sequence[Policy], *, raw: bool) -> FieldWriter:
+        """Return what writes the fields of policies that were charged together; each has one limit. `raw`: as bytes."""
+        if self.style == "x":
+            return prepare_tightest(policies, self._raw_form) if raw else prepare_tightest(policies, self._text_form)
+        limits = tuple(policy.limits[0] for policy in policies)
+        write_decision: FieldWriter = self.raw_fields if raw else self.fields
 
-    def text_writer(self, policy: Policy) -> Callable[[Decision], Fields]:
-        """Return the fastest function that writes the fields of a policy as strings."""
-        return prepare_writer(policy, self.fields, self._text_form) if self.style == "x" else self.fields
+        def write_charged(charged: Charged) -> list[Any]:
+            return write_decision(Decision.of_views(charged[0], limits, charged[1], within_limits=True))
 
-    def prepare_tightest(self, policies: Sequence[Policy]) -> TightestWriter | None:
-        """Return what writes the fields of the tightest of several policies; None if they need `raw_fields`."""
-        if self.style != "x" or not all(is_single_log(policy) for policy in policies):
-            return None
-        return TightestWriter(
-            tuple((policy.limits[0].quota, policy.limits[0].length) for policy in policies),
-            tuple(self.writer(policy) for policy in policies),
-            tuple(self.text_writer(policy) for policy in policies),
-        )
+        return write_charged
 
     def is_plain(self, headers: Iterable[RawField]) -> bool:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
 
 from tidegate.core import Limit
@@ -35,6 +34,7 @@ from tidegate.inbound.rules.paths import PathTree
 from tidegate.policy import Cost, Policy
 from tidegate.policy.config_value import ConfigValue, load
 from tidegate.policy.model import Mode, OnStoreError
+from tidegate.suggestions import closest, hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -124,7 +124,7 @@ def _section(whole: ConfigValue) -> ConfigValue:
     if entries and all(name in SECTION_FIELDS for name in entries):
         return whole
     for name, entry in entries.items():
-        if get_close_matches(name.lower().replace("-", "_"), ["rate_limiting"], cutoff=0.75):
+        if closest(name.lower().replace("-", "_"), ["rate_limiting"], cutoff=0.75):
             raise entry.error("unknown setting: did you mean 'rate_limiting'?")
     return ConfigValue(EMPTY_CONFIG, whole.file, whole.line)
 
@@ -260,9 +260,8 @@ class _Reader:
             raise fields["methods"].error("requires endpoints, a list of paths such as [/login, /api/*]")
         if name in self.defaults or name == self.unmatched:
             return
-        near = get_close_matches(name, DEFAULT_CATEGORIES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise section.error(f"needs endpoints, a list of paths such as [/login, /api/*]{hint}")
+        near = hint(name, DEFAULT_CATEGORIES)
+        raise section.error(f"needs endpoints, a list of paths such as [/login, /api/*]{near}")
 
     def _choice(self, fields: Fields, name: str, choices: Iterable[str], default: str) -> str:
         """Read a setting of the category, or of the section."""

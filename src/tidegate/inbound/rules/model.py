@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import AddressSet
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.paths import FoundEndpoint
     from tidegate.policy import Cost, Policy
+
+T = TypeVar("T")
 
 ADMIN_PATH: Final = "/api/admin/rate-limit-stats"  # never limited
 ROOT: Final = ("", "/")  # two spellings of the path of a mounted application's root
@@ -152,7 +154,7 @@ class Rules:
                     return (self._unmatched_target if known is None else known.target).matches
         targets: list[_EndpointTarget] = []
         for method in considered:
-            for found in _find_endpoints(self._tree, routes, method, template):
+            for found in find_endpoints(self._tree, routes, method, template):
                 targets += [endpoint.target for endpoint in found]
                 if not any(endpoint.certain for endpoint in found):
                     targets.append(self._unmatched_target)
@@ -162,7 +164,7 @@ class Rules:
         """Return what a websocket message is charged to: only endpoints with the method MESSAGE count."""
         if not self.enabled:
             return ()
-        named = _find_endpoints(self._messages, routes, MESSAGE_METHOD)
+        named = find_endpoints(self._messages, routes, MESSAGE_METHOD)
         return _combine([endpoint.target for found in named for endpoint in found])
 
 
@@ -181,17 +183,17 @@ class _EndpointTarget(NamedTuple):
         return f"an endpoint of category {self.category.name!r}" if self.category else "exempt"
 
 
-class _EndpointCandidate(NamedTuple):
+class _EndpointCandidate(NamedTuple, Generic[T]):
     """An endpoint that may match a route: its rank (smaller is more specific), and whether the match is certain."""
 
     rank: tuple[int, ...]
     certain: bool
-    target: _EndpointTarget
+    target: T
 
 
-def _find_endpoints(
-    tree: PathTree[_EndpointTarget], routes: Sequence[Route], method: str, template: str | None = None
-) -> Iterator[list[_EndpointCandidate]]:
+def find_endpoints(
+    tree: PathTree[T], routes: Sequence[Route], method: str, template: str | None = None
+) -> Iterator[list[_EndpointCandidate[T]]]:
     """Yield the most specific endpoints for each reading of a path."""
     for route in routes:
         yield _most_specific(_find_route_endpoints(tree, route, method, template, literal=True))
@@ -199,9 +201,9 @@ def _find_endpoints(
         yield _most_specific(_find_route_endpoints(tree, route, method, template, literal=False))
 
 
-def _most_specific(candidates: Iterable[_EndpointCandidate]) -> list[_EndpointCandidate]:
+def _most_specific(candidates: Iterable[_EndpointCandidate[T]]) -> list[_EndpointCandidate[T]]:
     """Keep the most specific endpoints, and less specific ones until one is certain."""
-    chosen: list[_EndpointCandidate] = []
+    chosen: list[_EndpointCandidate[T]] = []
     for _, group in groupby(sorted(candidates, key=itemgetter(0)), key=itemgetter(0)):
         chosen += group
         if any(candidate.certain for candidate in chosen):
@@ -210,15 +212,15 @@ def _most_specific(candidates: Iterable[_EndpointCandidate]) -> list[_EndpointCa
 
 
 def _find_route_endpoints(
-    tree: PathTree[_EndpointTarget], route: Route, method: str, template: str | None, *, literal: bool
-) -> Iterable[_EndpointCandidate]:
+    tree: PathTree[T], route: Route, method: str, template: str | None, *, literal: bool
+) -> Iterable[_EndpointCandidate[T]]:
     """Return all endpoints that match the route of a reading: without a prefix, or with one of its prefixes.
 
     Only segments after the prefix decide how specific an endpoint is. If an application is mounted under `/v1`,
     `/v1/items` certainly matches its route `/items`, not `/v1/items`; and `/{a}/{b}` certainly matches `/x/y`, not
     `/y`. If the client chooses the mount point, only endpoints without the prefix are certain.
     """
-    known: dict[int, _EndpointCandidate] = {}
+    known: dict[int, _EndpointCandidate[T]] = {}
     starts = tuple(f"{fold(prefix)}/" for prefix in route.prefixes)
     for prefix in ("", *route.prefixes):
         depth = prefix.count("/")
@@ -235,8 +237,8 @@ def _find_route_endpoints(
 
 
 def _find_matching(
-    tree: PathTree[_EndpointTarget], spellings: tuple[str, ...], template: str, method: str, *, literal: bool
-) -> Iterator[FoundEndpoint[_EndpointTarget]]:
+    tree: PathTree[T], spellings: tuple[str, ...], template: str, method: str, *, literal: bool
+) -> Iterator[FoundEndpoint[T]]:
     """Yield all endpoints that match one of the spellings of a path, or that are written like the route's template."""
     for found in tree.find_all(fold(spellings[0]), method):
         if not literal or any(map(found.literal_pattern.fullmatch, spellings)):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import date
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,6 +24,7 @@ from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound.providers.profile import matches_model
 from tidegate.policy.config_value import ConfigValue, load
+from tidegate.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,9 +116,8 @@ class Prices:
         if model is None:
             message = f"{where}: a request names no model, so its price is unknown"
             raise ResourceUnknown(f"{message}: name it with request_options(model=…), or add a default price")
-        near = get_close_matches(model, [pattern for pattern, _ in self.models], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ResourceUnknown(f"{where}: there is no price for the model {model!r}: add it, or a default price{hint}")
+        near = hint(model, [pattern for pattern, _ in self.models])
+        raise ResourceUnknown(f"{where}: there is no price for the model {model!r}: add it, or a default price{near}")
 
 
 def find_prices(setting: ConfigValue) -> Prices:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from tidegate.outbound.providers.profile import (
     UsagePart,
 )
 from tidegate.policy.config_value import ConfigValue, load
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -62,14 +62,11 @@ def find_profile(setting: ConfigValue, added: Mapping[str, Path] = NO_PROFILES) 
             return read_profile(added[text])
         names = sorted({*shipped_names(), *added})
         if text not in names:
-            near = get_close_matches(text, names, n=1)
             known = f"expected {', '.join(names)} or a path such as ./mine.yaml"
             own = (
                 "" if added else "; to use your own by name, give their folder: --profile, or Providers.load(profiles=)"
             )
-            raise setting.error(
-                f"there is no profile {setting}: " + (f"did you mean {near[0]!r}?" if near else known + own)
-            )
+            raise setting.error(f"there is no profile {setting}: {did_you_mean(text, names) or known + own}")
         return shipped_profile(text)
     path = Path(setting.file or "").parent / Path(text).expanduser()
     if not path.is_file():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import stat
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
@@ -13,6 +12,7 @@ from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
 from tidegate.outbound.providers.hosts import host_of, normal_host, suffixes
 from tidegate.outbound.providers.profile_file import YAML_SUFFIXES, find_profile_files
+from tidegate.suggestions import MAX_COMPARED_LENGTH, did_you_mean
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +25,6 @@ log: logging.Logger = logging.getLogger(__name__)
 Permissions = Literal["warn", "refuse", "ignore"]
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 MAX_MATCHED: Final = 1024  # URLs whose provider is remembered
-MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared or shown
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
 Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
@@ -132,9 +131,8 @@ class Providers:
         host = normal_host(text)
         found = named.get(text) or (None if host is None else self.match_host(host))
         if found is None and (host is None or "." not in host):
-            close = get_close_matches(text[:MAX_COMPARED_LENGTH], named, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known providers are {', '.join(named) or 'none'}"
-            raise ResourceUnknown(f"there is no provider {text[:MAX_COMPARED_LENGTH]!r}: {hint}")
+            advice = did_you_mean(text, named) or f"known providers are {', '.join(named) or 'none'}"
+            raise ResourceUnknown(f"there is no provider {text[:MAX_COMPARED_LENGTH]!r}: {advice}")
         return found
 
     def explain(self, url: object) -> str:

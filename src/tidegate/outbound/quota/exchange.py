@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -12,6 +11,7 @@ from tidegate.errors import ConfigError
 from tidegate.headers.dialects import FIELD_PREFIXES
 from tidegate.outbound.providers.hosts import host_of, is_loopback
 from tidegate.outbound.providers.secret import fingerprint
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -67,9 +67,9 @@ def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """
     unknown = sorted(options.keys() - RequestOptions._fields)
     if unknown:
-        near = get_close_matches(unknown[0], RequestOptions._fields, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(RequestOptions._fields)}"
-        raise ConfigError(f"unknown option: {hint}", field=unknown[0])
+        known = RequestOptions._fields
+        advice = did_you_mean(unknown[0], known) or f"expected {', '.join(known)}"
+        raise ConfigError(f"unknown option: {advice}", field=unknown[0])
     token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options})
     try:
         yield

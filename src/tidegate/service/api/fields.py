@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +59,7 @@ def shorten_number(value: float) -> str:
 
 def suggest(name: str, known: Sequence[str]) -> str:
     """Return advice for an unknown name: the closest known name, or all of them."""
-    close = get_close_matches(name[:MAX_SHOWN_NAME], known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+    return did_you_mean(name, known) or f"expected one of {', '.join(known)}"
 
 
 def escape_pointer(name: str) -> str:

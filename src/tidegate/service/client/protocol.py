@@ -9,11 +9,13 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
+import idna
 import msgspec
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.limiter import Usage
+from tidegate.outbound.providers.hosts import host_of
 from tidegate.policy import normal_key
 from tidegate.service.api.requests import (
     AcquireRequest,
@@ -42,7 +44,7 @@ from tidegate.service.api.responses import (
 )
 from tidegate.service.api.verbs import ACQUIRE, BATCH, CANCEL, COMMIT, LEASE, RESERVE
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
-from tidegate.urls import redact
+from tidegate.urls import WEB_SCHEMES, redact, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.client.lease_cache import LeaseCache
 
+EXAMPLE_URL: Final = "http://127.0.0.1:8080"
 Q = TypeVar("Q", bound="VerbRequest")
 R = TypeVar("R")
 
@@ -375,8 +378,24 @@ def unreachable_error(url: str, error: httpx.TransportError) -> StoreUnavailable
     )
 
 
+def check_service_url(url: str, field: str = "url") -> str:
+    """Return the URL of a service; raises ConfigError unless it is an HTTP URL without a query."""
+    parts = split_url(url, field) if "://" in str(url) else None
+    if parts is None or parts.scheme not in WEB_SCHEMES or not parts.hostname:
+        raise ConfigError(f"expected an HTTP URL such as {EXAMPLE_URL}, not {redact(url)!r}", field=field)
+    try:
+        idna.decode(host_of(url)) if "xn--" in parts.hostname else host_of(url)
+    except (ConfigError, idna.IDNAError):
+        raise ConfigError(f"malformed URL {redact(url)!r}: its host is not valid", field=field) from None
+    if parts.query or parts.fragment or any(character.isspace() for character in url):
+        message = f"expected a URL without a query, a fragment or spaces, such as {EXAMPLE_URL}, not {redact(url)!r}"
+        raise ConfigError(message, field=field)
+    return url
+
+
 def client_options(url: str, token: str | None) -> dict[str, Any]:
     """Return the arguments for the httpx client."""
+    check_service_url(url)
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     return {"base_url": url, "headers": headers, "trust_env": False}
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
 from tidegate.errors import ResourceUnknown
 from tidegate.policy import Policy, join_key, normal_key
+from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 FULL_ROLLOUT: Final = 100.0  # percent
 ROLLOUT_STEPS: Final = 10_000  # a rollout is exact to 0.01 percent
 MAX_NAMES_LISTED: Final = 10  # names that an error message lists, or that are compared with an unknown name
-MAX_COMPARED_LENGTH: Final = 50  # characters of an unknown name that are compared
 
 
 class PolicyVariant(NamedTuple):
@@ -167,8 +166,8 @@ def describe_names(
     """Return advice for an unknown name: the closest configured name, or all of them."""
     if not names:
         return "none is configured"
-    if len(names) <= MAX_NAMES_LISTED and (close := get_close_matches(unknown[:MAX_COMPARED_LENGTH], names, n=1)):
-        return f"did you mean {close[0]!r}?"
+    if len(names) <= MAX_NAMES_LISTED and (near := did_you_mean(unknown, names)):
+        return near
     shown = ", ".join(sorted(names)[:MAX_NAMES_LISTED])
     return f"known names are {shown}" + (
         f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from tidegate.errors import ConfigError
+from tidegate.files import make_private_folder
 from tidegate.policy.setting_values import read_variable
-from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,7 +211,10 @@ class Components:
         from tidegate.service.runtime.budget_reports import BudgetReports  # noqa: PLC0415 - as above
 
         setting = self.settings.budget
-        self.budget = TaskBudget(budget_settings(setting if isinstance(setting, Path) else None))
+        settings = shown_budget(read_budget_settings(setting if isinstance(setting, Path) else None))
+        if "://" not in str(settings.storage):
+            make_private_folder(Path(settings.storage).absolute().parent)
+        self.budget = TaskBudget(settings)
         self._stack.callback(self.budget.close)
         self.app.panels["budgets"] = budget_panel(self.budget)
         reports = BudgetReports(self.budget)
@@ -284,18 +287,28 @@ def log_demo_failure(task: asyncio.Task[None]) -> None:
 
 def bus_check(bus: Bus) -> ReadinessCheck:
     """Return a readiness check that fails while the bus is not connected."""
+    from tidegate.service.http.problems import ProblemError  # noqa: PLC0415 - the command budget needs no msgspec
+
     problem = ProblemError("bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus")
     return lambda: None if bus.connected else problem
 
 
-def budget_settings(config: Path | None = None, storage: str | None = None) -> BudgetSettings:
-    """Read the settings of a budget for display: always enabled, without its webhook. Default: from the environment."""
+def read_budget_settings(config: Path | None = None, storage: str | None = None) -> BudgetSettings:
+    """Read the settings of a budget from a file, or from the environment."""
     from tidegate.budget import BudgetSettings  # noqa: PLC0415 - most services show no budget
     from tidegate.budget.settings.environment import read_environment  # noqa: PLC0415 - as above
     from tidegate.budget.settings.file import read_config  # noqa: PLC0415 - as above
 
-    if config is None:
-        values = dict(read_environment({**os.environ, "RATE_LIMIT_ENABLED": "true"}).__dict__)
-    else:
-        values = {**read_config(config), "enabled": True}
-    return BudgetSettings(**values | {"webhook_url": None} | ({} if storage is None else {"storage": storage}))
+    values = dict(read_environment().__dict__) if config is None else read_config(config)
+    return BudgetSettings(**values | ({} if storage is None else {"storage": storage}))
+
+
+def shown_budget(settings: BudgetSettings) -> BudgetSettings:
+    """Return the settings of a budget for display: always enabled, without its webhook."""
+    if not settings.plan.tiers:
+        message = (
+            "no budget is configured: set RATE_LIMIT_PER_MINUTE, _HOUR, _DAY, _WEEK or _MONTH, or name a YAML file "
+            "(tidegate init budget writes one)"
+        )
+        raise ConfigError(message)
+    return replace(settings, enabled=True, webhook_url=None)

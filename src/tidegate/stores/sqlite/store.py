@@ -51,6 +51,7 @@ R = TypeVar("R")
 Synchronous = Literal["normal", "full", "extra"]
 
 # After this many transactions, one checks whether the file was replaced, and the next write removes expired rows.
+OPTIONS: Final = ("synchronous", "busy_timeout")  # of the URL
 CALLS_BETWEEN_SWEEPS: Final = 16
 # Seconds between attempts while other processes keep the file locked. A single transaction ends soon, so the first
 # pause is short. When many processes use the file constantly, pauses of milliseconds let each run several transactions
@@ -453,7 +454,7 @@ def open_sqlite(url: str, clock: Clock | None) -> Store:
     if path == ":memory:":
         raise ConfigError("SQLite databases in memory are not supported: use memory://", field="store")
     options: dict[str, str] = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"synchronous", "busy_timeout"})
+    unknown = sorted(options.keys() - set(OPTIONS))
     if unknown:
-        raise ConfigError(unknown_option(unknown[0], ("synchronous", "busy_timeout")), field="store")
+        raise ConfigError(unknown_option(unknown[0], OPTIONS), field="store")
     return SQLiteStore(path, **options, clock=clock)  # type: ignore[arg-type]  # SQLiteStore checks its options
