@@ -1,4 +1,4 @@
-"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, commands.
+"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, API.
 
     python tools/site_reference.py FOLDER
 
@@ -9,7 +9,6 @@ guide that describes it: a setting without such a row is an error.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from functools import cache
@@ -24,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 from tests.docs.links import FENCE, anchor_of  # noqa: E402 - found in ROOT
 from tests.project.public_surface import public_modules  # noqa: E402 - found in ROOT
 from tidegate.budget.settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
-from tidegate.cli import COMMANDS, EXIT_CODES_HELP, build_parser  # noqa: E402 - after ROOT
 from tidegate.cli.file_kinds import KINDS  # noqa: E402 - after ROOT
 from tidegate.egress import messages  # noqa: E402 - after ROOT
 from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS  # noqa: E402 - after ROOT
@@ -395,48 +393,6 @@ def logs_page() -> str:
     return "\n".join(lines)
 
 
-# ---- commands and exit codes -----------------------------------------------------------------------------------------
-
-
-def exit_codes() -> list[tuple[str, str]]:
-    """Return the exit codes and their meanings, from the help text."""
-    return re.findall(r"^ +(\d+) +(.+)$", EXIT_CODES_HELP, re.MULTILINE)
-
-
-def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Return the parser of each command."""
-    parser = build_parser(list(COMMANDS))
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-            yield from action.choices.items()
-
-
-def options_of(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    """Return the rows of the options of a command."""
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
-        if action.help == argparse.SUPPRESS or action.dest == "help":
-            continue
-        value = (
-            action.metavar if isinstance(action.metavar, str) else (action.dest.upper() if action.nargs != 0 else "")
-        )
-        if action.choices and not action.metavar:
-            value = "{" + ",".join(map(str, action.choices)) + "}"
-        shown = ", ".join(f"{name} {value}".strip() for name in action.option_strings) or value
-        text = (action.help or "") % {**vars(action), "prog": parser.prog}
-        yield [code(shown), plain(text)]
-
-
-def commands_page() -> str:
-    """Write all commands with their options, and the exit codes."""
-    lines = ["# Commands and exit codes", "", GENERATED, "", "## Exit codes", ""]
-    lines += table(["exit code", "meaning"], [[code(number), plain(text)] for number, text in exit_codes()])
-    for name, parser in parsers():
-        text = parser.description or ""
-        lines += [f"## tidegate {name}", "", plain(text), ""]
-        lines += table(["argument or option", "meaning"], options_of(parser))
-    return "\n".join(lines)
-
-
 # ---- API -------------------------------------------------------------------------------------------------------------
 
 
@@ -462,7 +418,6 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/metrics.md": metrics_page,
     "reference/headers.md": headers_page,
     "reference/logs.md": logs_page,
-    "reference/commands.md": commands_page,
 }
 
 
