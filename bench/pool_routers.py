@@ -1,6 +1,6 @@
 """Compare tidegate's pool with litellm's router: four processes, five deployments with unequal quotas, real HTTP.
 
-python -m bench.pool_routers                  about five minutes, and the installation of litellm
+python -m bench.pool_routers                  about two minutes, and the installation of litellm
 python -m bench.pool_routers --litellm PYTHON    use an environment that has litellm
 
 Each deployment is a provider (`token_provider`) that counts for itself, on the loopback interface. Both libraries run
@@ -29,7 +29,7 @@ SHARES: Final = (2, 3, 4, 5, 6)  # of the quotas of five deployments
 TOKENS: Final = 8_000  # per minute and share
 REQUESTS: Final = 30
 PROCESSES: Final = 4
-CALLS: Final = 140  # of each process: about 2.8 minutes of the quotas
+CALLS: Final = 110  # of each process: about 2.2 minutes of the quotas
 CONCURRENCY: Final = 12  # of each process
 SETTLED: Final = 65.0  # seconds after which refusals count as late
 FULL_WINDOWS: Final = 2  # minutes in which there is more to send than the quotas allow

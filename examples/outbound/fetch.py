@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - an example, not a package
-"""Fetch a few quotes within a provider's quota: python fetch.py providers AAPL MSFT."""
+"""Fetch a few quotes within a provider's quota: python fetch.py local http://127.0.0.1:8103/quote AAPL MSFT."""
 
 import sys
 
@@ -9,12 +9,12 @@ from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport
 
 
-def main(folder: str, *symbols: str) -> None:
-    """Fetch each symbol and print the status."""
+def main(folder: str, url: str, *symbols: str) -> None:
+    """Fetch each symbol with the quotas of the files in a folder, and print the status."""
     transport = RateLimitTransport(Providers.load(directories=[folder]), store="sqlite:///quota.db")
     with httpx.Client(transport=transport) as client:
         for symbol in symbols:
-            response = client.get(f"https://financialmodelingprep.com/api/v3/quote/{symbol}")
+            response = client.get(f"{url}/{symbol}")
             outcome = response.extensions["tidegate"]
             print(symbol, response.status_code, f"waited {outcome.waited:.1f} s for {outcome.provider}")  # noqa: T201 - its purpose
 

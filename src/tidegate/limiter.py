@@ -236,7 +236,10 @@ class AsyncLimiter(BaseLimiter):
 
     async def settle(self, ask: Ask) -> None:
         """Correct a charge, and wake the first waiter of its key; reservations call this."""
-        await self._ask(ask)
+        if self._instant_store or self._queues.closed:
+            self._ask_now(ask)
+        else:
+            await self._ask(ask)
         self.store.wait_queues.wake(ask.key)
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:

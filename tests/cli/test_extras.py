@@ -41,3 +41,22 @@ def test_commands_that_need_no_extra(arguments, tmp_path):
     )
     assert "pip install" not in done.stderr
     assert arguments[-1] in done.stderr
+
+
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys(({!r},)));from tidegate.cli import main; sys.exit(main({!r}))"
+
+
+@pytest.mark.parametrize("command", [["add", "x.yaml"], ["sources"]])
+def test_a_command_that_cannot_be_imported_names_its_extra(command):
+    program = WITHOUT.format("httpx", command)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    message = f"tidegate: tidegate {command[0]} needs httpx: pip install 'tidegate[sources]'\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
+def test_completion_needs_no_extra():
+    program = WITHOUT.format("msgspec", ["completion", "bash"])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "acquire" in done.stdout
+    assert "--request" in done.stdout  # of `explain`, which needs no extra

@@ -225,3 +225,20 @@ def test_each_window_warns_again(file, store):
                 client.ask("m", "search")
             store.clock.advance(86_400)
         assert client.gate.metrics()["warned_50"] == 2
+
+
+def test_validate_names_the_members_and_ceilings_of_a_provider(tmp_path, capsys):
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "domain: ai.example\nprofile: openai\nlimits: [60/1m]\n"
+        "price: {date: 2026-11-01, models: {m: {input: 1, output: 4}}}\n"
+        "spend: [25/day unit=usd, {limit: 5, period: day, unit: usd, per: team}]\n"
+        "pool: {members: [{name: a}, {name: b, limits: [30/1m], drain: true}]}\n",
+        encoding="utf-8",
+    )
+    assert main(["validate", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "member a: 60/1m sliding_log\n" in out
+    assert "member b: 30/1m sliding_log, drained\n" in out
+    assert "spending ceiling: 25000000/day" in out
+    assert "spending ceiling for each team: 5000000/day" in out

@@ -284,3 +284,17 @@ async def test_a_websocket_of_a_limited_blueprint_in_quart(clock):
         async with app.test_client().websocket("/chat", scope_base=peer) as socket:
             await socket.receive()
     assert denied.value.response.status_code == httpx.codes.TOO_MANY_REQUESTS
+
+
+def test_a_limit_that_each_request_creates_is_logged_once(caplog):
+    app = flask_module.Flask(__name__)
+
+    @app.get("/")
+    def page():
+        with flask.limit("1/1m", scope="created-in-each-request").check(flask_module.request):
+            return "page"
+
+    assert statuses(FlaskClient(app), "/", 20) == [200] * 20  # each has its own count
+    warnings = [record.message for record in caplog.records if "create it once" in record.message]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("created-in-each-request:by_address/1m: this limit was created 10 times")

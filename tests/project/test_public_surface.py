@@ -134,6 +134,7 @@ OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "FrameworkRequest", "State"}
 # Internal methods that accept whatever their callers return.
 INTERNAL_WITH_ANY = [
     "tidegate.budget.batch._Batch.__init__",
+    "tidegate.outbound.quota.gate._Gate.run",
     "tidegate.outbound.quota.gate._Gate.send_flow",
     "tidegate.outbound.quota.pending_charge._PendingCharge.__init__",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli.output import Output
 from tidegate.cli.parser import CommandParser
@@ -118,8 +118,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
 
 
-def build_parser(arguments: Sequence[str]) -> CommandParser:
-    """Build the parser; only the commands that the arguments name are imported and have their options."""
+def import_command(name: str) -> Any:  # noqa: ANN401 - a module
+    """Import the module of a command; raises ConfigError if it needs an extra that is not installed."""
+    try:
+        return importlib.import_module(f"tidegate.cli.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("tidegate"):
+            raise
+        extra = "sources" if name in ("add", "sources") else "all"
+        raise ConfigError(f"tidegate {name} needs {error.name}: pip install 'tidegate[{extra}]'") from None
+
+
+def build_parser(arguments: Sequence[str], *, skip_missing: bool = False) -> CommandParser:
+    """Build the parser; only the commands that the arguments name are imported and have their options.
+
+    With `skip_missing`, a command whose extra is not installed has no options; otherwise ConfigError is raised.
+    """
     parser = CommandParser(prog="tidegate", usage="tidegate COMMAND [OPTION ...]", description=DESCRIPTION)
     parser.command_groups = {title: {name: COMMANDS[name] for name in names} for title, names in GROUPS.items()}
     parser.examples = EXAMPLES
@@ -131,7 +145,12 @@ def build_parser(arguments: Sequence[str]) -> CommandParser:
         child = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
         child.add_argument("--json", action="store_true", help="print JSON")
         if name in arguments:
-            module = importlib.import_module(f"tidegate.cli.{name}")
+            try:
+                module = import_command(name)
+            except ConfigError:
+                if not skip_missing:
+                    raise
+                continue
             module.add_options(child)
             child.examples = module.EXAMPLES
             child.set_defaults(run=module.run)

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def read_commands() -> Iterator[CompletionCommand]:
     """Read every command from the parser."""
-    parser = build_parser(tuple(COMMANDS))
+    parser = build_parser(tuple(COMMANDS), skip_missing=True)
     children = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # noqa: SLF001 - argparse has no public list
     for name, child in sorted(children.choices.items()):
         options = [action for action in child._actions if action.option_strings]  # noqa: SLF001 - as above

@@ -71,6 +71,12 @@ def check_provider(file: str, profiles: Mapping[str, Path] = NO_PROFILES) -> tup
     lines = [f"provider {provider} for {provider.domain}"]
     if provider.api_key is not None and provider.key_location is None:
         lines.append("its api_key is never sent: set key, such as key: {header: Authorization, prefix: Bearer}")
+    for member in () if provider.pool is None else provider.pool.members:
+        state = ", drained" if member.drained else ""
+        lines.append(f"member {member.name}: {', '.join(map(str, member.provider.limits))}{state}")
+    for ceiling in provider.ceilings:
+        each = f" for each {' and '.join(ceiling.per)}" if ceiling.per else ""
+        lines.append(f"spending ceiling{each}: {ceiling.limit}")
     return lines, {"provider": provider.name, "domain": provider.domain, "limits": list(map(str, provider.limits))}
 
 

@@ -12,6 +12,7 @@ from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_service_options, open_client
 from tidegate.cli.tables import TableColumn, TextTable, columns, draw_table, join_within
 from tidegate.errors import ConfigError
+from tidegate.spending.report import format_amount
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -296,10 +297,19 @@ def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:
     cells = []
     for each in members:
         nearest = max(each["limits"], key=lambda limit: limit["used"] / limit["quota"])
-        left = f"{nearest['remaining']:,} of {nearest['quota']:,} {nearest['unit']}"
+        left = describe_left(nearest)
         name = output.clean(f"{each['pool']}/{each['member']}", 40)
-        cells.append((name, each["state"], left, f"{each['refused']:,}", f"{each['cost_micros'] / 1e6:,.2f}"))
+        pause = f" for {format_duration(each['frozen_for'])}" if each["state"] == "paused" else ""
+        cells.append((name, each["state"] + pause, left, f"{each['refused']:,}", f"{each['cost_micros'] / 1e6:,.2f}"))
     return draw_table(TextTable(MEMBER_COLUMNS, list(cells)), output)
+
+
+def describe_left(limit: dict[str, Any]) -> str:
+    """Describe what is left of a limit: requests, tokens or money."""
+    left, quota, unit = limit["remaining"], limit["quota"], limit["unit"]
+    if unit.endswith("_micros"):
+        return f"{left / 1e6:,.2f} of {format_amount(quota, unit)}"
+    return f"{left:,} of {quota:,} {unit}"
 
 
 def draw_services(overview: dict[str, Any], output: Output) -> list[str]:

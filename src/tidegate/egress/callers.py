@@ -74,11 +74,11 @@ class Callers:
         self._by_digest = {digest: caller for caller in self.all for digest in caller.digests}
         self._anybody = None if self.all else Identity(EgressCaller(LOCAL_CALLER, max_priority=float("inf")), None)
 
-    def identify(self, headers: Mapping[str, str], query: str) -> Identity | None:
+    def identify(self, headers: Mapping[str, str], raw_path: str) -> Identity | None:
         """Return who sends a request; None: it has no valid token."""
         if self._anybody is not None:
             return self._anybody
-        for place, token in find_tokens(headers, query):
+        for place, token in find_tokens(headers, raw_path.partition("?")[2]):
             # A lookup by hash takes as long for a token that is nearly right as for any other.
             caller = self._by_digest.get(digest_of(token))
             if caller is not None:

@@ -79,6 +79,7 @@ class EgressGateway:
         self._tunnels = TunnelHandler(self)
         self.background: BackgroundTasks = BackgroundTasks()
         self._connections: dict[str, int] = {}
+        self._loopback = settings.listen.loopback
         self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
         self._tracing: Tracing | None = None
@@ -173,7 +174,7 @@ class EgressGateway:
         if self.callers.all:
             return
         headers = request.headers
-        if self.settings.listen.loopback and (host := headers.get("Host", "")) != self._last_host:
+        if self._loopback and (host := headers.get("Host", "")) != self._last_host:
             if not is_local_host(host):
                 message = "the Host must be localhost or a loopback address, because no callers are configured"
                 raise EgressError(403, "host-not-allowed", message)
@@ -184,7 +185,7 @@ class EgressGateway:
 
     def identify(self, request: web.BaseRequest, *, forward: bool = False) -> Identity:
         """Return who sends a request; raises EgressError if it has no valid token."""
-        identity = self.callers.identify(request.headers, request.raw_path.partition("?")[2])
+        identity = self.callers.identify(request.headers, request.raw_path)
         if identity is not None:
             return identity
         message = "send the token of a caller where the key of the provider would be, or as X-Tidegate-Token"

@@ -99,8 +99,10 @@ class Meter:
 
     async def _commit(self) -> None:
         if self._settlement is not None:
-            await self._gate.run(self._settlement.settle_flow(self.used))
-            self._read_money(self._settlement.charged_units)
+            try:
+                await self._gate.run(self._settlement.settle_flow(self.used))
+            finally:  # it is known even if the client disconnects while the store settles
+                self._read_money(self._settlement.charged_units)
         if self._own is not None:
             await self._own.commit(self._own_cost())
 

@@ -88,7 +88,7 @@ class RateLimitMiddleware:
         self._gates = self.request_limiter.gates = AsgiGates(app, decide_pending, self.request_limiter)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0911, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind == "http":
@@ -133,18 +133,33 @@ class RateLimitMiddleware:
             else:
                 request_state.pending = request_limiter.make_charges(target, key)
         else:
-            charged = category_limiter.acquire((key,)) if cost == 1 else None
-            if charged is None:
-                await self._decide_and_call(scope, receive, send, target, client)
-                return
-            now, views = charged
-            decision = Decision((True, now, category_limiter.limits, views, None))
-            if now < request_limiter.fast_path_until and key in last_decisions:
-                last_decisions[key] = decision  # `record_decision`, inlined
-                category_limiter.allowed += 1
+            last = last_decisions.get(key)
+            known = last is not None and last[0] and cost == 1
+            charged = category_limiter.acquire((key,)) if known else None
+            if charged is not None:
+                now, views = charged
+                decision = Decision((True, now, category_limiter.limits, views, None))
+                if now < request_limiter.fast_path_until:
+                    last_decisions[key] = decision  # `record_decision`, inlined
+                    category_limiter.allowed += 1
+                else:
+                    request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+                request_state.write, request_state.written = category_limiter.write, charged
             else:
-                request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
-            request_state.write, request_state.written = category_limiter.write, charged
+                try:
+                    decision = category_limiter.decide(key, cost)
+                    if category_limiter.is_async:
+                        decision = await decision
+                except RateLimitError as error:
+                    outcome = request_limiter.handle_store_error(category_limiter, error)
+                    await self._apply_outcome(outcome, scope, receive, send, target, client)
+                    return
+                if not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
+                    await self._deny(scope, receive, send, category_limiter, client, decision)
+                    return
+                if decision[0]:
+                    request_state.write, request_state.written = request_limiter.write, decision
+                request_state.cost = cost
             request_state.decision, request_state.charged, request_state.key = decision, category_limiter, key
         scope[STATE_KEY] = request_state
         sending = add_fields(request_state, scope, receive, send)
@@ -200,28 +215,6 @@ class RateLimitMiddleware:
             else:
                 outcome = await run_async(self.request_limiter.check_flow(request, target, client), call)
         await self._apply_outcome(outcome, scope, receive, send, target, client)
-
-    async def _decide_and_call(
-        self, scope: Scope, receive: Receive, send: Send, target: RequestTarget, client: RequestClient
-    ) -> None:
-        """Decide the category of a request at once, without the fast path; then pass the request on or deny it."""
-        request_limiter, category_limiter, key = self.request_limiter, target.category_limiter, client.key
-        assert category_limiter is not None and key is not None  # noqa: PT018, S101 - these are special
-        try:
-            decision: Any = category_limiter.decide(key, target.cost)
-            if category_limiter.is_async:
-                decision = await decision
-        except RateLimitError as error:
-            outcome = request_limiter.handle_store_error(category_limiter, error)
-            await self._apply_outcome(outcome, scope, receive, send, target, client)
-            return
-        method = scope.get("method", "GET")
-        if not request_limiter.record_decision(category_limiter, key, target.cost, decision, method, scope["path"]):
-            await self._deny(scope, receive, send, category_limiter, client, decision)
-            return
-        request_state = make_state(request_limiter, client, decision, scope.get(STATE_KEY))
-        request_state.note_charge(category_limiter, key, target.cost)
-        await self._call_app(scope, receive, send, request_state, client)
 
     async def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""

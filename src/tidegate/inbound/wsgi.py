@@ -107,17 +107,29 @@ class RateLimitMiddleware:
             else:
                 request_state.pending = request_limiter.make_charges(target, key)
         else:
-            charged = category_limiter.acquire((key,)) if cost == 1 else None
-            if charged is None:
-                return self._decide_and_call(environ, start_response, target, client)
-            now, views = charged
-            decision = Decision((True, now, category_limiter.limits, views, None))
-            if now < request_limiter.fast_path_until and key in last_decisions:
-                last_decisions[key] = decision  # `record_decision`, inlined
-                category_limiter.allowed += 1
+            last = last_decisions.get(key)
+            known = last is not None and last[0] and cost == 1
+            charged = category_limiter.acquire((key,)) if known else None
+            if charged is not None:
+                now, views = charged
+                decision = Decision((True, now, category_limiter.limits, views, None))
+                if now < request_limiter.fast_path_until:
+                    last_decisions[key] = decision  # `record_decision`, inlined
+                    category_limiter.allowed += 1
+                else:
+                    request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
+                request_state.write, request_state.written = category_limiter.write, charged
             else:
-                request_limiter.record_decision(category_limiter, key, cost, decision, method, path)
-            request_state.write, request_state.written = category_limiter.write, charged
+                try:
+                    decision = category_limiter.decide(key, cost)
+                except RateLimitError as error:
+                    outcome = request_limiter.handle_store_error(category_limiter, error)
+                    return self._apply_outcome(outcome, environ, start_response, target, client)
+                if not request_limiter.record_decision(category_limiter, key, cost, decision, method, path):
+                    return self._deny(environ, start_response, category_limiter, client, decision)
+                if decision[0]:
+                    request_state.write, request_state.written = request_limiter.write, decision
+                request_state.cost = cost
             request_state.decision, request_state.charged, request_state.key = decision, category_limiter, key
         environ[STATE_KEY] = request_state
         starting = add_fields(request_state, environ, start_response)
@@ -167,26 +179,6 @@ class RateLimitMiddleware:
             else:
                 outcome = run(self.request_limiter.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
-
-    def _decide_and_call(
-        self, environ: Environ, start: Start, target: RequestTarget, client: RequestClient
-    ) -> Iterable[bytes]:
-        """Decide the category of a request at once, without the fast path; then pass the request on or deny it."""
-        request_limiter, category_limiter, key = self.request_limiter, target.category_limiter, client.key
-        assert category_limiter is not None and key is not None  # noqa: PT018, S101 - these are special
-        try:
-            decision: Any = category_limiter.decide(key, target.cost)
-        except RateLimitError as error:
-            outcome = request_limiter.handle_store_error(category_limiter, error)
-            return self._apply_outcome(outcome, environ, start, target, client)
-        method = environ.get("REQUEST_METHOD", "GET")
-        if not request_limiter.record_decision(
-            category_limiter, key, target.cost, decision, method, read_path(environ)
-        ):
-            return self._deny(environ, start, category_limiter, client, decision)
-        request_state = make_state(request_limiter, client, decision, environ.get(STATE_KEY))
-        request_state.note_charge(category_limiter, key, target.cost)
-        return self._call_app(self.app, environ, start, request_state)
 
     def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""

@@ -102,12 +102,6 @@ class RequestState:
         """Whether something is still to be charged; `pending` creates the charges."""
         return self.deferred is not None or bool(self._pending)
 
-    def note_charge(self, category_limiter: CategoryLimiter, key: Key, cost: Cost) -> None:
-        """Note what `decision` has charged; its header fields need nothing else, if it allows the request."""
-        self.charged, self.key, self.cost = category_limiter, key, cost
-        if self.decision is not None and self.decision.within_limits and not self.nested:
-            self.write, self.written = self.request_limiter.write, self.decision
-
     def add(self, decision: Decision | RequestState) -> None:
         """Add the decision of a route limit, or the state of an inner middleware."""
         self.write = None

@@ -12,6 +12,7 @@ to a request, the middleware's and those of its route, are decided together: a d
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -63,6 +64,9 @@ METHOD_COUNTS: Final = {
 }
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
+MANY_COUNTS: Final = 10  # limits of the same name, each with its own count
+
+separate_counts: Counter[str] = Counter()  # limits without a middleware, by name; only to warn of a mistake
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 
@@ -211,6 +215,8 @@ class RouteLimit:
         """Return the request limiter that is used without a middleware in front."""
         own = self._own.found()
         if own.request_limiter is None:
+            if self.scope is not None and self._own_store is None:
+                warn_of_many(f"{self.scope}:{self.name}")
             rules = {"defaults": False, "unmatched": None}
             own.request_limiter = RequestLimiter(rules, self._own_store or "memory://", **self._options)
         return own.request_limiter
@@ -356,6 +362,20 @@ def call_on_denied(limit: RouteLimit, native: object, decision: Decision) -> Non
         limit.on_denied(native, decision)
     except Exception:
         log.exception("%s: the function on_denied failed", limit.name)
+
+
+def warn_of_many(name: str) -> None:
+    """Log once if a limit with a scope was created many times without a middleware: each has its own count."""
+    if len(separate_counts) >= MAX_CACHED_LIMITS:
+        separate_counts.clear()
+    separate_counts[name] += 1
+    if separate_counts[name] == MANY_COUNTS:
+        log.warning(
+            "%s: this limit was created %d times without a middleware, and each has its own count: create it once, "
+            "outside of the function that handles requests",
+            name,
+            MANY_COUNTS,
+        )
 
 
 def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:

@@ -25,6 +25,7 @@ log: logging.Logger = logging.getLogger(__name__)
 Permissions = Literal["warn", "refuse", "ignore"]
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 MAX_MATCHED: Final = 1024  # URLs whose provider is remembered
+MAX_URL_LENGTH: Final = 2000  # characters of a URL that is remembered
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
 Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
@@ -105,7 +106,7 @@ class Providers:
             return matched[url]
         except (KeyError, TypeError):
             provider = self.match_host(host_of(url))
-        if url.__class__ is str:
+        if isinstance(url, str) and len(url) <= MAX_URL_LENGTH:
             if len(matched) >= MAX_MATCHED:
                 matched.clear()
             matched[url] = provider

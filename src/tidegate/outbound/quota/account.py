@@ -308,7 +308,8 @@ class Account:
     def charge_pieces_flow(self, pieces: Sequence[tuple[Mapping[str, int], int]]) -> CallFlow[Any]:
         """Charge what has been used, whether it fits or not: amounts, each from an instant of the monotonic clock on.
 
-        Only a log can be charged for the past; other limits are charged now. Returns the instants by the store's clock.
+        Only a log can be charged for the past, at its next entry from then on: the last piece makes one now.
+        Other limits are charged now. Returns the instants by the store's clock.
         """
         limits = self.provider.limits
         costs = [[amounts.get(limit.unit, 0) for limit in limits] for amounts, _ in pieces]

@@ -18,6 +18,7 @@ from tidegate.fork import fork_safe
 MAX_SAMPLES: Final = 200  # recent calls per model and tag
 MIN_SAMPLES: Final = 5  # with fewer, there is no estimate
 QUANTILE_SAMPLES: Final = 20  # with fewer, a quantile is unreliable: twice the largest size is assumed
+MIN_SPEED_TOKENS: Final = 50  # of an output whose speed says something about others
 MAX_LEARNED: Final = 1024  # models and tags that are kept
 LearnedKey = tuple[str, str, str]  # domain, model, tag
 
@@ -73,7 +74,7 @@ class LearnedSizes:
 
     def record_speed(self, key: LearnedKey, tokens: int, duration: int) -> None:
         """Record the tokens of an output that took so many microseconds."""
-        if tokens > 0:
+        if tokens >= MIN_SPEED_TOKENS:
             with self._lock:
                 self._sizes(self._speeds, key).add(min(MAX_INTEGER, -(-tokens * SECOND // max(1, duration))))
 

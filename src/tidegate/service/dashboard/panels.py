@@ -22,7 +22,10 @@ from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
+from tidegate.limiter import usage_of
+from tidegate.outbound.providers.money import is_money
 from tidegate.service.dashboard.capacity_history import MAX_RESOURCES, CapacityHistory
+from tidegate.spending.report import format_amount
 from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
@@ -68,12 +71,18 @@ async def _describe_providers(gate: AsyncGate) -> dict[str, Any]:
             gate.open_account(provider, provider.domain)  # so that it is shown before its first request
     members = {member.provider.name for each in gate.providers if each.pool for member in each.pool.members}
     accounts = [account for account in gate.accounts if account.provider.name not in members][:MAX_ROWS]
-    return {"providers": [await _describe_account(account) for account in accounts], "counts": gate.metrics()}
+    return {"providers": [await _describe_account(gate, account) for account in accounts], "counts": gate.metrics()}
 
 
-async def _describe_account(account: Account) -> dict[str, Any]:
-    usage = await account.limiter.usage(account.key)
-    limits = zip(account.provider.limits, usage.items(), strict=True)
+async def _describe_account(gate: AsyncGate, account: Account) -> dict[str, Any]:
+    policy = account.limiter.policy
+    # From the store itself: the store of a paused account denies everything, as if nothing remained.
+    (peeked,) = await gate.store.apply_async("peek", ((policy, account.key, (0,) * len(policy.limits)),))
+    usage = usage_of(peeked)
+    limits = [
+        {"name": name, "text": format_limit(limit), "period": format_period(limit), **amount._asdict()}
+        for limit, (name, amount) in zip(account.provider.limits, usage.items(), strict=True)
+    ]
     return {
         "name": account.provider.name,
         "account": account.resource if account.resource != account.provider.domain else "",
@@ -82,7 +91,7 @@ async def _describe_account(account: Account) -> dict[str, Any]:
         "waiting": account.limiter.waiting,
         "refused": account.refused,
         "cost_micros": account.spent,
-        "limits": [{"name": name, "text": format_limit(limit), **amount._asdict()} for limit, (name, amount) in limits],
+        "limits": limits,
     }
 
 
@@ -100,7 +109,7 @@ def pools_panel(gate: AsyncGate) -> Panel:
 async def _describe_member(gate: AsyncGate, provider: Provider, member: Member) -> dict[str, Any]:
     own = member.provider
     account = gate.open_account(own, (own.domain, f"member={member.name}"))
-    described = await _describe_account(account)
+    described = await _describe_account(gate, account)
     paused = described["frozen_for"]
     state = "drained" if member.drained else "key rejected" if account.key_rejected else "paused" if paused else "ready"
     figures = {"pool": provider.name, "member": member.name, "state": state, "refused": account.refused}
@@ -108,8 +117,15 @@ async def _describe_member(gate: AsyncGate, provider: Provider, member: Member) 
 
 
 def format_limit(limit: Limit) -> str:
-    """Format a limit without its algorithm and name: "60/1m"."""
+    """Format a limit without its algorithm and name: "60/1m", "5.00 usd/day"."""
+    if is_money(limit.unit):
+        return f"{format_amount(limit.quota, limit.unit)}/{format_period(limit)}"
     return str(limit).partition(" ")[0] + ("" if limit.unit == "requests" else f" {limit.unit}")
+
+
+def format_period(limit: Limit) -> str:
+    """Format the period of a limit: "1m", "day"."""
+    return str(limit).partition(" ")[0].partition("/")[2]
 
 
 def _describe_source(row: Mapping[str, Any], now: int) -> dict[str, Any]:

@@ -77,15 +77,16 @@ export const COMPONENT_PANELS = {
   },
   pools: {
     title: "Pools",
+    note: (members) => (isOnePool(members) ? members[0].pool : ""),
     tables: [{
-      rows: (members) => members.flatMap((member) => member.limits.map((limit, index) => ({ member, index, limit }))),
+      rows: (members) => members.flatMap((member) => member.limits.map((limit, index) => ({ member, index, limit, alone: isOnePool(members) }))),
       columns: [
-        ["Member", ({ member, index }) => name(index ? "" : `${member.pool}/${member.member}`)],
-        ["Limit", ({ limit }) => limit.text, "hide-on-phone"],
-        ["Used", ({ limit }) => meter(limit.used, limit.quota)],
-        ["State", ({ member, index }) => (index ? "" : text(member.state, { state: member.state === "ready" ? "" : "warn" }))],
-        ["Refused", ({ member, index }) => (index ? "" : count(member.refused)), "num"],
-        ["Cost", ({ member, index }) => (index ? "" : (member.cost_micros / 1e6).toFixed(2)), "num"],
+        ["Member", ({ member, index, alone }) => name(index ? "" : alone ? member.member : `${member.pool}/${member.member}`)],
+        ["Limit", ({ limit }) => `${currencyOf(limit) || limit.unit}/${limit.period}`, "hide-on-phone"],
+        ["Used", ({ limit }) => meter(limit.used, limit.quota, formatUsed(limit)), "c-wide"],
+        ["State", ({ member, index }) => (index ? "" : text(formatMember(member), { state: member.state === "ready" ? "" : "warn" }))],
+        ["Refused", ({ member, index }) => (index ? "" : count(member.refused)), "num c-short hide-on-phone"],
+        ["Cost", ({ member, index }) => (index ? "" : (member.cost_micros / 1e6).toFixed(2)), "num c-short"],
       ],
     }],
   },
@@ -148,6 +149,18 @@ function formatProvider({ capacity, cost_micros: cost, frozen_for: pause, limits
     cost > 0 && `cost ${(cost / 1e6).toFixed(2)}`,
   ].filter(Boolean);
   return text(states.join(", ") || "ready", { state: pause > 0 ? "bad" : isReduced ? "warn" : "" });
+}
+
+const isOnePool = (members) => members.length > 0 && members.every((member) => member.pool === members[0].pool);
+
+const formatMember = ({ state, frozen_for: pause }) => (state === "paused" ? `paused for ${formatDuration(pause)}` : state);
+
+const currencyOf = ({ unit }) => (unit.endsWith("_micros") ? unit.slice(0, -"_micros".length) : "");
+
+/** "0.15 of 5.00" for money, else "90,000 of 200K". */
+function formatUsed(limit) {
+  const amount = (value) => (currencyOf(limit) ? (value / 1e6).toFixed(2) : formatCount(value));
+  return `${amount(limit.used)} of ${amount(limit.quota)}`;
 }
 
 function formatAgents({ agents, namespace }) {
