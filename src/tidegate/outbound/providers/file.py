@@ -34,6 +34,7 @@ from tidegate.outbound.providers.model_fields import (
 from tidegate.outbound.providers.money import check_units, parse_limit, to_micros
 from tidegate.outbound.providers.pool_file import read_ceilings, read_pool
 from tidegate.outbound.providers.prices import MILLION, find_prices
+from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.providers.profile_file import NO_PROFILES, find_profile
 from tidegate.outbound.providers.provider import (
     CONCURRENCY_UNIT,
@@ -49,6 +50,7 @@ from tidegate.policy.config_value import ConfigValue, load
 from tidegate.policy.loader import InvalidYAMLError
 from tidegate.policy.model import OnStoreError
 from tidegate.policy.setting_values import VARIABLE, expand_variables
+from tidegate.suggestions import closest, did_you_mean
 
 if TYPE_CHECKING:
     from tidegate.outbound.providers.prices import Prices
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, ConfigValue]
 
+MISSPELLED: Final = 0.8  # similarity from which a unit is taken for a misspelled one
 LIMIT_FIELDS: Final = ("limit", "period", "unit", "algorithm", "burst", "timezone", "reset_day", "reset_hour")
 PROVIDER_FIELDS: Final = (
     "domain",
@@ -138,7 +141,7 @@ def _read_fields(
     with section.locate_errors(**fields):
         provider = Provider(domain, limits, **options)
     provider = replace(provider, endpoints=_endpoints(fields, provider))
-    _check_money(fields, provider)
+    _check_units(fields, provider)
     return provider
 
 
@@ -151,8 +154,8 @@ def _prices(fields: Fields) -> Prices | None:
     return find_prices(fields["price"])
 
 
-def _check_money(fields: Fields, provider: Provider) -> None:
-    """Refuse limits of money whose cost nothing tells."""
+def _check_units(fields: Fields, provider: Provider) -> None:
+    """Refuse limits of money whose cost nothing tells, and misspelled units of tokens, which nothing would charge."""
     told = set(provider.estimate)
     for endpoint in provider.endpoints:
         told.update(endpoint.cost if isinstance(endpoint.cost, Mapping) else ())
@@ -160,6 +163,9 @@ def _check_money(fields: Fields, provider: Provider) -> None:
     for limits in (provider.limits, *(each.limits for each in provider.models)):
         with place.locate_errors():
             check_units(limits, provider.prices, told)
+        for unit in {limit.unit for limit in limits}.difference(told, TOKEN_UNITS, (CONCURRENCY_UNIT,)):
+            if closest(unit, TOKEN_UNITS, MISSPELLED) is not None:
+                raise place.error(f"nothing is counted in the unit {unit!r}: {did_you_mean(unit, TOKEN_UNITS)}")
 
 
 def _hide_value(quoted: re.Match[str]) -> str:
