@@ -16,8 +16,8 @@ from tests.servers.process import free_port, need
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PORTS = re.compile(r"\b(8080|8081|8101|8102|8103|8104)\b")
-RUN_HERE = ("api", "llm", "outbound", "service", "budget")  # tests/swarm and tests/egress run the other two
+PORTS = re.compile(r"\b(8080|8081|8090|8101|8102|8103|8104)\b")
+RUN_HERE = ("api", "llm", "outbound", "service", "budget", "egress")  # tests/swarm runs the other one
 PREAMBLE = "set -e\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
 
 
@@ -75,4 +75,4 @@ def port_for(ports, found):
 
 def test_every_user_has_an_example_with_a_readme():
     folders = {path.parent.name for path in EXAMPLES.glob("*/README.md")}
-    assert {"api", "llm", "outbound", "budget", "swarm", "service"} <= folders
+    assert {"api", "llm", "outbound", "budget", "swarm", "service", "egress", "demo"} == folders
