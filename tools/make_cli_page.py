@@ -26,9 +26,9 @@ OPTIONS_OF_ALL: Final = ("-h", "--json")  # described once, at the top
 HEAD: Final = f"""\
 # Command line
 
-`tidegate` runs the service, asks it for decisions, shows what it does, and helps to write and check files. This page is
-written from the parser of the command (`python tools/make_cli_page.py`), so it has every option. `tidegate --help` and
-`tidegate COMMAND --help` print the same.
+`tidegate` runs the service, asks it for decisions, shows what it does, and helps you write and check configuration
+files. This page is generated from the argument parser (`python tools/make_cli_page.py`), so it lists every option.
+`tidegate --help` and `tidegate COMMAND --help` print the same texts.
 
 ```sh
 tidegate init api                                                # writes config.yaml, with comments
@@ -40,11 +40,11 @@ tidegate top                                                     # q quits; r, a
 
 **Output.** On a terminal, tables fit into its width, and have colours if rich is installed (`pip install
 'tidegate[cli]'`), unless `NO_COLOR` is set or `TERM` is `dumb`. In a pipe, the output is plain text without colours,
-and nothing is shortened. Every command accepts `--json`; with `--watch`, each update is one line of JSON. If the
-first output takes longer than a second, a line on standard error shows that the command is still working; only on a
-terminal. Errors are one line on standard error, `tidegate: …`, or `{{"error": …}}` with `--json`.
+and nothing is shortened. Every command accepts `--json`; with `--watch`, each update is one line of JSON. On a
+terminal, if the first output takes longer than a second, a line on standard error shows that the command is still
+working. Errors are one line on standard error, `tidegate: …`, or `{{"error": …}}` with `--json`.
 
-**Durations** are written in one way everywhere: {DURATION_EXAMPLES}. An option with the value `{METAVAR}` takes one;
+**Durations** have the same form everywhere: {DURATION_EXAMPLES}. An option with the value `{METAVAR}` takes one;
 a number without a unit is in seconds. Durations in the output have the same form.
 
 **Names.** If a command, an option, a policy, a provider or a setting is unknown, the error suggests the closest one.

@@ -20,7 +20,7 @@ EXAMPLES: Final = (
     ("tidegate acquire api user:42", "take one permit now, or exit with 1"),
     ("tidegate acquire api user:42 --timeout 30s", "wait for it, for at most 30 seconds"),
     ("tidegate acquire llm team:a --cost tokens=500", "take 500 permits of the unit tokens"),
-    ("tidegate acquire --provider openai --ttl 1m", "reserve a call of a provider"),
+    ("tidegate acquire --provider openai --ttl 1m", "reserve a call to a provider"),
 )
 
 

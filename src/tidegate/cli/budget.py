@@ -44,8 +44,9 @@ BAR_WIDTH: Final = 30
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the storage and the display of the budget."""
     parser.description = (
-        "Show the tiers of the task budget configured by RATE_LIMIT_* variables or by a file. With --by, sum the "
-        "costs in a ledger; with --providers, show the spending ceilings."
+        "Show the tiers (the limits per minute, hour, day, week and month) of the task budget configured by "
+        "RATE_LIMIT_* variables or by a file. With --by, sum the costs in a ledger; with --providers, show the "
+        "spending ceilings."
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file, used instead of the variables")
     parser.add_argument(

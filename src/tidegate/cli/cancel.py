@@ -17,7 +17,7 @@ EXAMPLES: Final = (("tidegate cancel 3f2a…", "return the permits of this reser
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the id and the service."""
-    parser.description = "Return the permits of a provider, or of a reservation, that were not used."
+    parser.description = "Return the unused permits of a provider or of a reservation."
     add_id_argument(parser)
     add_service_options(parser)
 

@@ -27,7 +27,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_id_argument(parser: argparse.ArgumentParser) -> None:
     """Add the id of what is settled."""
-    parser.add_argument("id", metavar="ID", help="the id that acquire --provider or reserve returned")
+    parser.add_argument(
+        "id", metavar="ID", help="the id that 'tidegate acquire --provider' or POST /v1/reserve returned"
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

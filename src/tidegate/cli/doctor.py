@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="an address that your application trusts, as in its trusted_proxies (may be repeated)",
+        help="a proxy that your application trusts, as in its trusted_proxies (may be repeated)",
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     ("tidegate explain config.yaml --request 'POST /login' --from 203.0.113.9", "a request that your API receives"),
     ("tidegate explain provider.yaml --request 'GET https://api.example.com/v1/items'", "a request that you send"),
-    ("tidegate explain service.yaml --policy api --key partner:acme", "a call of a service"),
+    ("tidegate explain service.yaml --policy api --key partner:acme", "a call to a service"),
     (
         "tidegate explain config.yaml --request /me --from 10.0.0.1 --trusted-proxy 10.0.0.1",
         "a request behind a proxy; add --header 'X-Forwarded-For: 203.0.113.9'",
@@ -37,9 +37,9 @@ SENT_KINDS: Final = ("provider", "egress", "service")  # files that limit reques
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file and the request."""
     parser.description = (
-        "Show which limits of a file a request meets, the strictest first, and why: which rules match it and which do "
-        "not, the key that it is counted by, and what a denial says. Nothing is sent, and no usage is read: the answer "
-        "is that of a new client."
+        "Show which limits in a file apply to a request, the strictest first, and why: which rules match it and which "
+        "do not, the key under which it is counted, and the response to a denied request. The command sends nothing "
+        "and reads no usage: it shows the result for a new client."
     )
     parser.add_argument("file", metavar="FILE", help="a YAML file for a middleware, provider, service or gateway")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help="kind of the file (default: detected)")
@@ -53,7 +53,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     request.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header (may be repeated)"
     )
-    request.add_argument("--body", metavar="FILE", help="a file with the body, for limits of tokens")
+    request.add_argument(
+        "--body", metavar="FILE", help="a file with the body of the request, for limits that count tokens"
+    )
     request.add_argument("--plan", metavar="NAME", help="the plan of the client, if the file has limits for plans")
     request.add_argument(
         "--trusted-proxy",
@@ -62,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="a proxy that the application trusts, as in its trusted_proxies (may be repeated)",
     )
-    call = parser.add_argument_group("a call of a service")
+    call = parser.add_argument_group("a call to a service")
     call.add_argument("--policy", metavar="NAME", help="the policy")
     call.add_argument("--key", action="append", metavar="KEY", help="the key; repeat it for the parts of one key")
     call.add_argument("--caller", metavar="NAME", help="the caller, for the file of an egress gateway")

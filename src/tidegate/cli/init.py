@@ -73,12 +73,17 @@ EXAMPLES: Final = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the kind, and the file to write."""
     parser.description = (
-        "Write a commented configuration file to start from. It works as it is, and says how to use it."
+        "Write a commented configuration file to start from. The file works unchanged; its comments say how to use it."
     )
     kinds = "; ".join(f"{kind}: {template.title}" for kind, template in TEMPLATES.items())
     parser.add_argument("kind", choices=TEMPLATES, metavar="KIND", help=kinds)
-    parser.add_argument("file", nargs="?", metavar="FILE", help="the file to write (default: KIND.yaml); - prints it")
-    parser.add_argument("--force", action="store_true", help="replace a file that exists")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="the file to write, or - to print it (default: KIND.yaml; for api, config.yaml)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("tidegate peek api user:42", "would a call be allowed?"),
-    ("tidegate peek --provider openai --watch", "repeat the question every second"),
+    ("tidegate peek --provider openai --watch", "check again every second"),
 )
 
 

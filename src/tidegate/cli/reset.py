@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
-EXAMPLES: Final = (("tidegate reset api user:42", "forget what this key has used"),)
+EXAMPLES: Final = (("tidegate reset api user:42", "set the usage of this key to 0"),)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, an option for every setting, and the demonstration."""
     parser.description = (
         "Run the service: decisions over HTTP, gRPC and RESP, scheduled sources, the egress gateway, and a dashboard. "
-        "All settings can also be in FILE, which is read again when it changes."
+        "All settings can also be set in FILE; the service reloads its policies and domains when it changes."
     )
     add_settings_options(parser)
     group = parser.add_argument_group("demonstration")

@@ -33,7 +33,7 @@ MAX_UPDATES_SHOWN: Final = 8
 EXAMPLES: Final = (
     ("tidegate swarm nats://127.0.0.1:4222", "the agents on this bus, live; q quits"),
     ("tidegate swarm redis://cache --once --json", "their capacities for a program"),
-    ("tidegate swarm nats://127.0.0.1:4222 --clear api", "end the reductions of the resource api"),
+    ("tidegate swarm nats://127.0.0.1:4222 --clear api", "end the capacity reductions of the resource api"),
 )
 COLUMNS: Final = (
     TableColumn("agent", shrinks=True),
@@ -63,7 +63,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print the swarm once and exit")
     parser.add_argument("--namespace", default="", metavar="NAME", help="the namespace of the agents")
     parser.add_argument(
-        "--clear", nargs="?", const="", metavar="RESOURCE", help="end the reductions of one or all resources, and exit"
+        "--clear",
+        nargs="?",
+        const="",
+        metavar="RESOURCE",
+        help="end the capacity reductions of one resource, or of all resources, and exit",
     )
 
 

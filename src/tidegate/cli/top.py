@@ -111,7 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"sort by {', '.join(names[:-1])} or {names[-1]} (default: rate; with --egress: requests)",
     )
     parser.add_argument(
-        "--rows", type=positive_integer, default=10, metavar="N", help="maximum rows of each table (default: 10)"
+        "--rows", type=positive_integer, default=10, metavar="N", help="maximum number of rows per table (default: 10)"
     )
     add_service_options(parser)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     ("tidegate usage api user:42", "a bar for each limit of this key"),
     ("tidegate usage api user:42 --watch 5s", "update them every five seconds"),
-    ("tidegate usage --provider openai", "what was used of a provider's quota"),
+    ("tidegate usage --provider openai", "how much of a provider's quota is used"),
 )
 COLUMNS: Final = (
     TableColumn("limit"),

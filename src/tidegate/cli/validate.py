@@ -40,8 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         dest="profiles",
         metavar="PATH",
-        help="YAML file or folder of profiles that provider files can name (may be repeated); profiles among the files "
-        "are known, too",
+        help="YAML file or folder of profiles that provider files can name (may be repeated); not needed for profiles "
+        "among the FILE arguments",
     )
     other = parser.add_argument_group("instead of checking")
     other.add_argument(
