@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "init": "write a commented configuration file to start from",
     "validate": "check configuration files; convert files of Envoy's service",
-    "explain": "show which limits a request meets, and why",
+    "explain": "show which limits apply to a request, and why",
     "doctor": "check a deployment, and print how to fix problems",
     "start": "run the service: decisions over the network, a dashboard",
     "egress": "run the egress gateway alone",
@@ -52,7 +52,7 @@ GROUPS: Final = {
 }
 EXAMPLES: Final = (
     ("tidegate start --demo", "see everything at work in your browser"),
-    ("tidegate init api", "write limits for an API of yours to config.yaml"),
+    ("tidegate init api", "write limits for your API to config.yaml"),
     ("tidegate explain config.yaml --request 'POST /login'", "which limits apply?"),
     ("tidegate start --policy 'api=100/1m'", "serve decisions on port 8080"),
     ("tidegate acquire api user:42", "take a permit; exit code 1 if denied"),

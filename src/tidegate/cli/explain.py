@@ -1,4 +1,4 @@
-"""`tidegate explain`: show which limits of a file a request meets, the strictest first, and why."""
+"""`tidegate explain`: show which limits of a file apply to a request, the strictest first, and why."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SENT_KINDS: Final = ("provider", "egress", "service")  # files that limit reques
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file and the request."""
     parser.description = (
-        "Show which limits of a file a request meets, the strictest first, and why: which rules match it and which do "
-        "not, the key that it is counted by, and what a denial says. Nothing is sent, and no usage is read: the answer "
-        "is that of a new client."
+        "Show which limits of a file apply to a request, the strictest first, and why: which rules match it and which "
+        "do not, the key that it is counted by, and what a denial says. Nothing is sent, and no usage is read: the "
+        "result is that of a new client."
     )
     parser.add_argument("file", metavar="FILE", help="a YAML file for a middleware, provider, service or gateway")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help="kind of the file (default: detected)")
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     request.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header (may be repeated)"
     )
-    request.add_argument("--body", metavar="FILE", help="a file with the body, for limits of tokens")
+    request.add_argument("--body", metavar="FILE", help="a file with the body, for token limits")
     request.add_argument("--plan", metavar="NAME", help="the plan of the client, if the file has limits for plans")
     request.add_argument(
         "--trusted-proxy",
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Log nothing: the denials that are tried out are no events."""
+    """Log nothing: this command provokes denials only to show them."""
     log = logging.getLogger("tidegate")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -99,7 +99,7 @@ def explain(args: argparse.Namespace, kind: str) -> Explanation:
         raise ConfigError(f"{KINDS[kind].title} limits no requests; 'tidegate validate' describes it", file=args.file)
     if args.request is None:
         option = "--policy NAME --key KEY" if kind == "service" else "--request 'POST /login'"
-        raise ConfigError(f"expected what to explain, such as: tidegate explain {args.file} {option}")
+        raise ConfigError(f"expected a request or call, such as: tidegate explain {args.file} {option}")
     method, target = read_request(args.request)
     if kind == "inbound":
         return explain_path(args, method, target)
@@ -189,12 +189,11 @@ def add_caller(args: argparse.Namespace, found: Explanation) -> None:
     callers = {caller.name: caller for caller in load_egress(args.file).callers}
     if args.caller is None:
         if callers:
-            found.notes.append(f"Callers have limits of their own: --caller {' or '.join(callers)} adds them.")
+            found.notes.append(f"Callers have limits of their own: add them with --caller {' or '.join(callers)}.")
         return
     if args.caller not in callers:
-        advice = (
-            did_you_mean(args.caller, callers) or f"expected {', '.join(callers) or 'none: the file has no callers'}"
-        )
+        known = f"expected {', '.join(callers)}" if callers else "the file has no callers"
+        advice = did_you_mean(args.caller, callers) or known
         raise ConfigError(f"there is no caller {args.caller!r}: {advice}", field="--caller")
     caller = callers[args.caller]
     if caller.limits:

@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="profiles",
         metavar="PATH",
         help="YAML file or folder of profiles that provider files can name (may be repeated); profiles among the files "
-        "are known, too",
+        "to check are found, too",
     )
     other = parser.add_argument_group("instead of checking")
     other.add_argument(

@@ -152,7 +152,7 @@ def _prices(fields: Fields) -> Prices | None:
 
 
 def _check_money(fields: Fields, provider: Provider) -> None:
-    """Refuse limits of money whose cost nothing tells."""
+    """Refuse money limits if neither prices nor an estimate give the cost of a call."""
     told = set(provider.estimate)
     for endpoint in provider.endpoints:
         told.update(endpoint.cost if isinstance(endpoint.cost, Mapping) else ())
