@@ -134,7 +134,7 @@ class BaseLimiter:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a call may be waiting for a permit: faster than to count them."""
+        """Whether a call may be waiting for a permit: faster than counting them."""
         return self._queues.occupied
 
     def _current_time(self) -> int | None:

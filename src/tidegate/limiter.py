@@ -1,4 +1,4 @@
-"""Limiter for threads and AsyncLimiter for tasks.
+"""Limiter for threads and AsyncLimiter for asyncio.
 
 `base_limiter` has the logic that both share. The two classes differ only in how they call the store, sleep and return.
 """
@@ -29,7 +29,7 @@ __all__ = ["AsyncLimiter", "Limiter", "Usage", "check_priority", "seconds", "usa
 
 
 def async_fast_path(decide: TryAcquire[Decision] | None) -> Callable[..., Awaitable[Decision]] | None:
-    """Make a coroutine function of the fast path of `try_acquire` or `peek`."""
+    """Turn the fast path of `try_acquire` or `peek` into a coroutine function."""
     if decide is None:
         return None
 
@@ -42,7 +42,7 @@ def async_fast_path(decide: TryAcquire[Decision] | None) -> Callable[..., Awaita
 def async_fast_usage(
     read: Callable[[Key], dict[str, Usage]] | None,
 ) -> Callable[..., Awaitable[dict[str, Usage]]] | None:
-    """Make a coroutine function of the fast path of `usage`."""
+    """Turn the fast path of `usage` into a coroutine function."""
     if read is None:
         return None
 

@@ -83,7 +83,7 @@ def test_a_mapping_is_read_like_a_file(open_budget, path):
             "3: schedule[0].between: expected a time span",
         ),
         ("schedule:\n  - days: someday\n    scale: 2", "2: schedule[0].days: expected weekdays such as mon-fri"),
-        ("schedule:\n  - {days: mon, limits: {day: 5}}", "2: schedule[0]: unknown tier 'day': the budget has none"),
+        ("schedule:\n  - {days: mon, limits: {day: 5}}", "2: schedule[0]: unknown tier 'day': the budget has no tiers"),
         (
             "tiers: {day: 9}\nschedule:\n  - {days: mon, limits: {dai: 5}}",
             "3: schedule[0]: unknown tier 'dai': the budget has day; did you mean 'day'?",

@@ -207,7 +207,7 @@ def test_the_longest_domain_of_several_providers(explain):
 
 def test_the_limits_of_a_caller(explain):
     url = ("--request", "https://example.com/x")
-    assert explain("egress.yaml", *url)["notes"] == ["Callers have limits of their own: --caller night adds them."]
+    assert explain("egress.yaml", *url)["notes"] == ["Callers have limits of their own: add them with --caller night."]
     found = explain("egress.yaml", *url, "--caller", "night")
     assert [limit["owner"] for limit in found["limits"]] == ["caller night", "models", "models"]
 
@@ -230,7 +230,7 @@ def test_the_policy_of_a_call(explain):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["config.yaml"], "expected what to explain, such as: tidegate explain config.yaml --request 'POST /login'"),
+        (["config.yaml"], "expected a request or call, such as: tidegate explain config.yaml --request 'POST /login'"),
         (["config.yaml", "--request", "login"], "--request: expected a method and a path or a URL, such as"),
         (["config.yaml", "--request", "https://x.example/"], "--request: expected a path such as 'POST /login', not"),
         (["config.yaml", "--request", "/x", "--from", "me"], "--from: expected an address such as 203.0.113.9"),
@@ -241,7 +241,10 @@ def test_the_policy_of_a_call(explain):
             "--request: expected a URL such as 'GET https://api.example.com/v1'",
         ),
         (["providers/eu.yaml", "--request", "https://a..b/"], "url: expected a URL with a valid host"),
-        (["service.yaml"], "expected what to explain, such as: tidegate explain service.yaml --policy NAME --key KEY"),
+        (
+            ["service.yaml"],
+            "expected a request or call, such as: tidegate explain service.yaml --policy NAME --key KEY",
+        ),
         (["service.yaml", "--policy", "api"], "--key: expected the key of the call, such as --key user:42"),
         (["service.yaml", "--policy", "apy", "--key", "x"], "there is no policy 'apy': did you mean 'api'?"),
         (

@@ -1,4 +1,4 @@
-"""`tidegate budget --by …` and `--providers …`: reports of a ledger, and the ceilings of money with a forecast."""
+"""`tidegate budget --by …` and `--providers …`: reports of a ledger, and the spending ceilings with a forecast."""
 
 import csv
 import io

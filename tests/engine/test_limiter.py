@@ -102,7 +102,7 @@ def test_usage_refund_and_reset(clock):
         (-1, "cost: must be an integer from 0 to 2**53 - 1, not -1"),
         (1.5, "cost: must be an integer or a mapping of units to integers, not 1.5"),
         (2**53, "cost: must be an integer from 0 to 2**53 - 1"),
-        ({"tokens": 1}, "cost: no limit of policy 'default' counts 'tokens': its units are requests"),
+        ({"tokens": 1}, "cost: no limit of policy 'default' counts 'tokens': its limits count requests"),
         ({"requests": "1"}, "cost.requests: must be an integer"),
         ("1", "cost: must be an integer or a mapping"),
     ],

@@ -63,7 +63,7 @@ def test_without_proxies_the_header_is_ignored_with_a_warning(caplog):
         view = view_of(drf.AnonRateThrottle)
         assert [get(view, HTTP_X_FORWARDED_FOR=f"10.0.0.{host}")[0] for host in range(3)] == [200, 429, 429]
     assert [record.getMessage() for record in caplog.records].count(
-        "throttles ignore X-Forwarded-For, because clients can write it: set NUM_PROXIES of REST_FRAMEWORK or "
+        "throttles ignore X-Forwarded-For, because clients can forge it: set NUM_PROXIES of REST_FRAMEWORK or "
         "trusted_proxies of TIDEGATE"
     ) == 1
 

@@ -1,4 +1,4 @@
-"""A pool and a ceiling of money in virtual time: 200 agents, 5 keys, `max_tokens` 64,000, strict calls, $25 per day."""
+"""A pool and a spending ceiling in virtual time: 200 agents, 5 keys, `max_tokens` 64,000, strict calls, $25 per day."""
 
 from functools import partial
 

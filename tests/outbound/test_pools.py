@@ -1,4 +1,4 @@
-"""Pools: which member sends a call, what happens if it has no room, is refused or rejected, and ceilings of money."""
+"""Pools: which member sends a call, what happens if it has no room, is refused or rejected, and spending ceilings."""
 
 import asyncio
 import threading

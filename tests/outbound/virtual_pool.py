@@ -1,4 +1,4 @@
-"""A pool of keys in virtual time: each key has quotas of its own, and all of them one ceiling of money per day."""
+"""A pool of keys in virtual time: each key has quotas of its own, and all of them one spending ceiling per day."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ MICROS = 10**6
 
 
 class PoolSimulation(Simulation):
-    """Agents that share five keys with unequal quotas, and a ceiling of money."""
+    """Agents that share five keys with unequal quotas, and a spending ceiling."""
 
     def __init__(self, prices, ceiling=25, tokens=10_000_000, requests=2500, **options):
         self.ceiling, self.price = ceiling * MICROS, prices

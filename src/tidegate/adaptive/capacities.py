@@ -41,7 +41,7 @@ def subject_in(namespace: str, subject: str) -> str:
     if not namespace:
         return subject
     if not isinstance(namespace, str) or len(namespace) > MAX_NAMESPACE or not SUBJECT_PATTERN.fullmatch(namespace):
-        message = f"must be words of letters, digits, '-' and '_' joined by dots such as 'team-a', not {namespace!r}"
+        message = f"must be words of letters, digits, '-' and '_', joined by dots, such as 'eu.web', not {namespace!r}"
         raise ConfigError(message, field="namespace")
     return f"{namespace}.{subject}"
 

@@ -97,7 +97,7 @@ class Batch(_Batch):
 
 
 class AsyncBatch(_Batch):
-    """A batch for tasks: `async with budget.batch(20) as batch:`; see Batch."""
+    """A batch for asyncio: `async with budget.batch(20) as batch:`; see Batch."""
 
     _run: Callable[[BudgetFlow[None]], Awaitable[Any]]
 

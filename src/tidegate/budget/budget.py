@@ -1,4 +1,4 @@
-"""TaskBudget for threads and AsyncTaskBudget for tasks: both run the same operations."""
+"""TaskBudget for threads and AsyncTaskBudget for asyncio: both run the same operations."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def check_subject(subject: object) -> str:
     """Refuse a subject that not every bus can carry."""
     if isinstance(subject, str) and len(subject) <= MAX_SUBJECT and SUBJECT.fullmatch(subject):
         return subject
-    raise ConfigError(f"must be words joined by dots such as 'ratelimit.capacity', not {subject!r}", field="subject")
+    raise ConfigError(f"must be words joined by dots, such as 'ratelimit.capacity', not {subject!r}", field="subject")
 
 
 def check_message(payload: bytes, retain: Retain | None) -> None:

@@ -52,7 +52,7 @@ GROUPS: Final = {
 }
 EXAMPLES: Final = (
     ("tidegate start --demo", "see everything at work in your browser"),
-    ("tidegate init api", "write limits for an API of yours to config.yaml"),
+    ("tidegate init api", "write limits for your API to config.yaml"),
     ("tidegate explain config.yaml --request 'POST /login'", "which limits apply?"),
     ("tidegate start --policy 'api=100/1m'", "serve decisions on port 8080"),
     ("tidegate acquire api user:42", "take a permit; exit code 1 if denied"),

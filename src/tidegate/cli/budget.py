@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("tidegate budget --config budget.yaml", "the tiers of this budget"),
-    ("tidegate budget --watch 5s", "those of the RATE_LIMIT_* variables, every five seconds"),
+    ("tidegate budget --watch 5s", "the tiers in the RATE_LIMIT_* variables, every five seconds"),
     ("tidegate budget --by model,day", "what was spent, from the ledger spending.db"),
     ("tidegate budget --providers providers --store redis://cache", "how much of each spending ceiling is used"),
 )

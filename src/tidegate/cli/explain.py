@@ -1,4 +1,4 @@
-"""`tidegate explain`: show which limits of a file a request meets, the strictest first, and why."""
+"""`tidegate explain`: show which limits of a file apply to a request, the strictest first, and why."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Log nothing: the denials that are tried out are no events."""
+    """Log nothing: this command provokes denials only to show them."""
     log = logging.getLogger("tidegate")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -101,7 +101,7 @@ def explain(args: argparse.Namespace, kind: str) -> Explanation:
         raise ConfigError(f"{KINDS[kind].title} limits no requests; 'tidegate validate' describes it", file=args.file)
     if args.request is None:
         option = "--policy NAME --key KEY" if kind == "service" else "--request 'POST /login'"
-        raise ConfigError(f"expected what to explain, such as: tidegate explain {args.file} {option}")
+        raise ConfigError(f"expected a request or call, such as: tidegate explain {args.file} {option}")
     method, target = read_request(args.request)
     if kind == "inbound":
         return explain_path(args, method, target)
@@ -191,12 +191,11 @@ def add_caller(args: argparse.Namespace, found: Explanation) -> None:
     callers = {caller.name: caller for caller in load_egress(args.file).callers}
     if args.caller is None:
         if callers:
-            found.notes.append(f"Callers have limits of their own: --caller {' or '.join(callers)} adds them.")
+            found.notes.append(f"Callers have limits of their own: add them with --caller {' or '.join(callers)}.")
         return
     if args.caller not in callers:
-        advice = (
-            did_you_mean(args.caller, callers) or f"expected {', '.join(callers) or 'none: the file has no callers'}"
-        )
+        known = f"expected {', '.join(callers)}" if callers else "the file has no callers"
+        advice = did_you_mean(args.caller, callers) or known
         raise ConfigError(f"there is no caller {args.caller!r}: {advice}", field="--caller")
     caller = callers[args.caller]
     if caller.limits:

@@ -39,8 +39,8 @@ def explain_received(
     trusted: Sequence[str] = (),
     plan: str | None = None,
 ) -> Explanation:
-    """Explain which limits of a middleware's file a request meets."""
-    clock = ManualClock(SystemClock.ns() / 1e9)  # it stands still, so that nothing is refilled
+    """Explain which limits of a middleware's file apply to a request."""
+    clock = ManualClock(SystemClock.ns() / 1e9)  # it does not advance, so nothing is refilled
     plans = {name for category in load_rules(file).categories for name in category.plans}
     if plan is not None and plan not in plans:
         advice = did_you_mean(plan, plans) or f"the file has {', '.join(sorted(plans)) or 'no plans'}"
@@ -97,7 +97,7 @@ class Explainer:
             return
         found.key = show_key(key)
         if address is None:
-            found.key_reason = "the request has no address: say one with --from"
+            found.key_reason = "the request has no address: set one with --from"
         elif found.key != address:
             found.key_reason = f"the network of {address}"
         elif address != self.peer:

@@ -35,13 +35,13 @@ def explain_sent(
     files: Sequence[Path | str] = (),
     folders: Sequence[Path | str] = (),
 ) -> Explanation:
-    """Explain which limits of provider files a request meets."""
+    """Explain which limits of provider files apply to a request."""
     providers = Providers.load(files, folders, permissions="ignore")
     fields = {name.lower(): value for name, value in headers}
     request = OutboundRequest(
         method, url, lambda name: fields.get(name.lower()), lambda: body, replays=False, unreached=lambda _error: False
     )
-    clock = ManualClock(SystemClock.ns() / 1e9)  # it stands still, so that nothing is refilled
+    clock = ManualClock(SystemClock.ns() / 1e9)  # it does not advance, so nothing is refilled
     gate = Gate(providers, "memory://", timeout=0, clock=clock, reload=None)
     try:
         return explain_call(gate, request)
@@ -116,5 +116,5 @@ def explain_denial(gate: Gate, account: Account, found: Explanation, request: Ou
         gate.run(gate.send_flow(request, lambda *_arguments: None))
     except Denied as denied:
         retry = denied.decision.retry_after
-        says = [f"without the time to wait, the client library raises: {denied}"]
+        says = [f"if the request may not wait that long, the client library raises: {denied}"]
         found.denial = {"when": when, "retry_after": retry, "message": str(denied), "says": says}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def explain_policy(settings: Settings, name: str, key: Key, cost: Cost = 1) -> Explanation:
-    """Explain which limits a call with a key meets."""
+    """Explain which limits apply to a call with a key."""
     key = normal_key(key)
     found = Explanation(f"policy {name}, key {show_key(key)}", "service", show_key(key))
     policy = settings.policies.choose(name, key).policy

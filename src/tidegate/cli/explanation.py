@@ -1,4 +1,4 @@
-"""An explanation of a request: the rules it was compared with, its key, the limits it meets, and what a denial says."""
+"""An explanation of a request: the rules it was compared with, its key, its limits, and what a denial says."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RuleVerdict:
 
 @dataclass(frozen=True)
 class MetLimit:
-    """A limit that the request meets, and how many such requests it allows at once and then one in how many seconds."""
+    """A limit that applies: how many such requests it allows at once, and then one in how many seconds."""
 
     name: str
     owner: str

@@ -21,7 +21,7 @@ class Progress:
     """A line that a thread updates until `end`."""
 
     def __init__(self, what: str, stream: TextIO, clock: Clock | None = None) -> None:
-        """Start to count the time."""
+        """Start measuring the time."""
         self._what = what
         self._stream = stream
         self._clock = clock or SystemClock()

@@ -109,7 +109,7 @@ def read_day(args: argparse.Namespace, name: str) -> str:
 def draw(rows: list[dict[str, Any]], by: tuple[str, ...], output: Output) -> list[str]:
     """Draw the report as a table."""
     if not rows:
-        return ["nothing was spent in this time"]
+        return ["nothing was spent in this time range"]
     head = columns(*by, "calls", "amount", "overrun", left=len(by))
     cells = [
         (
@@ -127,7 +127,7 @@ def draw(rows: list[dict[str, Any]], by: tuple[str, ...], output: Output) -> lis
 
 
 def describe_ceilings(args: argparse.Namespace, ledgers: list[Ledger]) -> Iterator[dict[str, Any]]:
-    """Yield the limits of money of all providers: what is used, the debt, and when the ceiling is reached."""
+    """Yield the money limits of all providers: what is used, the debt, and when the ceiling is reached."""
     if not args.store:
         raise ConfigError("needs the store that counts the ceilings, such as redis://host", field="--store")
     files = [path for path in args.providers if not Path(path).is_dir()]

@@ -293,7 +293,7 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
 
 
 def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:
-    """Draw the members of pools: the room of the limit that is nearest to its end, refusals and cost."""
+    """Draw the members of pools: what is left of the limit that is closest to its end, refusals and cost."""
     cells = []
     for each in members:
         nearest = max(each["limits"], key=lambda limit: limit["used"] / limit["quota"])

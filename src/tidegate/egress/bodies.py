@@ -50,7 +50,7 @@ class RequestBody:
         writer.output_size = 0  # nothing of the response was sent
 
     async def read_whole(self) -> None:
-        """Read the body into memory, as far as the meter may."""
+        """Read the body into memory; refuse one that is too large to be metered."""
         if self.whole is not None:
             return
         most = self._settings.max_metered_body
@@ -109,5 +109,5 @@ class RequestBody:
 
 
 def too_large(most: int) -> EgressError:
-    """Return the answer to a body of more than so many bytes."""
+    """Return the error for a body of more than this many bytes."""
     return EgressError(413, "too-large", f"the body of this request must not exceed {most} bytes")

@@ -69,7 +69,7 @@ class Callers:
     """All callers, found by token."""
 
     def __init__(self, callers: Iterable[EgressCaller]) -> None:
-        """Know these callers; if there are none, every client that can connect is the caller `local`."""
+        """Index these callers by token; if there are none, every client that can connect is the caller `local`."""
         self.all: tuple[EgressCaller, ...] = tuple(callers)
         self._by_digest = {digest: caller for caller in self.all for digest in caller.digests}
         self._anybody = None if self.all else Identity(EgressCaller(LOCAL_CALLER, max_priority=float("inf")), None)
@@ -87,7 +87,7 @@ class Callers:
 
 
 def digest_of(token: str) -> bytes:
-    """Return the hash by which a token is known."""
+    """Return the hash that identifies a token."""
     return sha256(b"tidegate caller\0" + token.encode("utf-8", "surrogateescape")).digest()
 
 

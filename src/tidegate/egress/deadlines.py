@@ -13,7 +13,7 @@ class CallDeadlines:
     """Ends calls that take longer than a fixed time. Use one object for each length of time, in one event loop."""
 
     def __init__(self, seconds: float) -> None:
-        """Allow each call so many seconds."""
+        """Allow each call this many seconds."""
         self.seconds = seconds
         self.active: dict[CallDeadline, None] = {}  # in the order of their deadlines, since all are equally long
         self._timer: asyncio.TimerHandle | None = None

@@ -109,7 +109,7 @@ class Endpoints:
 
 
 def read_question(body: bytes) -> dict[str, Any]:
-    """Read the body of an estimate."""
+    """Read the body of a request for an estimate."""
     try:
         question = json.loads(body)
     except (ValueError, RecursionError):

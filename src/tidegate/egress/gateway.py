@@ -194,10 +194,10 @@ class EgressGateway:
         raise EgressError(401, "unauthorized", message, {"WWW-Authenticate": 'Bearer realm="tidegate"'})
 
     def _one_more(self, caller: EgressCaller) -> int:
-        """Return the number of requests of a caller with another one; refuse one too many."""
+        """Return how many requests a caller has, including this one; refuse it if there are too many."""
         found = self._connections.get(caller.name, 0)
         if found >= caller.connections:
-            message = f"caller {caller.name} has {caller.connections} requests at the same time, its maximum"
+            message = f"caller {caller.name} has {caller.connections} concurrent requests, its maximum"
             raise EgressError(429, "too-many-connections", message, {"Retry-After": "1"})
         return found + 1
 
@@ -256,7 +256,10 @@ class EgressGateway:
         call: ProviderCall,
         options: CallOptions,
     ) -> tuple[AsyncReservation | None, SendResult[UpstreamResponse]]:
-        """Wait for the permits of the caller and of the provider, and send; returns the caller's and the response."""
+        """Wait for the permits of the caller and of the provider, and send.
+
+        Returns the reservation of the caller's own limits, and the response.
+        """
         clock, provider = self.gate.clock, call.target.provider
         own: AsyncReservation | None = None
         exchange.begin_wait()

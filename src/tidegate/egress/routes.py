@@ -49,7 +49,7 @@ class Routes:
     def __init__(self, providers: Providers, upstreams: Mapping[str, Upstream]) -> None:
         """Reach these providers, at their domains or their `upstreams`."""
         self._providers = providers
-        self._known: dict[str, Target] = {}  # of paths that were used lately
+        self._known: dict[str, Target] = {}  # of recently used paths
         self._changes = -1
         self.use(upstreams)
 

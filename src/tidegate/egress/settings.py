@@ -55,7 +55,7 @@ NAMING_FIELDS: Final = ("upstreams", "timeouts", "callers")  # whose entries nam
 
 
 class Upstream(NamedTuple):
-    """Where the requests of a provider are sent: scheme, host, port, and what their paths begin with."""
+    """Where the requests of a provider are sent: scheme, host, port, and path prefix."""
 
     scheme: str
     host: str

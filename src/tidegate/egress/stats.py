@@ -40,7 +40,7 @@ COUNTERS: Final = (
     ("tidegate_egress_tunnels_total", "counter", "Tunnels (CONNECT) and upgraded connections.", "tunnels"),
     ("tidegate_egress_input_tokens_total", "counter", "Tokens of input, as providers report them.", "input_tokens"),
     ("tidegate_egress_output_tokens_total", "counter", "Tokens of output, as providers report them.", "output_tokens"),
-    ("tidegate_egress_cost_micros_total", "counter", "Money, in millionths of its currency.", "cost_micros"),
+    ("tidegate_egress_cost_micros_total", "counter", "Cost of requests, in millionths of the currency.", "cost_micros"),
     ("tidegate_egress_active", "gauge", "Requests in progress.", "active"),
     ("tidegate_egress_waiting", "gauge", "Requests that wait for a permit.", "waiting"),
 )

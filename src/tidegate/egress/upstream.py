@@ -34,7 +34,7 @@ class ForwardedRequest(aiohttp.ClientRequest):
 
 
 class UpstreamConnector(aiohttp.TCPConnector):
-    """Connections to providers that can all be given up, as soon as their requests have ended."""
+    """A connection pool that can retire all its connections: each is closed when its request has ended."""
 
     def retire_connections(self) -> None:
         """Use no open connection for another request, and resolve all names again."""

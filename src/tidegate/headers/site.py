@@ -1,4 +1,4 @@
-"""Which site a browser sends a request for, by its header fields, and whether a Host is a name of this machine."""
+"""Detects requests that a page of another site sends through a browser, and Hosts that name this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SAME_SITE: Final = ("same-origin", "none")  # a page of this server, or a URL th
 
 
 def is_cross_site(site: str | None, origin: str | None, host: str | None) -> bool:
-    """Return whether a browser sends a request for a page of another site: its Sec-Fetch-Site, Origin and Host."""
+    """Return whether a page of another site sends the request: by its Sec-Fetch-Site, or its Origin and Host."""
     if site is not None:
         return site not in SAME_SITE
     return origin is not None and origin.partition("://")[2] != host

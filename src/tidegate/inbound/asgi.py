@@ -194,7 +194,7 @@ class RateLimitMiddleware:
         return target
 
     def _routes(self, scope: Scope) -> tuple[Route, ...]:
-        """Return the literal readings of the path."""
+        """Return the paths that routers may compare with their routes (see `rules.path_readings`)."""
         root = scope.get("root_path") or ""
         return asgi_routes(scope["path"], root, self._own_root, fixed=has_fixed_mount(scope), blank=self._blank)
 

@@ -115,7 +115,7 @@ class _Throttling:
         if not self._warned:
             self._warned = True
             log.warning(
-                "throttles ignore X-Forwarded-For, because clients can write it: set NUM_PROXIES of REST_FRAMEWORK or "
+                "throttles ignore X-Forwarded-For, because clients can forge it: set NUM_PROXIES of REST_FRAMEWORK or "
                 "trusted_proxies of TIDEGATE"
             )
 

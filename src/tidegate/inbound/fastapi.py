@@ -151,7 +151,7 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         raise FRAMEWORK.make_error(deny(check.result, check.request, native, state), decision, native)
 
     def _cover(self, state: RequestState, uses: Sequence[RouteUse]) -> None:
-        """Tell the other limits of the route that they are decided."""
+        """Mark the other limits of the route as decided."""
         if len(uses) > 1:
             state.covered = {*(state.covered or ()), *(use.limit for use in uses if use.limit is not self)}
 

@@ -42,11 +42,11 @@ V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limit
 class FlaskFramework:
     """Requests and responses of Flask."""
 
-    request_type: Final = ()  # the request is no argument
+    request_type: Final = ()  # the request is not an argument
     mapping: Final = attrgetter("environ")
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
-        """Return the current request: itself, because every use of the proxy has to find it again."""
+        """Return the current request itself, not the proxy, which would look it up again at every use."""
         del function, args, kwargs
         return flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001 - a public method of proxies
 

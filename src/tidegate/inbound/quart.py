@@ -43,7 +43,7 @@ SWITCHING_PROTOCOLS: Final = 101  # the status of a websocket
 class QuartFramework(ScopeRequests):
     """Requests and responses of Quart."""
 
-    request_type: Final = ()  # the request is no argument
+    request_type: Final = ()  # the request is not an argument
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the current request, or the current websocket."""

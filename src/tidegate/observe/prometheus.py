@@ -32,8 +32,8 @@ __all__ = ["HasMetrics", "PrometheusObserver", "StoreCollector"]
 
 DESCRIPTIONS: Final = {
     "tidegate_store": "Counters of the store",
-    "tidegate_outbound": "Counters of a gate",
-    "tidegate_swarm": "Counters of an agent",
+    "tidegate_outbound": "Counters of outbound requests",
+    "tidegate_swarm": "Counters of a swarm agent",
 }
 REMAINING_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 

@@ -231,7 +231,7 @@ async def read_refusal(response: aiohttp.ClientResponse, clock: Clock) -> bytes:
         if not body.add(piece):
             break
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        response.content.unread_data(b"".join(body.pieces))  # deprecated, without another way to do it
+        response.content.unread_data(b"".join(body.pieces))  # deprecated, but there is no other way
     return body.content
 
 

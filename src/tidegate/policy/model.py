@@ -95,7 +95,7 @@ class Policy:
             if unit not in units:
                 known = ", ".join(sorted(set(units)))
                 raise ConfigError(
-                    f"no limit of policy {self.name!r} counts {unit!r}: its units are {known}", field="cost"
+                    f"no limit of policy {self.name!r} counts {unit!r}: its limits count {known}", field="cost"
                 )
         return tuple(cost.get(unit, 0) for unit in units)
 

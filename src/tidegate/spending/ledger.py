@@ -66,7 +66,8 @@ class Ledger:
         try:
             self._zone = ZoneInfo(timezone)
         except (KeyError, ValueError, OSError):
-            raise ConfigError(f"there is no time zone {timezone!r}", field="timezone") from None
+            message = f"unknown time zone {timezone!r}: use an IANA name such as 'UTC' or 'Europe/Berlin'"
+            raise ConfigError(message, field="timezone") from None
         self._clock: Clock = clock or SystemClock()
         self._start_over()
         at_fork(child=self._start_over)

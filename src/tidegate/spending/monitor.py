@@ -1,4 +1,4 @@
-"""Spending: records what calls cost in a ledger, and warns when limits of money come near their ceiling."""
+"""Spending: records what calls cost in a ledger, and warns when money limits approach their ceiling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_MILESTONES: Final = (50, 80, 100)
 
 
 class CeilingUsage(NamedTuple):
-    """How much of a limit of money is used, in micros; `reset_after` is in seconds."""
+    """How much of a money limit is used, in micros; `reset_after` is in seconds."""
 
     used: int
     quota: int
@@ -42,7 +42,7 @@ class CeilingUsage(NamedTuple):
 
 
 class Spending:
-    """Records what calls cost, and warns at milestones of limits of money: by log, metric and webhook. Thread-safe."""
+    """Records what calls cost, and warns at milestones of money limits: by log, metric and webhook. Thread-safe."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Spending:
             self.ledger.add(source, unit, amount, overrun=overrun, member=member, model=model, team=team, tag=tag)
 
     def observe(self, name: str, decision: Decision) -> None:
-        """Warn if a decision shows that limits of money have reached a milestone; `name` is what they belong to.
+        """Warn if a decision shows that money limits have reached a milestone; `name` is what they belong to.
 
         A call that is denied by such a limit has reached 100 %: the rest does not pay for it.
         """

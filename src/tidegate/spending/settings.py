@@ -82,7 +82,7 @@ def _read_timezone(setting: ConfigValue) -> str:
     try:
         ZoneInfo(name)
     except (KeyError, ValueError, OSError):
-        raise setting.error(f"there is no time zone {name!r}: expected a name such as Europe/Berlin") from None
+        raise setting.error(f"unknown time zone {name!r}: use an IANA name such as 'UTC' or 'Europe/Berlin'") from None
     return name
 
 

@@ -84,10 +84,10 @@ def answering(status, body, headers=()):
 @pytest.mark.parametrize(
     ("application", "reason"),
     [
-        (answering("403 Forbidden", b"{}"), "its admin endpoint answered with status 403"),
-        (answering("302 Found", b"", [("Location", "/")]), "its admin endpoint answered with status 302"),
-        (answering("200 OK", b"<html>"), "its admin endpoint did not answer with JSON"),
-        (answering("200 OK", b"[" * 100_000), "its admin endpoint did not answer with JSON"),
+        (answering("403 Forbidden", b"{}"), "its admin endpoint responded with status 403"),
+        (answering("302 Found", b"", [("Location", "/")]), "its admin endpoint responded with status 302"),
+        (answering("200 OK", b"<html>"), "its admin endpoint did not respond with JSON"),
+        (answering("200 OK", b"[" * 100_000), "its admin endpoint did not respond with JSON"),
         (answering("200 OK", b"[]"), "list indices"),
         (answering("200 OK", json.dumps({"by_category": {}, "decisions": 7}).encode()), "'int' object"),
     ],

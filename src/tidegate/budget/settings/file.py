@@ -50,7 +50,7 @@ def read_config(source: str | Path | Mapping[str, object]) -> dict[str, Any]:
     for rule, setting in zip(values.get("schedule", ()), _list_items(section.get("schedule")), strict=True):
         for tier in rule.limits:
             if tier not in tiers:
-                known = f"the budget has {', '.join(tiers)}" if tiers else "the budget has none"
+                known = f"the budget has {', '.join(tiers)}" if tiers else "the budget has no tiers"
                 raise setting.error(f"unknown tier {tier!r}: {known}{hint(tier, tiers)}")
     for name, message in problems(values | {"enabled": False}):
         place = section.get(name) or section.get("tiers")

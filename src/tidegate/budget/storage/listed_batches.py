@@ -153,7 +153,7 @@ class ListedBatches:
 
     def _stop_listing(self, reason: str) -> None:
         self._unlisted_reason = reason
-        log.warning("open batches of this process are not listed: if it is killed, they stay charged: %s", reason)
+        log.warning("cannot list open batches in the store; if this process is killed, they stay charged: %s", reason)
 
     def entry_ask(self, policy: Policy, slot: Slot, costs: tuple[int, ...]) -> Ask:
         """Return the ask that lists a batch."""

@@ -58,14 +58,14 @@ class LimitStack:
         self.plans: dict[object, Any] = {}
 
     def is_covered(self, request_state: RequestState | None) -> bool:
-        """Return whether an outer wrapper has decided for this one; valid for one call."""
+        """Return whether an outer wrapper has already decided these limits; valid for one call."""
         if request_state is None or request_state.covered is None or self not in request_state.covered:
             return False
         request_state.covered.discard(self)
         return True
 
     def cover(self, request_state: RequestState) -> None:
-        """Tell inner wrappers that their limits are decided."""
+        """Mark the limits of inner wrappers as decided."""
         if self.covers:
             request_state.covered = {*(request_state.covered or ()), *self.covers}
 

@@ -107,7 +107,7 @@ def make_response_charge(result: ChargeResult, request: Request) -> ResponseChar
 
 
 def charge_nothing(keys: Sequence[Key]) -> None:
-    """Stand for the fast path where there is none."""
+    """Charge nothing and return None: used where there is no fast path."""
     del keys
 
 
@@ -302,7 +302,7 @@ class RequestLimiter:
         """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
         has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
         self.special = self.has_special_clients or has_functions or self._exempt_when is not None
-        # What the middlewares need not look at twice: if every request is special, no client is plain.
+        # The clients that the middlewares may pass to the fast path: none if every request needs the slow path.
         self.plain_clients: dict[str, RequestClient] = {} if self.special else self.client_identifier.by_peer
 
     @property
@@ -466,7 +466,7 @@ class RequestLimiter:
 
     def count_denial_flow(self, result: ChargeResult, key: Key) -> CallFlow[ChargeResult]:
         """Count a denied request of a client; return the result, with the block if the client is blocked now."""
-        if self.denial_blocks is None or not any(each.verb for each in result.denials):  # a store error is no denial
+        if self.denial_blocks is None or not any(each.verb for each in result.denials):  # a store error is not a denial
             return result
         until = yield from self.denial_blocks.count_denial_flow(key)
         if not until:

@@ -138,7 +138,7 @@ class RequestState:
 
     @property
     def made(self) -> Sequence[DecidedCharge]:
-        """What was charged so far, besides `charged`."""
+        """What was charged so far, apart from the decision of the middleware (`charged`)."""
         plan, self.plan = self.plan, None
         if plan is not None:
             self._made = [*self._made, *plan.charges(self)]
@@ -150,7 +150,7 @@ class RequestState:
 
     @property
     def has_charges(self) -> bool:
-        """Whether something besides `charged` was charged."""
+        """Whether `made` has any charges."""
         return bool(self._made) or self.plan is not None
 
     @property

@@ -379,7 +379,7 @@ def warn_of_many(name: str) -> None:
 
 
 def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:
-    """Return the state of a request that no middleware has seen; nobody sees its response yet."""
+    """Return the state of a request that no middleware has seen; nothing handles its response yet."""
     request_state = make_state(limit.own_request_limiter(), client)
     request_state.standalone, request_state.sees_response = True, False
     return request_state

@@ -56,7 +56,7 @@ def _matches(endpoint: Endpoint, routes: Sequence[Route], method: str, *, any_me
 
 def _difference(endpoint: Endpoint, routes: Sequence[Route], method: str) -> str:
     if endpoint.methods and set(endpoint.methods) == {MESSAGE_METHOD}:
-        return "it is for messages of websockets"
+        return "it is for websocket messages"
     if _matches(endpoint, routes, method, any_method=True):
         return f"its methods are {', '.join(endpoint.methods)}, not {method}"
     return "the path differs"

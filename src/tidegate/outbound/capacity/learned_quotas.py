@@ -84,7 +84,7 @@ class LearnedQuotas:
 
 
 def has_period(reported: LimitAdvice, length: int) -> bool:
-    """Return whether a reported limit has at least this period, in microseconds; one that is stated was compared."""
+    """Return whether a reported limit has at least this period, in microseconds; a stated one was compared before."""
     if reported.window is not None:
         return True
     return reported.reset_after is not None and reported.reset_after * SECOND * SAME_WINDOW_RATIO >= length

@@ -116,7 +116,7 @@ class SharedNotices:
             yield from self.read_flow()
 
     def _raise_flow(self, counters: Counters) -> CallFlow[bool]:
-        """Raise the counters from the values read to these; returns whether nobody has written in between."""
+        """Raise the counters from the values read to these; returns whether no other process has written in between."""
         costs = tuple(new - old for new, old in zip(counters, self._seen, strict=True))
         maxima = tuple(new if cost else MAX_INTEGER for new, cost in zip(counters, costs, strict=True))
         written = yield from self._store_flow("acquire", self._policy_up_to(maxima), costs)

@@ -155,7 +155,7 @@ def _prices(fields: Fields) -> Prices | None:
 
 
 def _check_units(fields: Fields, provider: Provider) -> None:
-    """Refuse limits of money whose cost nothing tells, and misspelled units of tokens, which nothing would charge."""
+    """Refuse money limits without a known cost of a call, and misspelled token units, which nothing would charge."""
     told = set(provider.estimate)
     for endpoint in provider.endpoints:
         told.update(endpoint.cost if isinstance(endpoint.cost, Mapping) else ())

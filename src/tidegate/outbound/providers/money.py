@@ -71,7 +71,7 @@ def to_micros(limit: Limit, prices: Prices | None, scale: int = 1) -> Limit:
 
 
 def check_units(limits: Iterable[Limit], prices: Prices | None, estimated: Iterable[str]) -> None:
-    """Refuse limits of money whose cost nothing tells: it would stay 0."""
+    """Refuse money limits if neither prices nor an estimate give the cost of a call: it would stay 0."""
     for limit in limits:
         currency = limit.unit.removesuffix(MICROS)
         if prices is not None:

@@ -83,7 +83,7 @@ def _fraction(name: str, conversation: str) -> float:
 
 
 class Ceiling(NamedTuple):
-    """A limit of money that several accounts share, or that each team or tag has; a policy with this limit."""
+    """A money limit that several accounts share, or that each team or tag has; a policy with this limit."""
 
     policy: Policy
     per: tuple[CeilingScope, ...] = ()

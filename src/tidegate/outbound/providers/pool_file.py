@@ -88,7 +88,7 @@ def _share(provider: Provider, others: list[Provider]) -> Provider:
 def _member(entry: ConfigValue, fields: Fields, read: Callable[[Fields, str, str], Provider]) -> Member:
     own = entry.fields(*MEMBER_FIELDS, *KEY_FIELDS, *LIMIT_SETTINGS, *OTHER_FIELDS)
     if "name" not in own:
-        raise entry.error("needs a name, under which its usage is kept, such as {name: eu, api_key: …}")
+        raise entry.error("needs a name, under which its usage is counted, such as {name: eu, api_key: …}")
     inherited = {name: value for name, value in fields.items() if name not in ("pool", "name")}
     for group in (KEY_FIELDS, LIMIT_SETTINGS):
         if any(name in own for name in group):

@@ -54,7 +54,7 @@ class ModelPrice(NamedTuple):
     image: int = 0
 
     def estimate(self, input_tokens: int, output_tokens: int) -> int:
-        """Return the most that so many tokens can cost, whatever part of the input is cached."""
+        """Return the most that this many tokens can cost, whatever part of the input is cached."""
         dearest = max(self.input, self.cached, self.cache_write)
         return min(MAX_INTEGER, ceil_div(dearest * input_tokens + self.output * output_tokens, MILLION))
 
@@ -166,7 +166,7 @@ def _date(setting: ConfigValue) -> date:
 
 
 def _price(setting: ConfigValue, unit: str) -> ModelPrice:
-    """Read `{input: 2.50, cached: 1.25, output: 10, request: 0.01}`; a price that is free says 0."""
+    """Read `{input: 2.50, cached: 1.25, output: 10, request: 0.01}`; write 0 for what is free."""
     fields = setting.fields(*TOKEN_PRICES, *CALL_PRICES)
     found = {name: entry.millionths() for name, entry in fields.items()}
     if not found:

@@ -87,7 +87,7 @@ class Provider:
     each `credential`, each `model`; by default there is one quota for all. `models` are limits that replace `limits`
     for the models of a pattern; `aliases` are other names of models. `profile` is how tokens are counted, `prices` what
     the calls of each model cost. `api_key` is kept in memory only; `key_from` is the variable (`${NAME}`) or the file
-    that it was read from, if that is not `file`. `ceilings` are limits of money beyond this account. A `pool` has
+    that it was read from, if that is not `file`. `ceilings` are money limits beyond this account. A `pool` has
     members: each is a Provider with the name of its `member`, and perhaps a `url` that requests are sent to instead.
     """
 

@@ -215,7 +215,7 @@ class Providers:
                 wrong = ConfigError(f"cannot be listed: {error.strerror or error}", file=str(folder))
                 if problems is None:
                     raise wrong from None
-                problems.append(str(wrong))  # perhaps only for a moment: keep its providers
+                problems.append(str(wrong))  # it may be temporary: keep its providers
                 entries = [Path(loaded.provider.file) for loaded in self._loaded.values() if loaded.provider.file]
                 entries = [path for path in entries if path.parent == folder]
             paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]

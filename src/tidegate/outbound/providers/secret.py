@@ -54,11 +54,11 @@ class Secret:
         raise RateLimitError("a secret cannot be pickled: load the provider's file in the other process")
 
     def __copy__(self) -> Secret:
-        """Stay the same object."""
+        """Return the same object."""
         return self
 
     def __deepcopy__(self, memo: object) -> Secret:
-        """Stay the same object."""
+        """Return the same object."""
         return self
 
 

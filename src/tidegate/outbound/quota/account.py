@@ -319,7 +319,7 @@ class Account:
         ]
         now = self.clock.steady()
         (decision,) = yield self._store_call("acquire", tuple(last))
-        # What has been used had arrived: it need not count longer than a period.
+        # What has been used has arrived at the provider: it need not count longer than a period.
         earlier = now + min(
             (limit.margin for limit in self._unbounded_stretched.limits if limit.rules.rolling), default=0
         )

@@ -151,7 +151,7 @@ def _plan_output(
         expected, input_learned = sizes
     input_tokens = request.estimate_input(input_learned, tokenizer)
     if strict and input_learned is not None and not account.can_fit(units_of(request, input_tokens, 1)):
-        # Learned from requests of another kind, such as references to files. Denied, no call would ever correct it.
+        # Learned from requests of another kind, such as references to files. If it denied calls, none could correct it.
         input_tokens = request.estimate_input()
     if not strict:
         output_tokens = bound if expected is None or profile.charges != "usage" else min(bound, expected)

@@ -3,7 +3,7 @@
     find the provider      none: send the request unlimited
     reserve                wait in the queue for permits, up to the deadline
     send                   through the client library
-    settle, learn          see `account`; after a refusal perhaps retry from `reserve` on
+    settle, learn          see `account`; after a refusal, it may retry from `reserve` on
 
 The steps of the flow are functions (see `tidegate.flow`). The adapters `httpx`, `requests` and
 `aiohttp` translate the requests and responses of their libraries.
@@ -275,7 +275,7 @@ class _Gate(GateResponses):
         return candidate, Charge(limiter, key, cost, reservation.decision, reservation)
 
     def _watch_account(self, account: Account, decision: Decision) -> None:
-        """Warn if an account's own limits of money come near their ceiling."""
+        """Warn if an account's own money limits approach their ceiling."""
         if self.spending is not None and account.provider.prices is not None:
             self._watch_money(Record("acquire", account.limiter.policy, account.key, (), decision))
 

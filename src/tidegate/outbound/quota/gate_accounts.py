@@ -33,7 +33,7 @@ MAX_CEILING_KEYS: Final = 100  # teams or tags of a ceiling that are remembered
 
 
 class GateAccounts:
-    """The providers and accounts of a gate, which sets the attributes."""
+    """Base class of gates: finds providers, accounts and keys. The gate sets the attributes."""
 
     providers: Providers
     clock: Clock

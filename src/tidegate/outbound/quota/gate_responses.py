@@ -1,4 +1,4 @@
-"""How a gate sends a request that is charged, and what it learns from the response: the part that waits for nothing."""
+"""How a gate sends a request that is charged, and what it learns from the response: the part that does not wait."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ COUNTER_NAMES: Final = (
 
 
 class GateResponses(GateAccounts):
-    """Sends requests of a gate, which sets the attributes, and learns from their responses."""
+    """Base class of gates: sends requests and learns from their responses. The gate sets the attributes."""
 
     _counts: Counter[str]
     spending: Spending | None
 
     def _watch_money(self, record: Record) -> None:
-        """Warn if a decision shows that limits of money come near their ceiling."""
+        """Warn if a decision shows that money limits approach their ceiling."""
         if self.spending is not None:
             name = record.policy.name.removeprefix("spend:").removeprefix("provider:")
             key = join_key(record.key)
@@ -141,7 +141,7 @@ class GateResponses(GateAccounts):
         charge: Charge,
         status: int,
     ) -> CallFlow[Any]:
-        """Return 0 if another member of a pool may send a call that this one could not; None: it is over.
+        """Return 0 if another member of a pool may send a call that this one could not; None: no other may.
 
         A member whose key was rejected is no longer a candidate; one that was refused is frozen.
         """

@@ -73,7 +73,7 @@ class LearnedSizes:
                 self._sizes(self._inputs, key).add(-(-input_tokens * 1000 // length))
 
     def record_speed(self, key: LearnedKey, tokens: int, duration: int) -> None:
-        """Record the tokens of an output that took so many microseconds."""
+        """Record the tokens of an output that took this many microseconds."""
         if tokens >= MIN_SPEED_TOKENS:
             with self._lock:
                 self._sizes(self._speeds, key).add(min(MAX_INTEGER, -(-tokens * SECOND // max(1, duration))))

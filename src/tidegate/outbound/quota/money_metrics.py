@@ -20,14 +20,14 @@ MAX_MONEY_KEYS: Final = 200  # accounts, teams and tags with metrics of their ow
 MONEY_LABELS: Final = ("ceiling", "key", "limit", "unit")
 # name: kind, help
 MONEY_METRICS: Final = {
-    "tidegate_money_spent_micros": ("gauge", "Money that is spent or reserved in the current window of a limit."),
+    "tidegate_money_spent_micros": ("gauge", "Money spent or reserved in the current window of a limit."),
     "tidegate_money_ceiling_micros": ("gauge", "The most that may be spent in a window of a limit."),
-    "tidegate_money_debt_micros": ("gauge", "By how much lenient calls exceeded a limit in the current window."),
+    "tidegate_money_debt_micros": ("gauge", "By how much calls exceeded a limit in the current window."),
 }
 
 
 async def read_money_metrics(gate: AsyncGate) -> list[Family]:
-    """Return how much of each limit of money is used, of the accounts, teams and tags that had calls."""
+    """Return how much of each money limit is used, of the accounts, teams and tags that had calls."""
     samples: dict[str, list[Any]] = {name: [] for name in MONEY_METRICS}
     for limiter, key in list(find_ceilings(gate))[:MAX_MONEY_KEYS]:
         try:
@@ -42,7 +42,7 @@ async def read_money_metrics(gate: AsyncGate) -> list[Family]:
 
 
 def find_ceilings(gate: AsyncGate) -> Iterator[tuple[Any, Key]]:
-    """Yield the limiters and keys of limits of money: ceilings of all calls first, then of teams, then accounts."""
+    """Yield the limiters and keys of money limits: ceilings of all calls first, then of teams, then accounts."""
     shared = {ceiling.policy.name: ceiling for provider in gate.providers for ceiling in provider.ceilings}
     for ceiling in sorted(shared.values(), key=lambda each: len(each.per)):
         limiter = gate.open_ceiling(ceiling)
@@ -54,7 +54,7 @@ def find_ceilings(gate: AsyncGate) -> Iterator[tuple[Any, Key]]:
 
 
 def money_usage(policy: Policy, key: Key, usage: dict[str, Usage]) -> Iterator[tuple[dict[str, str], Usage]]:
-    """Yield the labels and the usage of the limits of money of a policy."""
+    """Yield the labels and the usage of the money limits of a policy."""
     name = policy.name.removeprefix("spend:").removeprefix("provider:")
     for limit in policy.limits:
         if is_money(limit.unit) and limit.name in usage:

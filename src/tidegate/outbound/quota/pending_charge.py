@@ -109,7 +109,7 @@ class _PendingCharge:
                 yield partial(charge.commit, known)
         except (ConfigError, StoreUnavailable, GeneratorExit):
             raise
-        except BaseException:  # the task was cancelled: the store makes the correction all the same
+        except BaseException:  # the task was cancelled: the store still makes the correction
             self._record(charge, spent)
             raise
         self._record(charge, spent)

@@ -5,7 +5,7 @@ latest instant at which that can have been:
 
     streamed              the chunk with the token arrived: noted every 1/120 of the period
     not streamed          the end of the response, less the time in which the tokens after it were produced. For that,
-                          the output is assumed to be no more than a quarter faster than the fastest one of late.
+                          the output is assumed to be at most an eighth faster than the fastest recent one.
 
 So the output is counted in pieces, each from the latest instant at which its last token can have been produced. A
 provider cannot have counted it later, so no window exceeds its limit.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAMPLES_PER_PERIOD: Final = 120
 RENEWALS_PER_PERIOD: Final = 2  # a reservation is renewed while its output is streamed
 MAX_PIECES: Final = 12  # that an output is split into at a time
-FASTER: Final = (9, 8)  # how much faster than the fastest output of late an output may be
+FASTER: Final = (9, 8)  # at most how much faster than the fastest recent output an output can be
 
 
 def most_in_a_period(limits: Sequence[Limit], fastest: int | None) -> int:
@@ -52,7 +52,7 @@ class ProducedOutput:
         length = min(limit.length for limit in limits)
         self._interval = length // SAMPLES_PER_PERIOD
         self._renewal = length // RENEWALS_PER_PERIOD
-        self._samples: list[OutputPiece] = []  # what has arrived until an instant
+        self._samples: list[OutputPiece] = []  # what had arrived by an instant
         self._arrived = 0
         self.counted: int = 0  # tokens that `take_arrived` has returned
         self._next_sample = began
@@ -78,7 +78,7 @@ class ProducedOutput:
         return pieces
 
     def pieces(self, tokens: int, ended: int, fastest: int | None) -> list[OutputPiece]:
-        """Split an output of so many tokens; `fastest` is the speed of the fastest one of late, in tokens per second.
+        """Split an output of this many tokens; `fastest` is the speed of the fastest recent one, in tokens per second.
 
         The last piece counts from the end, and what `take_arrived` has returned is not part of them.
         """

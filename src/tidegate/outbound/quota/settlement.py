@@ -264,7 +264,7 @@ class PendingSettlement:
         known = reader.parts
         counted = known.get("input", 0) + known.get("cache_write", 0)
         if request.price is not None and request.profile.reports_cache_apart:
-            counted += known.get("cache_read", 0)  # is paid for, too
+            counted += known.get("cache_read", 0)  # cache reads cost money, too
         if counted < self._plan.input_tokens:
             before = units_of(request, self._plan.input_tokens, self._plan.output_tokens)
             self._plan = self._plan._replace(input_tokens=counted)
@@ -300,12 +300,12 @@ class PendingSettlement:
             yield partial(charge.commit, known)
 
     def _extra_money(self, output_tokens: int) -> int:
-        """Return what top-ups of so many tokens have reserved, in micros."""
+        """Return what top-ups of this many tokens have reserved, in micros."""
         request = self._plan.request
         return 0 if request is None or request.price is None else request.price.estimate(0, output_tokens)
 
     def _estimated(self, input_tokens: int, output_tokens: int) -> dict[str, int]:
-        """Return what so many tokens count, and the fee of the request."""
+        """Return what this many tokens count, and the fee of the request."""
         request = self._plan.request
         if request is None:
             return {}

@@ -33,7 +33,7 @@ MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
 MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 MAX_DOCUMENTS: Final = 20_000  # entries of a JSON list that are searched
 BINARY_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')  # in the binary events of AWS
-STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer tha usual, so that the count is not too low
+STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer than usual, so that the count is not too low
 
 Parts = dict[UsagePart, int]
 

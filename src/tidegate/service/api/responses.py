@@ -156,7 +156,7 @@ class BlocksResponse(VerbResponse):
 
 
 class AuditInfo(TypedDict):
-    """A change that somebody made."""
+    """An entry of the audit log."""
 
     at: Annotated[int, Meta(description="Milliseconds since 1970.")]
     action: Annotated[str, Meta(extra_json_schema={"enum": ["reset", "block", "unblock"]})]

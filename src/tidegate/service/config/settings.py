@@ -263,7 +263,7 @@ def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
         name = "resp_tls_cert" if settings.resp_tls_key is None else "resp_tls_key"
         raise places[name].error("requires both files: set resp_tls_cert and resp_tls_key")
     if settings.spending is not None and not settings.has_providers:
-        raise places["spending"].error("needs a provider, whose calls cost money: set providers or provider_dirs")
+        raise places["spending"].error("needs a provider, whose costs it records: set providers or provider_dirs")
     if settings.workers > 1 and settings.store.startswith("memory:"):
         place = places["workers"]
         message = f"{settings.workers} processes cannot share a store in memory: use a shared store such as sqlite:///limits.db"

@@ -1,7 +1,7 @@
 """A panel of applications with the inbound middleware, read from their admin endpoints while a page is open.
 
 A middleware counts in its own process. The service asks each application for its statistics, at most once in
-`MAX_AGE`. An application that does not answer is shown with the reason.
+`MAX_AGE`. If an application does not respond, the panel shows the reason.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _request(url: str, token: str | None) -> Any:  # noqa: ANN401 - JSON
     finally:
         connection.close()
     if response.status != OK:
-        raise ValueError(f"its admin endpoint answered with status {response.status}")
+        raise ValueError(f"its admin endpoint responded with status {response.status}")
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise ValueError("its admin endpoint did not answer with JSON") from None
+        raise ValueError("its admin endpoint did not respond with JSON") from None

@@ -90,7 +90,7 @@ def as_key(value: object) -> object:
 
 
 async def _describe_policy(app: App, name: str, key: Key, block: Block | None) -> dict[str, Any]:
-    """Describe what one policy knows of a key."""
+    """Describe the data of one policy about a key."""
     decider, subject = app.decider, Subject(name, key)
     found = decider.find(subject)
     if found is None:  # pragma: no cover - a policy of the file limits every key

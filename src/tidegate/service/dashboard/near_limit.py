@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_KEYS: Final = 256
 DROPPED_WHEN_FULL: Final = 32  # keys at once, because finding the oldest key of a dictionary is slow
 MAX_SAMPLES_PER_SECOND: Final = 200  # allowed calls
-MAX_REMOVED: Final = 64  # keys that were reset lately
+MAX_REMOVED: Final = 64  # keys that were reset recently
 MILLISECOND: Final = 1000  # microseconds
 
 

@@ -108,7 +108,7 @@ class Overview:
         return json.dumps(self.describe_history(begin, end, policy), separators=(",", ":")).encode()
 
     def describe_history(self, begin: int, end: int, policy: str = "") -> dict[str, Any]:
-        """Describe the history between two times in milliseconds since 1970, in the finest steps that reach back."""
+        """Describe the history between two times in milliseconds since 1970, in the finest steps that cover it."""
         history = self.history
         now = self._clock.ns() // 1_000_000
         tier = next(

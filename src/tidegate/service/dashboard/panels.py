@@ -96,7 +96,7 @@ async def _describe_account(gate: AsyncGate, account: Account) -> dict[str, Any]
 
 
 def pools_panel(gate: AsyncGate) -> Panel:
-    """Return a panel of the members of pools: their room, refusals and cost in this process."""
+    """Return a panel of the members of pools: what is left of their limits, and refusals and cost in this process."""
 
     async def read() -> list[dict[str, Any]]:
         pools = [provider for provider in gate.providers if provider.pool is not None]

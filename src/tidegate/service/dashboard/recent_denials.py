@@ -1,4 +1,4 @@
-"""The share of denied calls: in the last minute, usually, and since when it is higher than usual."""
+"""The share of denied calls in the last minute, the usual share, and since when it is higher than usual."""
 
 from __future__ import annotations
 

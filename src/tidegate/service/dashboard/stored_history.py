@@ -51,7 +51,7 @@ class StoredHistory:
             await self._clock.wait_async(signal, self._clock.steady() + rest + SECOND)
             try:
                 await self.write()
-            except Exception:  # the next minute is written all the same
+            except Exception:  # the next minute is still written
                 log.exception("the history of a minute was not written to the store")
 
     async def write(self) -> bool:

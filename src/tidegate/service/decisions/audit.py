@@ -41,7 +41,7 @@ NO_ORIGIN: Final = Origin()
 
 
 class AuditEntry(NamedTuple):
-    """A change that somebody made."""
+    """An entry of the audit log."""
 
     at: int  # milliseconds since 1970
     action: str  # reset, block or unblock

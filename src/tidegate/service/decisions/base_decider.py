@@ -223,8 +223,8 @@ class BaseDecider:
     ) -> Decision:
         """Count a decision and notify observers; raise if the store was unavailable and the policy denies then.
 
-        Every decision that takes permits passes here, over HTTP and from Envoy, except those that `fast_path` allows:
-        it counts them itself.
+        Every decision that takes permits passes through here, over HTTP and from Envoy, except those that `fast_path`
+        allows: it counts them itself.
         """
         policy, stats = counted.policy, self.stats
         if decision.within_limits:
@@ -389,7 +389,7 @@ class BaseDecider:
     def acquire_in_thread(
         self, loop: asyncio.AbstractEventLoop, variant: PolicyVariant, key: Key, cost: int
     ) -> Decision | None:
-        """Take permits for a valid key from another thread; None if that needs the event loop, to which this belongs.
+        """Take permits for a valid key from another thread; None if that needs the event loop that owns this object.
 
         Everything but the count of an allowed call is recorded by the event loop. CPython does not switch threads
         within that addition.

@@ -99,7 +99,7 @@ class Authenticator:
 
 
 def is_cross_site(headers: dict[bytes, bytes]) -> bool:
-    """Return whether a browser sends the request for a page of another site."""
+    """Return whether a page of another site sends the request through a browser."""
     fields = (headers.get(name) for name in (b"sec-fetch-site", b"origin", b"host"))
     return site.is_cross_site(*(None if each is None else each.decode("latin-1") for each in fields))
 
@@ -123,7 +123,7 @@ def check_host(host: bytes) -> None:
 
 
 def find_token(headers: dict[bytes, bytes]) -> bytes:
-    """Return the token; X-Tidegate-Token goes first, because a proxy may forward its client's Authorization."""
+    """Return the token; X-Tidegate-Token takes precedence, because a proxy may forward its client's Authorization."""
     own = headers.get(b"x-tidegate-token")
     if own is not None:
         return own

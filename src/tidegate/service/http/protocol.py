@@ -373,7 +373,7 @@ class HttpConnection(HttpToolsProtocol):
         self._discard_input()
 
     def _discard_input(self) -> None:
-        """Send nothing more, and discard input until the client closes the connection or its time is over."""
+        """Send nothing more, and discard input until the client closes the connection or times out."""
         self._finish()
         if not self.transport.is_closing():
             self.flow.resume_reading()

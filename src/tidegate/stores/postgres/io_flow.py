@@ -187,7 +187,7 @@ class AsyncRun(Generic[T]):
                 continue
 
     def stop(self) -> bool:
-        """Stop if nothing has been sent to the server; return whether that is so."""
+        """Stop if nothing has been sent to the server; return whether it stopped."""
         if self._step is not None and not (isinstance(self._step, WaitForSignal) and not self._step.under_way()):
             return False
         self._flow.close()

@@ -174,7 +174,7 @@ class ConnectionPool(Generic[T]):
                     interval *= 2
                     self._wake(self._reclaim_and_grant())
         finally:
-            if not self._is_settled(request):  # the time is over, or the caller was cancelled
+            if not self._is_settled(request):  # it timed out, or the caller was cancelled
                 self._leave(request)
         if request.done:
             return

@@ -291,7 +291,7 @@ def storable(text: str) -> str | bytes:
 
 
 def due_at(ends: int, now: int) -> int:
-    """Return a time soon after a state expires, on a coarse grid, so that a row seldom moves in the index."""
+    """Return a time soon after a state expires, on a coarse grid, so that a row rarely moves in the index."""
     step = max(MIN_SWEEP_SHIFT, (ends - now).bit_length() - 5)
     return ((ends >> step) + 1) << step
 

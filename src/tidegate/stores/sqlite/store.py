@@ -345,7 +345,7 @@ class SQLiteStore(Store):
         self._forking = 0
 
     def _reset_after_fork(self) -> None:
-        """Start afresh in a forked process: a connection must not be used there, nor closed, which would drop locks."""
+        """Start without a connection in a forked process: using it is unsafe, and closing it would drop locks."""
         self._forking = 0
         abandon(self._db)
         self._db = self._rows = self._worker = None

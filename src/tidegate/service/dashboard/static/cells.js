@@ -19,7 +19,7 @@ export const count = (value) => formatCount(value);
 export const duration = (seconds) => formatDuration(seconds);
 export const time = (milliseconds) => formatTime(milliseconds);
 
-/** Render a cell into a table cell; what is there is reused. */
+/** Render a cell into a table cell; existing elements are reused. */
 export function renderCell(node, cell) {
   const value = typeof cell === "object" && cell !== null ? cell : text(cell ?? "");
   if (value.kind === "meter") renderMeter(node, value);

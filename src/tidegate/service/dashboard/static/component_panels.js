@@ -117,7 +117,7 @@ export const COMPONENT_PANELS = {
         ["Agent", (resource) => name(resource.agent)],
         ["Resource", (resource) => name(resource.name)],
         ["Capacity", (resource) => share(resource.total, resource.original), "c-wide"],
-        ["In flight", (resource) => (resource.frozen_for > 0 ? text(`paused ${formatDuration(resource.frozen_for)}`, { state: "bad" }) : count(resource.in_flight)), "num"],
+        ["In flight", (resource) => (resource.frozen_for > 0 ? text(`frozen for ${formatDuration(resource.frozen_for)}`, { state: "bad" }) : count(resource.in_flight)), "num"],
       ],
     }, {
       rows: (panel) => [...panel.reductions].sort((a, b) => b.at - a.at),
@@ -125,7 +125,7 @@ export const COMPONENT_PANELS = {
         ["Reduced at", (reduction) => time(reduction.at), "c-time"],
         ["Resource", (reduction) => name(reduction.resource)],
         ["To", (reduction) => count(reduction.capacity), "num c-short"],
-        ["Reason", (reduction) => (reduction.reason || "no reason given") + (reduction.pause ? `, paused for ${formatDuration(reduction.pause)}` : ""), "c-wide"],
+        ["Reason", (reduction) => (reduction.reason || "no reason given") + (reduction.pause ? `, frozen for ${formatDuration(reduction.pause)}` : ""), "c-wide"],
         ["Agent", (reduction) => name(reduction.agent), "hide-on-phone"],
       ],
     }],

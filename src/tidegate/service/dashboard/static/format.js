@@ -53,7 +53,7 @@ export function formatSince(milliseconds, now) {
 
 export const formatDate = (milliseconds) => DATE.format(new Date(milliseconds));
 
-/** Format a time for the axis of a chart that spans so many milliseconds. */
+/** Format a time for the axis of a chart that spans this many milliseconds. */
 export function formatTimeOfDay(milliseconds, span) {
   return (span < 600_000 ? TIME : SHORT_TIME).format(new Date(milliseconds));
 }

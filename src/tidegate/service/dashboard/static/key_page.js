@@ -1,4 +1,4 @@
-// The page of one key: the policies that know it, what its next call gets, its denials, and what was done to it.
+// The page of one key: policies with data about it, the decision for its next call, its denials, and its audit log.
 
 import { RequestError, get } from "./api.js";
 import { renderMeter } from "./cells.js";

@@ -13,7 +13,7 @@ let sortedAt = 0;
 
 // ---- policies -------------------------------------------------------------------------------------------------------
 
-/** Sort policies by trouble: denied calls of the last minute, then waiting calls, then all calls. */
+/** Sort policies: most denied calls in the last minute first, then most waiting calls, then most calls. */
 function sortPolicies(overview, history) {
   const isNew = overview.policies.some(({ name }) => !order.has(name));
   if (isNew || overview.at - sortedAt >= SORT_INTERVAL) {
