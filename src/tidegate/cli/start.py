@@ -39,10 +39,10 @@ SETTING_GROUPS: Final = {
     "tokens": ("decision_token_file", "admin_token_file", "metrics_token_file", "reservation_secret_file"),
     "sources and providers": (
         "providers", "provider_dirs", "profiles", "sources", "source_dirs", "data", "fetchers", "source_interval",
-        "permissions",
+        "permissions", "bus", "bus_file",
     ),
     "shown on the dashboard": (
-        "bus", "bus_file", "budget", "swarm", "swarm_file", "swarm_namespace", "applications",
+        "budget", "swarm", "swarm_file", "swarm_namespace", "applications",
         "applications_token_file",
     ),
     "processes and bounds": (),

@@ -152,7 +152,7 @@ OPTIONS: Final = (
     ServiceOption(
         "lease",
         read_lease,
-        "lease permits from the store: true, false, or the duration of a lease such as 1s (default: false)",
+        "take permits from the store in advance: true, false, or the duration of a lease such as 1s (default: false)",
         {"type": ["boolean", "string", "number"]},
         "TIME",
     ),
@@ -227,7 +227,8 @@ OPTIONS: Final = (
     ServiceOption(
         "readiness",
         read_readiness,
-        "when /readyz responds with 503 while the store is unavailable: policies, store or process (default: policies)",
+        "when /readyz responds with 503 during a store outage: if a policy denies calls (policies), always (store), or "
+        "never (process) (default: policies)",
         {"enum": list(READINESS)},
         "MODE",
     ),
