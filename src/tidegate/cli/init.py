@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import ConfigError
+from tidegate.files import make_private_folder, open_private
 
 if TYPE_CHECKING:
     import argparse
@@ -118,8 +120,9 @@ def write(kind: str, path: Path, *, force: bool) -> Path:
     """Write a file; raises ConfigError if it exists or cannot be written."""
     text = read_template(kind).replace(TEMPLATES[kind].file, path.name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if force else "x", encoding="utf-8") as stream:
+        make_private_folder(path.parent)
+        flags = os.O_WRONLY | (os.O_TRUNC if force else os.O_EXCL)
+        with os.fdopen(open_private(path, flags), "w", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
         if path.is_file():
