@@ -146,6 +146,12 @@ def find_opener(scheme: str, built_in: Mapping[str, str], group: str, field: str
     Both are written as `module:function`. `group` is the entry point group of packages, which cannot replace built-in
     functions. `field` is the setting that contains the URL.
     """
+    module, _, function = find_scheme(scheme, built_in, group, field).partition(":")
+    return getattr(import_module(module), function)
+
+
+def find_scheme(scheme: str, built_in: Mapping[str, str], group: str, field: str) -> str:
+    """Return where the function that opens URLs of a scheme is: `module:function`. Imports nothing."""
     openers = built_in
     if scheme not in built_in:
         from importlib.metadata import entry_points  # noqa: PLC0415 - slow to import
@@ -154,5 +160,4 @@ def find_opener(scheme: str, built_in: Mapping[str, str], group: str, field: str
     if scheme not in openers:
         known, near = ", ".join(f"{name}://" for name in openers), hint(scheme, openers, suffix="://")
         raise ConfigError(f"unknown scheme {scheme}://: expected one of {known}{near}", field=field)
-    module, _, function = openers[scheme].partition(":")
-    return getattr(import_module(module), function)
+    return openers[scheme]

@@ -71,7 +71,7 @@ def test_a_store_that_responds_and_one_that_does_not(check):
         assert finding.level == "wrong"
         assert "does not respond: " in finding.what
         assert "Connection refused" in finding.what
-        (finding,) = check(f"store: mars://x:hidden@y\n{RULES}")
+        (finding,) = check(f"store: redis://x:hidden@y?mars=1\n{RULES}")
         assert "hidden" not in finding.what.partition(":")[0]
         assert "cannot be opened" in finding.what
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from tidegate.errors import ConfigError
 from tidegate.stores.memory.store import MemoryStore
-from tidegate.urls import find_opener, redact, server_url, unknown_option
+from tidegate.urls import find_opener, find_scheme, redact, server_url, unknown_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,11 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
     scheme = server_url(url, "store").scheme
     opener: Callable[[str, Clock | None], Store] = find_opener(scheme, BUILT_IN, ENTRY_POINT_GROUP, "store")
     return opener(url, clock)
+
+
+def check_scheme(url: str) -> None:
+    """Raise ConfigError if URLs with this scheme open no store. Opens and imports nothing."""
+    find_scheme(url.partition(":")[0].lower(), BUILT_IN, ENTRY_POINT_GROUP, "store")
 
 
 def open_memory(url: str, clock: Clock | None) -> Store:

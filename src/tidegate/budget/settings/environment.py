@@ -48,6 +48,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
         near = hint(name[len(VARIABLE_PREFIX) :].upper(), known, VARIABLE_PREFIX)
         log.warning("unknown variable %s has no effect%s", name, near)
     values, found = _read_variables(environ)
+    limits = [VARIABLES[name] for name in NUMERIC_SETTINGS if name in values]
+    if limits and "enabled" not in values:
+        log.warning("%s has no effect, because RATE_LIMIT_ENABLED is not set: set it to true", ", ".join(limits))
     from_file: dict[str, Any] = {}
     if path := environ.get(CONFIG_VARIABLE, "").strip():
         try:

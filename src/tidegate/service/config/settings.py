@@ -30,6 +30,7 @@ from tidegate.service.config.options import ADDRESS, OPTIONS, STRING, ServiceOpt
 from tidegate.service.config.policy_file import read_domains, read_policies, read_policy
 from tidegate.service.config.values import DEFAULT_LISTEN
 from tidegate.service.decisions.policies import ConfiguredPolicy, ServicePolicies
+from tidegate.stores.registry import check_scheme
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def load_settings(
         secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith(SECRET_FILES)),
         store_origin=_find_origin(chosen.get("store", chosen.get("store_file"))),
     )
+    _check_store(settings)
     _check(settings, {**{option.name: document for option in OPTIONS}, **chosen})
     return settings
 
@@ -245,6 +247,15 @@ def _parse_value(text: str, place: str) -> ConfigValue:
         return replace(parse(text), file=None, line=None, field=place)
     except ConfigError as error:
         raise ConfigError(error.detail, field=place) from None
+
+
+def _check_store(settings: Settings) -> None:
+    """Refuse a store that cannot exist; only opening it tells the rest."""
+    try:
+        check_scheme(settings.store)
+    except ConfigError as error:
+        origin = settings.store_origin
+        raise ConfigError(error.detail, file=origin.file, line=origin.line, field=origin.field) from None
 
 
 def _check(settings: Settings, places: Mapping[str, ConfigValue]) -> None:
