@@ -37,6 +37,7 @@ DEFAULT_CURRENCY: Final = "usd"
 CURRENCY = re.compile(r"[a-z]{3}")
 TOKEN_PRICES: Final = ("input", "cached", "cache_write", "output")
 CALL_PRICES: Final = ("request", "image")
+PRICES_FIELDS: Final = ("date", "currency", "models", "default")
 
 
 class ModelPrice(NamedTuple):
@@ -136,7 +137,7 @@ def read_prices(source: str | Path | Mapping[str, object]) -> Prices:
 
 
 def _prices(section: ConfigValue) -> Prices:
-    fields = section.fields("date", "currency", "models", "default")
+    fields = section.fields(*PRICES_FIELDS)
     if "date" not in fields:
         raise section.error("needs the date on which the prices were valid, such as date: 2026-11-01")
     currency = fields["currency"].string() if "currency" in fields else DEFAULT_CURRENCY
