@@ -203,6 +203,31 @@ def test_a_strict_call_that_cannot_pay_for_its_input_is_refused(store):
         assert not client.in_flight
 
 
+def test_a_strict_call_whose_output_nothing_bounds_reserves_all_of_the_money(store):
+    """The body is not in memory, so its maximum can be neither read nor lowered."""
+    with Client(store, usage(100, 1900), strict=True) as client, request_options(model="m"):
+        for answer in (200, Denied):
+            content = iter([b'{"model": "m"}'])
+            if answer is Denied:
+                with pytest.raises(Denied):
+                    client.post(URL, content=content)
+            else:
+                assert client.post(URL, content=content).status_code == answer
+        assert (client.in_flight, client.spent()) == ([10_000], 100 + 5 * 1900)
+
+
+def test_the_cost_of_a_batch_can_be_given(store):
+    """tidegate does not see the usage of a batch: the program says what it may cost."""
+    url = "https://api.test/v1/batches"
+    with Client(store, usage(0, 0), spend=["0.006/day unit=usd"]) as client:
+        assert client.ask(url=url) == (0, 0)
+        with request_options(cost={"usd_micros": 4000}):
+            assert client.ask(url=url) == (4000, 4000)
+            assert client.gate.ceilings[0].usage("all")["usd-day"].used == 4000
+            with pytest.raises(Denied, match="usd-day"):
+                client.ask(url=url)
+
+
 def test_midnight_does_not_move_the_money_of_a_call_into_the_next_day(store):
     """A call counts in the day in which it was reserved, so the next day's ceiling holds, too."""
 

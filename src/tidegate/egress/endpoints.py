@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from tidegate.core.bounds import SECOND
-from tidegate.egress.messages import EgressError, describe_cost, json_response
-from tidegate.errors import RateLimitError
+from tidegate.egress.messages import EgressError, describe_cost, json_response, no_price
+from tidegate.errors import RateLimitError, ResourceUnknown
 from tidegate.observe.text_format import CONTENT_TYPE, write_families
 from tidegate.outbound.quota.exchange import OutboundRequest
 from tidegate.outbound.quota.money_metrics import read_money_metrics
@@ -86,6 +86,8 @@ class Endpoints:
         )
         try:
             estimate = await gateway.gate.estimate(call)
+        except ResourceUnknown:
+            raise no_price(target.provider) from None
         except RateLimitError:
             raise EgressError(503, "unavailable", "the store of the gateway is unavailable") from None
         if estimate is None:

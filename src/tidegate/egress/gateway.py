@@ -27,7 +27,7 @@ from tidegate.egress.routes import Routes, Target
 from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
 from tidegate.egress.upstream import UpstreamClient
-from tidegate.errors import Closed, Denied, StoreUnavailable
+from tidegate.errors import Closed, Denied, ResourceUnknown, StoreUnavailable
 from tidegate.headers.site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.stores.cancellation import BackgroundTasks
@@ -282,6 +282,10 @@ class EgressGateway:
             await self._cancel(own)
             message = "the store of the gateway is unavailable" if isinstance(error, StoreUnavailable) else "stopping"
             raise EgressError(503, "unavailable", message, {"Retry-After": "1"}) from None
+        except ResourceUnknown:
+            await self._cancel(own)
+            exchange.count("failed")
+            raise messages.no_price(provider) from None
         except EgressError:
             exchange.count("failed")
             if own is not None:

@@ -110,6 +110,12 @@ class DeniedError(EgressError):
         return json_response(self.status, body, self.headers)
 
 
+def no_price(provider: Provider) -> EgressError:
+    """Return the error of a call whose model has no price: it is not sent, because its cost is unknown."""
+    message = f"the prices of provider {provider.name} do not have the model of this request, so it is not sent"
+    return EgressError(400, "model-without-price", message)
+
+
 def denial(denied: Denied, provider: Provider, of_caller: str) -> DeniedError:
     """Return the 429 of a call without a permit, in the form of its provider."""
     decision = denied.decision

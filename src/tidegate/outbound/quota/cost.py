@@ -164,4 +164,8 @@ def _plan_output(
         return CallPlan(cost, request, key, input_tokens, max(1, min(bound, first, largest)), tops_up=True)
     output_tokens = max(1, min(bound if expected is None else expected, bound, largest))
     body = request.clamped(output_tokens) if call.rewrites and (output_tokens < bound or not request.stated) else None
-    return CallPlan(cost, request, key, input_tokens, bound if body is None else output_tokens, body)
+    if body is None:
+        # If nothing bounds the output, it may cost whatever the provider's own maximum is.
+        unbounded = not request.stated and request.price is not None and request.price.output > 0
+        output_tokens = max(bound, largest) if unbounded else bound
+    return CallPlan(cost, request, key, input_tokens, output_tokens, body)
