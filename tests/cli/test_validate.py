@@ -33,7 +33,7 @@ SAYS = {
     "service": "policy api: 100/1m",
     "provider": "300/1m sliding_log) for financialmodelingprep.com",
     "profile": "profile file counts tokens: output",
-    "prices": "cached 2.50 usd, cache_write 2.50 usd, output 10.00 usd\n  painter: image 0.04 usd",
+    "prices": "gpt-4o*: input 2.50 usd, output 10.00 usd\n  painter: image 0.04 usd",
     "source": "source fmp-aapl-prices: fetched at the default interval",
     "inbound": "category expensive: 5/1h sliding_log",
     "budget": "budget: 20 per minute, 100 per hour, 500 per day, 2000 per week, 7500 per month",

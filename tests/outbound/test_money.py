@@ -66,6 +66,15 @@ def test_cached_input_is_cheaper(store):
         assert client.ask()[1] == 10 + 9 + 150
 
 
+def test_audio_that_a_response_reports_has_its_own_price(store):
+    voice = {"input": 1, "output": 5, "audio": 20, "audio_output": 40}
+    details = {"prompt_tokens_details": {"audio_tokens": 80}, "completion_tokens_details": {"audio_tokens": 10}}
+    price = {"date": "2026-11-01", "models": {"voice": voice}}
+    reply = {**usage(100, 30), **details}
+    with Client(store, reply, ["1/day unit=usd name=money"], price=price) as client:
+        assert client.ask("voice") == (100 * 20 + 200 * 40, 20 * 1 + 80 * 20 + 20 * 5 + 10 * 40)
+
+
 def test_the_fee_of_a_request_and_the_price_of_an_image(store):
     with Client(store, usage(100, 30), ["1/day unit=usd name=money"]) as client:
         assert client.ask("search") == (1600, 750)

@@ -97,8 +97,13 @@ def check_prices(file: str) -> tuple[list[str], dict[str, object]]:
     lines = [f"prices of {prices.date} in {prices.currency}"]
     names = [*(name for name, _ in prices.models), *(["default"] if prices.default is not None else [])]
     for name, price in (*prices.models, *([("default", prices.default)] if prices.default is not None else [])):
-        amounts = {part: format_amount(each, price.unit) for part, each in price._asdict().items() if part != "unit"}
-        listed = [f"{part} {amount}" for part, amount in amounts.items() if getattr(price, part)]
+        usual = {"cached": price.input, "cache_write": price.input, "audio": price.input, "audio_output": price.output}
+        amounts = {part: amount for part, amount in price._asdict().items() if part != "unit"}
+        listed = [
+            f"{part} {format_amount(amount, price.unit)}"
+            for part, amount in amounts.items()
+            if amount != usual.get(part, 0)
+        ]
         lines.append(f"{name}: {', '.join(listed) or 'free'}")
     if prices.default is None:
         lines.append("calls of other models are refused: there is no default")

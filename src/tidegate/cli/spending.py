@@ -205,7 +205,7 @@ def find_window(limit: Limit, reset_after: float, now: int) -> tuple[float, floa
     if limit.calendar is not None:
         start, end = limit.calendar.window(now)
         return (now - start) / SECOND, (end - now) / SECOND
-    if limit.algorithm == "fixed_window":
+    if limit.rules.windowed:
         return limit.length / SECOND - reset_after, reset_after
     return limit.length / SECOND, 0.0
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.spending")
 
 DEFAULT_MILESTONES: Final = (50, 80, 100)
-FIXED_WINDOWS: Final = ("calendar_window", "fixed_window")  # algorithms whose windows all begin at known instants
 
 
 class CeilingUsage(NamedTuple):
@@ -101,7 +100,7 @@ class Spending:
                 spent = limit.quota if not decision.within_limits and view[1] else used
                 ceiling = name if limit.name in name else f"{name} {limit.name}"
                 usage = CeilingUsage(max(used, spent), limit.quota, view[2] / 1e6, limit.unit)
-                usages[limit.algorithm in FIXED_WINDOWS][ceiling] = usage
+                usages[limit.rules.windowed][ceiling] = usage
         at = datetime.fromtimestamp(decision.at / 1e6, UTC)
         for fixed, found in usages.items():
             if found:

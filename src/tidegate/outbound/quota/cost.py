@@ -166,6 +166,6 @@ def _plan_output(
     body = request.clamped(output_tokens) if call.rewrites and (output_tokens < bound or not request.stated) else None
     if body is None:
         # If nothing bounds the output, it may cost whatever the provider's own maximum is.
-        unbounded = not request.stated and request.price is not None and request.price.output > 0
+        unbounded = not request.stated and request.price is not None and request.price.dearest_output > 0
         output_tokens = max(bound, largest) if unbounded else bound
     return CallPlan(cost, request, key, input_tokens, output_tokens, body)
