@@ -283,7 +283,7 @@ def usage_of(decision: Decision) -> dict[str, Usage]:
 def fast_usage(
     policy: Policy, peek: Callable[[Key, int], Decision], slow_peek: Callable[[Key], Decision]
 ) -> Callable[[Key], dict[str, Usage]]:
-    """Build a function that returns `usage_of` a peek, written out for the common policy with one limit.
+    """Build a function that returns the usage of a key; a policy with one limit, the common case, gets a faster one.
 
     The views of a fast peek do not show usage above a limit: if nothing remains, `slow_peek` is called.
     """

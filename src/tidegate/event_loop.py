@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ALLOCATIONS: Final = 20_000  # between two garbage collections of young objects
 
 
-def settle_heap() -> None:
+def freeze_heap() -> None:
     """Exempt all present objects, such as modules, from garbage collection, and collect less often from now on.
 
     A server that allocates for every request otherwise spends a tenth of its time on objects that live forever. Call

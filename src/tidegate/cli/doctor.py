@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
-LEVEL_SIGNS: Final = {"well": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
+LEVEL_SIGNS: Final = {"ok": ("✓", "green"), "note": ("!", "yellow"), "problem": ("✗", "red")}
 
 EXAMPLES: Final = (
     ("tidegate doctor service.yaml", "check the file, the store and the clocks"),
@@ -43,15 +43,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
     try:
         findings = examine(read_settings(args), args.trusted_proxy)
     except ConfigError as error:
-        findings = [Finding("wrong", f"the settings are invalid: {error}", "correct them, and run the command again")]
+        findings = [Finding("problem", f"the settings are invalid: {error}", "correct them, and run the command again")]
     for finding in findings:
         sign, colour = LEVEL_SIGNS[finding.level]
         output.write_line(f"{output.style(sign, colour)} {finding.what}")
         if finding.to_do:
             output.write_line(f"    {finding.to_do}", "dim")
-    count = sum(finding.level == "wrong" for finding in findings)
+    count = sum(finding.level == "problem" for finding in findings)
     output.write_line(
         f"{counted(count, 'problem')} to fix" if count else "no problems found", "red" if count else "green"
     )
-    output.write_json({"well": not count, "findings": [finding._asdict() for finding in findings]})
+    output.write_json({"ok": not count, "findings": [finding._asdict() for finding in findings]})
     return EXIT_DENIED if count else EXIT_OK

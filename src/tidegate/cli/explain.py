@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     call = parser.add_argument_group("a call to a service")
     call.add_argument("--policy", metavar="NAME", help="the policy")
     call.add_argument("--key", action="append", metavar="KEY", help="the key; repeat it for the parts of one key")
-    call.add_argument("--caller", metavar="NAME", help="the caller, for the file of an egress gateway")
+    call.add_argument("--caller", metavar="NAME", help="the caller, for an egress gateway file")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

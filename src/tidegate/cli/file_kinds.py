@@ -128,18 +128,18 @@ def check_egress(file: str) -> tuple[list[str], dict[str, object]]:
 
 KINDS: Final = {
     "service": FileKind(
-        "the file of a service", frozenset({*SECTIONS, *(option.name for option in OPTIONS)}), check_service,
+        "a service file", frozenset({*SECTIONS, *(option.name for option in OPTIONS)}), check_service,
         service_schema,
     ),
-    "budget": FileKind("the file of a task budget", frozenset(BUDGET_FIELDS), check_budget, budget_schema),
-    "profile": FileKind("a profile of a provider", frozenset(PROFILE_FIELDS), check_profile, profile_schema),
-    "source": FileKind("the file of a source", frozenset(SOURCE_FIELDS), check_source, source_schema),
+    "budget": FileKind("a task budget file", frozenset(BUDGET_FIELDS), check_budget, budget_schema),
+    "profile": FileKind("a provider profile", frozenset(PROFILE_FIELDS), check_profile, profile_schema),
+    "source": FileKind("a source file", frozenset(SOURCE_FIELDS), check_source, source_schema),
     "provider": FileKind(
-        "the file of a provider", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema
+        "a provider file", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema
     ),
-    "egress": FileKind("the file of an egress gateway", frozenset(EGRESS_FIELDS), check_egress, egress_schema),
+    "egress": FileKind("an egress gateway file", frozenset(EGRESS_FIELDS), check_egress, egress_schema),
     "inbound": FileKind(
-        "the configuration of a middleware", frozenset({INBOUND_SECTION, *SECTION_FIELDS}), check_inbound,
+        "a middleware configuration", frozenset({INBOUND_SECTION, *SECTION_FIELDS}), check_inbound,
         inbound_schema,
     ),
 }  # fmt: skip

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     ("tidegate top", "the service on this machine, live; q quits, other keys sort"),
     ("tidegate top --sort denied --rows 5", "the policies with the most denials first"),
-    ("tidegate top --once --json", "one overview for a program"),
+    ("tidegate top --once --json", "one overview, as JSON"),
     ("tidegate top --egress", "who calls which provider through the egress gateway"),
 )
 MEMBER_COLUMNS: Final = columns("member", "state", "left", "refused", "cost")

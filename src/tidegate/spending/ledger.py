@@ -31,11 +31,13 @@ CREATE TABLE IF NOT EXISTS spending (
     PRIMARY KEY (day, source, member, model, team, tag, unit)
 ) WITHOUT ROWID
 """
-ADD: Final = """
+INSERT_SPENDING: Final = """
 INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     calls = calls + excluded.calls, amount = amount + excluded.amount, overrun = overrun + excluded.overrun
 """
-READ: Final = "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
+SELECT_SPENDING: Final = (
+    "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
+)
 
 
 class SpendingEntry(NamedTuple):
@@ -138,7 +140,7 @@ class Ledger:
             connection = self._connect()
             try:
                 with connection:
-                    connection.executemany(ADD, [(*key, *sums) for key, sums in pending.items()])
+                    connection.executemany(INSERT_SPENDING, [(*key, *sums) for key, sums in pending.items()])
             finally:
                 connection.close()
         except (sqlite3.Error, StoreUnavailable):
@@ -152,7 +154,7 @@ class Ledger:
         self.flush()
         connection = self._connect()
         try:
-            for row in connection.execute(READ, (since, until)):
+            for row in connection.execute(SELECT_SPENDING, (since, until)):
                 yield SpendingEntry(*row)
         except sqlite3.Error as error:
             raise StoreUnavailable(f"cannot read the ledger {self.path}: {error}") from None
