@@ -42,7 +42,7 @@ LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "
 MAX_SHOWN_BYTES: Final = 200_000  # of a file
 STYLESHEET: Final = "assets/site.css"
 STYLES: Final = """/* names in tables are not broken; a table that is too wide scrolls */
-.md-typeset table:not([class]) td:not(:last-child) code { white-space: nowrap; word-break: normal; }
+.md-typeset table:not([class]) td:not(:last-child) code { white-space: nowrap; }
 """
 PICTURE: Final = re.compile(r"<!-- picture: (\w+) -->")
 LOADED: Final = re.compile(
