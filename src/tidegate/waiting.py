@@ -149,6 +149,11 @@ class WaitQueues:
         return sum(waiter.call.alive for queue in self._queues.values() for waiter in queue)
 
     @locked
+    def waiting(self, key: Key) -> int:
+        """Return the number of calls that wait for a key."""
+        return sum(waiter.call.alive for waiter in self._queues.get(key, ()))
+
+    @locked
     def join(self, key: Key, rank: int, signal: Signal, call: Call) -> Waiter:
         """Add a waiter to the queue of a key."""
         if self.closed:
