@@ -57,6 +57,11 @@ class SpendingEntry(NamedTuple):
     overrun: int = 0
 
 
+def clean_text(text: str) -> str:
+    """Return a string that SQLite can store: JSON can contain half of a surrogate pair, such as in a model's name."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
 class Ledger:
     """Sums of what was spent, by day, in a time zone. Thread-safe; processes on one machine may share the file."""
 
@@ -109,7 +114,7 @@ class Ledger:
         overrun: int = 0,
     ) -> None:
         """Add what a call has cost, today; a thread writes it soon."""
-        key = (self.today(), source, member, model, team, tag, unit)
+        key = (self.today(), *(clean_text(each) for each in (source, member, model, team, tag, unit)))
         with self._lock:
             before = self._pending.get(key, (0, 0, 0))
             self._pending[key] = before[0] + calls, before[1] + amount, before[2] + overrun

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.spending")
 
 DEFAULT_MILESTONES: Final = (50, 80, 100)
+FIXED_WINDOWS: Final = ("calendar_window", "fixed_window")  # algorithms whose windows all begin at known instants
 
 
 class CeilingUsage(NamedTuple):
@@ -65,7 +66,9 @@ class Spending:
         opened = ledger is None or isinstance(ledger, Ledger)
         self.ledger: Ledger | None = ledger if opened else Ledger(ledger, timezone, self._clock)  # type: ignore[assignment, arg-type]  # one of the two
         self.webhook: Webhook | None = Webhook(webhook, secret) if webhook else None
-        self._milestones = Milestones(milestones, fixed=True)
+        # Of limits whose windows are fixed, and of limits that count any period.
+        self._milestones = {fixed: Milestones(milestones, fixed=fixed) for fixed in (True, False)}
+        self._highest = max(milestones, default=FULL_PERCENT)
         self._lock = fork_safe(threading.Lock())
         self.counts: Counter[str] = Counter()
 
@@ -91,24 +94,25 @@ class Spending:
 
         A call that is denied by such a limit has reached 100 %: the rest does not pay for it.
         """
-        usages: dict[str, CeilingUsage] = {}
+        usages: dict[bool, dict[str, CeilingUsage]] = {True: {}, False: {}}  # by whether windows are fixed
         views = decision.views
         for limit, used, view in zip(decision.policy_limits, decision.used, views, strict=False):
             if limit.unit.endswith("_micros"):
                 spent = limit.quota if not decision.within_limits and view[1] else used
                 ceiling = name if limit.name in name else f"{name} {limit.name}"
-                usages[ceiling] = CeilingUsage(max(used, spent), limit.quota, view[2] / 1e6, limit.unit)
-        if not usages:
-            return
+                usage = CeilingUsage(max(used, spent), limit.quota, view[2] / 1e6, limit.unit)
+                usages[limit.algorithm in FIXED_WINDOWS][ceiling] = usage
         at = datetime.fromtimestamp(decision.at / 1e6, UTC)
-        with self._lock:
-            reached = self._milestones.update(usages, at)
-        for ceiling, percent in reached:
-            self._warn(ceiling, percent, usages[ceiling])
+        for fixed, found in usages.items():
+            if found:
+                with self._lock:
+                    reached = self._milestones[fixed].update(found, at)
+                for ceiling, percent in reached:
+                    self._warn(ceiling, percent, found[ceiling])
 
     def _warn(self, ceiling: str, percent: int, usage: CeilingUsage) -> None:
         self.counts[f"warned_{percent}"] += 1
-        level = logging.WARNING if percent >= self._milestones.percents[-1] else logging.INFO
+        level = logging.WARNING if percent >= self._highest else logging.INFO
         used, quota = format_amount(usage.used, usage.unit), format_amount(usage.quota, usage.unit)
         log.log(level, "%d %% of %s is used or reserved: %s of %s", percent, ceiling, used, quota)
         if self.webhook is not None:

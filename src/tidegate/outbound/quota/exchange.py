@@ -70,7 +70,8 @@ def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
         known = RequestOptions._fields
         advice = did_you_mean(unknown[0], known) or f"expected {', '.join(known)}"
         raise ConfigError(f"unknown option: {advice}", field=unknown[0])
-    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options})
+    named = {name: "" if value is None else str(value) for name, value in options.items() if name in ("team", "tag")}
+    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options, **named})
     try:
         yield
     finally:
