@@ -208,6 +208,12 @@ def test_the_command(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["ok"] is True
 
 
+def test_the_command_writes_findings_and_no_log_lines(caplog, capsys):
+    assert main(["doctor", "--store", "redis://127.0.0.1:1", "--listen", "127.0.0.1:0"]) == 1
+    assert "the store redis://127.0.0.1:1 does not respond" in capsys.readouterr().out
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [

@@ -65,7 +65,7 @@ DENIAL_COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class SortKey:
-    """An order of rows: the field that is compared, the largest first; a string from a to z."""
+    """An order of rows: the field that is compared, the largest number first, or strings from a to z."""
 
     name: str
     fields: tuple[str, ...]

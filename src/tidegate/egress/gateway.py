@@ -108,7 +108,7 @@ class EgressGateway:
                 self._client.use(settings)
 
     def use_tracing(self, tracing: Tracing | None) -> None:
-        """Record spans from now on; None: none."""
+        """Record spans with this object from now on; None: record none."""
         self._tracing = tracing
 
     async def __aexit__(self, *_: object) -> None:
