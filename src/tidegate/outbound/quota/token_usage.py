@@ -188,7 +188,8 @@ class UsageReader:
 
     def _read_last(self, lines: bytes, marker: bytes, start: int) -> None:
         """Read the last lines that mention usage, from `start` on: the final usage is among those of the last chunk."""
-        found, end = [], len(lines)
+        found: list[int] = []
+        end = len(lines)
         while len(found) < MAX_LAST_LINES and (position := lines.rfind(marker, start, end)) >= 0:
             found.append(position)
             end = max(start, lines.rfind(b"\n", start, position))
