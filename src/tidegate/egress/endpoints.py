@@ -57,12 +57,14 @@ class Endpoints:
         return json_response(200, {"panels": {"egress": self._gateway.describe()}})
 
     def _check_reader(self, request: web.BaseRequest) -> None:
-        """Refuse a client that may not read the counts: with callers, it needs the metrics token."""
+        """Refuse a client that may not read metrics: if callers are configured, it needs the metrics token."""
         settings = self._gateway.settings
         if not settings.callers:
             return
         if settings.metrics_token is None:
-            raise EgressError(403, "forbidden", "set metrics_token to read the counts of a gateway with callers")
+            raise EgressError(
+                403, "forbidden", "set metrics_token: with callers, the metrics and the overview need a token"
+            )
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else request.headers.get("X-Tidegate-Token", "")
         if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), settings.metrics_token.encode()):
@@ -74,13 +76,13 @@ class Endpoints:
         identity = gateway.identify(request)
         sent = RequestBody(request, gateway.settings)
         await sent.read_whole()
-        question = read_question(sent.whole or b"")
-        url, method = question["url"], str(question.get("method", "POST"))
+        asked = read_estimate_request(sent.whole or b"")
+        url, method = asked["url"], str(asked.get("method", "POST"))
         target = gateway.routes.find_reverse(url) if url.startswith("/") else gateway.routes.find_forward(url)
         if not identity.caller.may_use(target.provider.name):
             message = f"caller {identity.caller.name} may not use provider {target.provider.name}"
             raise EgressError(403, "provider-not-allowed", message)
-        body = question.get("body")
+        body = asked.get("body")
         text = body if isinstance(body, str) else json.dumps(body)
         content = None if body is None else text.encode("utf-8", "surrogatepass")
         call = OutboundRequest(
@@ -122,13 +124,13 @@ def remaining_of(decision: Decision) -> dict[str, int]:
     return {limit.name: view[0] for limit, view in zip(decision.policy_limits, decision.views, strict=False)}
 
 
-def read_question(body: bytes) -> dict[str, Any]:
+def read_estimate_request(body: bytes) -> dict[str, Any]:
     """Read the body of a request for an estimate."""
     try:
-        question = json.loads(body)
+        asked = json.loads(body)
     except (ValueError, RecursionError):
-        question = None
-    if not isinstance(question, dict) or not isinstance(question.get("url"), str) or not question["url"]:
+        asked = None
+    if not isinstance(asked, dict) or not isinstance(asked.get("url"), str) or not asked["url"]:
         message = 'expected JSON such as {"url": "/openai/v1/chat/completions", "method": "POST", "body": {}}'
         raise EgressError(400, "bad-request", message)
-    return question
+    return asked
