@@ -36,7 +36,7 @@ class CallerLimits:
         self.update(callers)
 
     def update(self, callers: Iterable[EgressCaller]) -> None:
-        """Use the limits of these callers; what was used is kept, also that of a caller that returns."""
+        """Use the limits of these callers; usage is kept, even of a caller that is removed and added again."""
         for caller in callers:
             limiter = self._limiters.get(caller.name)
             if not caller.limits:
