@@ -19,12 +19,12 @@ from typing import Annotated, Any, Final, overload
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
-from tidegate.inbound.limiting.fast_decision import decide_alone, decide_fast
+from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
 from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, require_response
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt
 from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.route_gates import is_limit
+from tidegate.inbound.limiting.route_hooks import is_limit
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
@@ -127,7 +127,7 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
             if request_state is not None:
                 decided = request_state if decide_fast(stack, request_state, connection) else None
             else:
-                decided = decide_alone(stack, connection, scope)
+                decided = decide_standalone(stack, connection, scope)
             if decided is not None:
                 self._cover(decided, uses)
                 if decided.standalone:
