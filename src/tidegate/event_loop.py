@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 
-ALLOCATIONS: Final = 20_000  # between two garbage collections of young objects
+GC_THRESHOLD: Final = 20_000  # allocations between two garbage collections of young objects
 
 
 def freeze_heap() -> None:
@@ -21,7 +21,7 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(ALLOCATIONS, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

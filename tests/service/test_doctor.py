@@ -40,7 +40,15 @@ def test_a_correct_deployment(check, tmp_path):
     found = check(store_of(tmp_path) + RULES, everything=True)
     assert {finding.level for finding in found} == {"ok"}
     text = "\n".join(finding.what for finding in found)
-    for part in ("on Python 3", "uvicorn", "policies: 1", "responds within", "clocks", "only this machine", "modes of"):
+    for part in (
+        "on Python 3",
+        "uvicorn",
+        "policies: 1",
+        "responds within",
+        "clocks",
+        "only this machine",
+        "permissions of",
+    ):
         assert part in text
 
 
@@ -206,6 +214,12 @@ def test_the_command(tmp_path, capsys):
     assert output.endswith("1 problem to fix\n")
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+def test_the_command_writes_findings_and_no_log_lines(caplog, capsys):
+    assert main(["doctor", "--store", "redis://127.0.0.1:1", "--listen", "127.0.0.1:0"]) == 1
+    assert "the store redis://127.0.0.1:1 does not respond" in capsys.readouterr().out
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
-from tidegate.cli.output import counted
+from tidegate.cli.output import counted, without_logs
 from tidegate.cli.start import add_settings_options, read_settings
 from tidegate.errors import ConfigError
 from tidegate.service.doctor import Finding, examine
@@ -41,7 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Check the deployment, and write the findings; returns 1 if there is a problem."""
     try:
-        findings = examine(read_settings(args), args.trusted_proxy)
+        with without_logs():
+            findings = examine(read_settings(args), args.trusted_proxy)
     except ConfigError as error:
         findings = [Finding("problem", f"the settings are invalid: {error}", "correct them, and run the command again")]
     for finding in findings:

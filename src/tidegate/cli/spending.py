@@ -95,7 +95,7 @@ def read_paths(args: argparse.Namespace) -> list[Path]:
     for path in paths or ([Path(DEFAULT_LEDGER)] if args.by is not None else []):
         if not path.exists():
             raise ConfigError(
-                f"{path} does not exist: set spending: {path} in the file of the service or gateway to create it",
+                f"{path} does not exist: a service, gateway or client with the setting spending: {path} creates it",
                 field="--ledger",
             )
     return paths or [path for path in [Path(DEFAULT_LEDGER)] if path.exists()]

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.spending")
 
 DEFAULT_MILESTONES: Final = (50, 80, 100)
-FIXED_WINDOWS: Final = ("calendar_window", "fixed_window")  # algorithms whose windows all begin at known instants
 
 
 class CeilingUsage(NamedTuple):
@@ -66,7 +65,7 @@ class Spending:
         opened = ledger is None or isinstance(ledger, Ledger)
         self.ledger: Ledger | None = ledger if opened else Ledger(ledger, timezone, self._clock)  # type: ignore[assignment, arg-type]  # one of the two
         self.webhook: Webhook | None = Webhook(webhook, secret) if webhook else None
-        # Of limits whose windows are fixed, and of limits that count any period.
+        # By whether the windows of the limits are fixed or rolling.
         self._milestones = {fixed: Milestones(milestones, fixed=fixed) for fixed in (True, False)}
         self._highest = max(milestones, default=FULL_PERCENT)
         self._lock = fork_safe(threading.Lock())
@@ -92,7 +91,7 @@ class Spending:
     def observe(self, name: str, decision: Decision) -> None:
         """Warn if a decision shows that money limits have reached a milestone; `name` is what they belong to.
 
-        A call that is denied by such a limit has reached 100 %: the rest does not pay for it.
+        If such a limit denies the call, 100 % are reported: less is left than the call costs.
         """
         usages: dict[bool, dict[str, CeilingUsage]] = {True: {}, False: {}}  # by whether windows are fixed
         views = decision.views
@@ -101,7 +100,7 @@ class Spending:
                 spent = limit.quota if not decision.within_limits and view[1] else used
                 ceiling = name if limit.name in name else f"{name} {limit.name}"
                 usage = CeilingUsage(max(used, spent), limit.quota, view[2] / 1e6, limit.unit)
-                usages[limit.algorithm in FIXED_WINDOWS][ceiling] = usage
+                usages[limit.rules.windowed][ceiling] = usage
         at = datetime.fromtimestamp(decision.at / 1e6, UTC)
         for fixed, found in usages.items():
             if found:

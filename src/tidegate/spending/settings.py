@@ -44,7 +44,7 @@ SPENDING_SCHEMA: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SpendingSettings:
-    """Where costs are recorded (None: nowhere), and at which percentages of a ceiling who is warned."""
+    """Where costs are recorded (None: nowhere), and which percentages of a ceiling are reported to which webhook."""
 
     ledger: Path | None = None
     timezone: str = "UTC"

@@ -37,9 +37,9 @@ def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
 
 
 class RouteHooks:
-    """What a middleware knows about limits on the routes of an application: in `limited`.
+    """Finds out whether the routes of an application have limits: `limited`. Subclasses install the hooks.
 
-    It looks for them at the first request to each path, when the rules change, and once a second.
+    Routes are inspected at the first request to each path, when the rules change, and once a second.
     """
 
     def __init__(self, request_limiter: RequestLimiter, *watched: Collection[Any]) -> None:
