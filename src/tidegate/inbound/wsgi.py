@@ -182,6 +182,8 @@ class RateLimitMiddleware:
 
     def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
+        if self._gates.may_be_exempt(method, path):
+            return True  # the route decides
         try:
             decision: Any = category_limiter.limiter.peek(key, cost)
         except RateLimitError:
@@ -401,7 +403,9 @@ class AppGates(Gates):
         if self._gates is None:
             self._gates = find_gates(self._app, self.request_limiter)
             self.watched.extend(self._gates.watched)
-        return self._gates.inspect()
+        limited = self._gates.inspect()
+        self.exempts = self._gates.exempts
+        return limited
 
 
 def find_gates(app: App, request_limiter: RequestLimiter) -> Gates:
