@@ -96,4 +96,4 @@ def times_faster(case: dict[str, Any]) -> tuple[float, str]:
 
 def compare_ratio(target: str, ratio: float, wanted: float, peer: str) -> TargetResult:
     """Judge a ratio."""
-    return TargetResult(target, ratio >= wanted, f"{ratio:.1f} times {peer}")
+    return TargetResult(target, ratio >= wanted, f"{ratio:.1f} times {peer.replace('_', '-')}")

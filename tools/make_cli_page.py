@@ -38,11 +38,11 @@ tidegate acquire api user:42 && echo allowed                     # exit code 1: 
 tidegate top                                                     # q quits; r, a, d, w and n sort
 ```
 
-**Output.** On a terminal, tables fit into its width, and have colours if rich is installed (`pip install
-'tidegate[cli]'`), unless `NO_COLOR` is set or `TERM` is `dumb`. In a pipe, the output is plain text without colours,
-and nothing is shortened. Every command accepts `--json`; with `--watch`, each update is one line of JSON. On a
-terminal, if the first output takes longer than a second, a line on standard error shows that the command is still
-working. Errors are one line on standard error, `tidegate: …`, or `{{"error": …}}` with `--json`.
+**Output.** On a terminal, tables fit its width, and have colours if rich is installed (the extra `cli`), unless
+`NO_COLOR` is set or `TERM` is `dumb`. In a pipe, the output is plain text without colours, and nothing is shortened.
+Every command accepts `--json`; with `--watch`, each update is one line of JSON. On a terminal, if the first output
+takes longer than a second, a line on standard error shows that the command is still working. Errors are one line on
+standard error, `tidegate: …`, or `{{"error": …}}` with `--json`.
 
 **Durations** have the same form everywhere: {DURATION_EXAMPLES}. An option with the value `{METAVAR}` takes one;
 a number without a unit is in seconds. Durations in the output have the same form.

@@ -23,9 +23,7 @@ def main(url: str) -> None:
             except Denied as denied:
                 print(f"{topic}: denied, the quota has room again in {denied.decision.retry_after or 0:.0f} s")
                 return
-            left = response.extensions["tidegate"].decision
-            used = response.json()["usage"]["total_tokens"]
-            print(f"{topic}: {used} tokens, reserved until {left.remaining} were left")
+            print(f"{topic}: {response.json()['usage']['total_tokens']} tokens")
 
 
 if __name__ == "__main__":

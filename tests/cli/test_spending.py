@@ -242,3 +242,32 @@ def test_validate_names_the_members_and_ceilings_of_a_provider(tmp_path, capsys)
     assert "member b: 30/1m sliding_log, drained\n" in out
     assert "spending ceiling: 25000000/day" in out
     assert "spending ceiling for each team: 5000000/day" in out
+
+
+def test_a_limit_without_fixed_windows_warns_once_per_milestone(store):
+    settings = {
+        "domain": "api.test",
+        "profile": "openai",
+        "price": {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 5}}},
+        "limits": ["0.005/1d unit=usd"],
+    }
+    with Client(Providers.of(settings), store, spending=Spending()) as client:
+        for _ in range(17):  # 250 each
+            client.ask("m")
+            store.clock.advance(60)
+        assert {name: count for name, count in client.gate.metrics().items() if name.startswith("warned")} == {
+            "warned_50": 1,
+            "warned_80": 1,
+        }
+        store.clock.advance(90_000)
+        for _ in range(11):
+            client.ask("m")
+        assert client.gate.metrics()["warned_50"] == 2
+
+
+def test_a_name_that_is_not_valid_unicode_does_not_stop_the_ledger(tmp_path, store):
+    ledger = Ledger(tmp_path / "spending.db", clock=store.clock)
+    ledger.add("models", "usd_micros", 5, model="\ud800")
+    ledger.add("models", "usd_micros", 7, model="m")
+    assert [(entry.model, entry.amount) for entry in ledger.read()] == [("?", 5), ("m", 7)]
+    ledger.close()

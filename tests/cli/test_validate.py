@@ -53,7 +53,7 @@ def test_each_kind_of_file_is_recognised(kind, write, capsys):
     path = write(FILES[kind])
     assert main(["validate", path]) == 0
     output = capsys.readouterr().out
-    assert output.startswith(f"{path}: valid, {KINDS[kind].title}\n")
+    assert output.startswith(f"{path}: valid ({KINDS[kind].title})\n")
     assert SAYS[kind] in output
     assert "hunter2" not in output
     assert main(["validate", path, "--kind", kind, "--json"]) == 0

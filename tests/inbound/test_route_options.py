@@ -498,14 +498,14 @@ def test_request_limited_is_set_where_the_limit_does_not_apply(clock):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_limit_that_reports_later_does_not_hide_an_earlier_one(clock, first):
-    app: Any = FastAPI()
+    app = FastAPI()
     exceeded = Depends(fastapi.limit("1/1m", key=lambda request: "all", name="exceeded", block=False))
     other = Depends(fastapi.limit("9/1m", key=lambda request: "all", name="other", block=False))
 
-    @app.get("/", dependencies=[exceeded, other] if first else [other, exceeded])
     async def page(request: Request):
         return request.state.limited
 
+    app.get("/", dependencies=[exceeded, other] if first else [other, exceeded])(page)
     client = Client(asgi.RateLimitMiddleware(app, NO_LIMITS, clock=clock))
     assert [client.get("/").json() for _ in range(2)] == [False, True]
 

@@ -1,10 +1,9 @@
 """Limits of money: what a call reserves, what it costs in the end, and that strict calls never pass the ceiling."""
 
-import json
-
 import httpx
 import pytest
 
+from tests.outbound.streamed_model import StreamedModel, usage
 from tidegate import ConfigError, Denied, Limiter, ResourceUnknown
 from tidegate.outbound import Gate, Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
@@ -55,11 +54,6 @@ class Client(httpx.Client):
     def ask(self, model="m", url=URL, **body):
         self.post(url, json={"model": model, "max_tokens": 200, "messages": [], **body}).raise_for_status()
         return self.in_flight[-1], self.spent()
-
-
-def usage(prompt, completion, cached=0):
-    details = {"cached_tokens": cached}
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
 
 
 def test_the_most_that_a_call_can_cost_is_reserved_and_its_cost_settled(store):
@@ -177,34 +171,6 @@ def test_changed_prices_are_read_again(tmp_path, store):
 
 
 # ---- strict calls ----------------------------------------------------------------------------------------------------
-
-
-class StreamedModel:
-    """A model that streams its answer, as long as the connection lasts and the request allows."""
-
-    def __init__(self, length, piece=20):
-        self.length, self.piece, self.sent = length, piece, 0
-
-    def __call__(self, request):
-        body = json.loads(request.content)
-        self.sent = 0
-        if not body.get("stream"):
-            return httpx.Response(200, json={"usage": usage(100, min(self.length, body["max_tokens"]))})
-        return httpx.Response(200, stream=self.pieces(min(self.length, body["max_tokens"])))
-
-    def pieces(self, length):
-        model = self
-
-        class Body(httpx.SyncByteStream):
-            def __iter__(self):
-                while model.sent < length:
-                    count = min(model.piece, length - model.sent)
-                    model.sent += count
-                    content = {"choices": [{"delta": {"content": "abc" * count}}]}
-                    yield b"data: " + json.dumps(content).encode() + b"\n\n"
-                yield b"data: " + json.dumps({"usage": usage(100, length)}).encode() + b"\n\ndata: [DONE]\n\n"
-
-        return Body()
 
 
 def test_the_reservation_of_a_streamed_strict_call_grows_and_is_settled(store):

@@ -8,9 +8,11 @@ from random import Random
 import httpx
 import pytest
 
+from tests.outbound.streamed_model import StreamedModel
 from tidegate import Denied
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
+from tidegate.outbound.quota.exchange import OutboundRequest
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -448,3 +450,103 @@ def test_a_call_that_was_never_sent_returns_its_money(store, failure):
         with pytest.raises(httpx.TransportError):
             client.ask()
         assert spent(client)("all") == (0 if isinstance(failure, httpx.ConnectError) else 1100)
+
+
+# ---- streams, rejected keys, peeks and refusals ----------------------------------------------------------------------
+
+
+def test_the_ceiling_of_a_team_holds_for_a_streamed_strict_call(store):
+    """What is reserved while the output arrives counts at the same key as the first reservation."""
+    model = StreamedModel(20_000)
+    spend = [{"limit": 0.03, "period": "day", "unit": "usd", "per": "team"}]
+    settings = {**pool("a", price=PRICES, spend=spend, limits=["100/1m"]), "strict": True}
+    with Client(store, settings) as client:
+        transport = RateLimitTransport(
+            Providers.of(settings), store, httpx.MockTransport(model), timeout=0, tokenizer=lambda _text: 100
+        )
+        with httpx.Client(transport=transport) as streaming, request_options(team="search"):
+            body = {"model": "m", "max_tokens": 64_000, "stream": True}
+            with pytest.raises(Denied, match="cut off"):
+                streaming.post(URL, json=body)
+            paid = 100 + 5 * model.sent
+            (limiter,) = transport.gate.ceilings
+            assert 25_000 < paid <= limiter.usage("team=search")["usd-day"].used <= 30_000
+            with pytest.raises(Denied):
+                client.ask()
+
+
+def test_a_rejected_key_is_not_used_again_if_the_call_cannot_be_repeated(store):
+    def answer(key):
+        return httpx.Response(401) if key == "a" else None
+
+    def body():
+        yield b"{}"
+
+    with Client(store, pool("a", "b"), answer) as client:
+        statuses = [
+            client.post(URL, content=body(), headers={"authorization": "Bearer of-the-sdk"}).status_code
+            for _ in range(2)
+        ]
+        assert statuses == [401, 200]
+        assert client.sent == ["a", "b"]
+        assert client.used() == {"a": 0, "b": 1}
+
+
+def outbound_call(url=URL, body=b'{"model": "m", "max_tokens": 200}'):
+    return OutboundRequest("POST", url, lambda _name: None, lambda: body, replays=True, unreached=lambda _error: False)
+
+
+def test_peek_says_whether_any_member_has_room(store):
+    gate = Gate(Providers.of(pool("a", "b", limits=["1/1m"], price=PRICES, spend=["0.0035/day unit=usd"])), store)
+    cost = {"usd_micros": 1000}
+    gate.acquire("models", cost)
+    assert gate.peek(outbound_call()).allowed  # b has room
+    gate.acquire("models", cost)
+    assert gate.peek(outbound_call()).retry_after == 60
+    store.clock.advance(60)
+    assert gate.peek(outbound_call()).allowed
+    gate.acquire("models", cost)
+    assert gate.peek(outbound_call()).violated == ("usd-day",)  # the ceiling
+    gate.close()
+
+
+async def test_estimates_name_the_money_and_the_calls_that_wait(store):
+    gate = AsyncGate(Providers.of(pool("a", limits=["1/1m"], price=PRICES, spend=["1/day unit=usd"])), store)
+    estimate = await gate.estimate(outbound_call())
+    assert (estimate.decision.allowed, estimate.cost["usd_micros"], estimate.waiting) == (True, 1009, 0)
+    assert (await gate.peek_target("models", {"usd_micros": 5})).allowed
+    held = await gate.acquire("models", {"usd_micros": 5})
+    assert not (await gate.peek_target("models", {"usd_micros": 5})).allowed
+    waiting = asyncio.ensure_future(asyncio.wait_for(gate.acquire("models", {"usd_micros": 5}, 30), 10))
+    while not gate.metrics()["waiting"]:
+        await asyncio.sleep(0)
+    assert (await gate.estimate(outbound_call())).waiting == 1
+    await held.cancel()
+    await (await waiting).cancel()
+    await gate.close()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_does_not_lower_a_limit_in_money(store, status):
+    """A provider that has only a ceiling in money is paused, but the ceiling stays."""
+    replies = iter([200, status, status, 200])
+
+    def answer(_key):
+        code = next(replies)
+        return httpx.Response(code, headers={"retry-after": "1"}) if code != 200 else None
+
+    settings = {**pool("a", price=PRICES, limits=["25/day unit=usd"])}
+    with Client(store, settings, answer, timeout=10) as client:
+        for _ in range(4):
+            client.ask()
+        (account,) = client.gate.accounts
+        assert account.limiter.usage(account.key)["usd-day"].quota == 25_000_000
+
+
+def test_teams_and_tags_need_not_be_strings(store):
+    spend = [{"limit": 1, "period": "day", "unit": "usd", "per": "team"}]
+    with Client(store, pool("a", price=PRICES, spend=spend)) as client:
+        for team in (7, None):
+            with request_options(team=team):
+                client.ask()
+        assert (spent(client)("team=7"), spent(client)("team=")) == (250, 250)

@@ -44,7 +44,7 @@ class CompletionCommand(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the shell."""
-    parser.add_argument("shell", choices=sorted(SHELLS), help="the shell to print the script for")
+    parser.add_argument("shell", choices=sorted(SHELLS), help="the shell: " + ", ".join(sorted(SHELLS)))
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

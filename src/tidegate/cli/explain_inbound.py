@@ -20,7 +20,7 @@ from tidegate.suggestions import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.cli.explanation import MetLimit
+    from tidegate.cli.explanation import ApplicableLimit
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.rules.model import Rules
@@ -149,7 +149,7 @@ class Explainer:
         head = [f"HTTP {response.line}", *(f"{name}: {value}" for name, value in fields), body]
         found.denial = {"when": when, "status": response.status, "headers": dict(fields), "body": body, "says": head}
 
-    def _use_up(self, strictest: MetLimit) -> None:
+    def _use_up(self, strictest: ApplicableLimit) -> None:
         """Charge as much as the limit allows at once."""
         for charge in self.charges:
             if charge.policy.name == strictest.owner and strictest.at_once:

@@ -73,7 +73,7 @@ def limits_of(fields: tuple[str, ...], own: dict[str, Schema] | None = None) -> 
 
 
 def provider_schema() -> Schema:
-    """Describe the file of a provider."""
+    """Describe a provider file."""
     scope = {"enum": list(get_args(QuotaScope))}
     own: dict[str, Schema] = {
         "domain": {**STRING, "description": "the host; also matches its subdomains"},
@@ -106,7 +106,7 @@ def profile_schema() -> Schema:
 
 
 def source_schema() -> Schema:
-    """Describe the file of a source."""
+    """Describe a source file."""
     own: dict[str, Schema] = {
         "url": {**STRING, "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"},
         "interval": {**PERIOD, "description": "an hour by default"},
@@ -167,7 +167,7 @@ def inbound_schema() -> Schema:
 
 
 def egress_schema() -> Schema:
-    """Describe the file of an egress gateway."""
+    """Describe an egress gateway file."""
     caller = closed(
         CALLER_FIELDS,
         {
@@ -198,7 +198,7 @@ def egress_schema() -> Schema:
 
 
 def budget_schema() -> Schema:
-    """Describe the file of a task budget."""
+    """Describe a task budget file."""
     quotas = closed(PERIODS, dict.fromkeys(PERIODS, QUOTA))
     table = {"type": "object", "additionalProperties": quotas}
     rule = closed(

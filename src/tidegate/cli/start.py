@@ -34,7 +34,7 @@ ENVIRONMENT_HELP: Final = (
 )
 # The settings by group; those that no group names are in the last one.
 SETTING_GROUPS: Final = {
-    "limits": ("store", "store_file", "lease"),
+    "limits and store": ("store", "store_file", "lease"),
     "addresses": ("listen", "grpc", "resp", "resp_tls_cert", "resp_tls_key", "egress", "egress_config", "open"),
     "tokens": ("decision_token_file", "admin_token_file", "metrics_token_file", "reservation_secret_file"),
     "sources and providers": (
@@ -45,7 +45,7 @@ SETTING_GROUPS: Final = {
         "budget", "swarm", "swarm_file", "swarm_namespace", "applications",
         "applications_token_file",
     ),
-    "processes and bounds": (),
+    "processes, bounds and other settings": (),
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the file, an option for every setting, and the demonstration."""
     parser.description = (
         "Run the service: decisions over HTTP, gRPC and RESP, scheduled sources, the egress gateway, and a dashboard. "
-        "All settings can also be set in FILE; the service reloads its policies and domains when it changes."
+        "All settings can also be set in FILE; when FILE changes, the service reloads its policies and domains."
     )
     add_settings_options(parser)
     group = parser.add_argument_group("demonstration")
@@ -70,7 +70,7 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
     )
     groups = {title: parser.add_argument_group(title) for title in SETTING_GROUPS}
     group_of = {name: groups[title] for title, names in SETTING_GROUPS.items() for name in names}
-    groups["limits"].add_argument(
+    groups["limits and store"].add_argument(
         "--policy",
         action="append",
         default=[],
@@ -81,7 +81,7 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
         if not option.secret:  # other users of the machine can read a command line
             action = "append" if option.many else "store"
             dest = f"set_{option.name}"
-            group = group_of.get(option.name, groups["processes and bounds"])
+            group = group_of.get(option.name, groups["processes, bounds and other settings"])
             group.add_argument(option.flag, action=action, metavar=option.metavar, dest=dest, help=option.help)
 
 

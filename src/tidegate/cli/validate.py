@@ -90,7 +90,7 @@ def check(file: str, name: str, output: Output, profiles: Mapping[str, Path], *,
         if not given:
             output.write_error(f"{file} was read as {kind.title}; use --kind if it is another kind of file")
         raise error from None
-    output.write_line(f"{file}: valid, {kind.title}", "green")
+    output.write_line(f"{file}: valid ({kind.title})", "green")
     for line in lines:
         output.write_line(f"  {line}")
     output.write_json({"file": file, "good": True, "kind": name, **more})

@@ -380,6 +380,5 @@ def _error_position(text: str) -> int:
 
 def with_position(text: str, place: int, message: str) -> str:
     """Return an error message with the position in the text."""
-    return (
-        f"{message}, at column {place + 1} of {text!r}" if place < len(text) else f"{message}, at the end of {text!r}"
-    )
+    where = f"column {place + 1}" if place < len(text) else "the end"
+    return f"{message} (at {where} of {text!r})"

@@ -56,12 +56,14 @@ class Endpoints:
         return json_response(200, {"panels": {"egress": self._gateway.describe()}})
 
     def _check_reader(self, request: web.BaseRequest) -> None:
-        """Refuse a client that may not read the counts: with callers, it needs the metrics token."""
+        """Refuse a client that may not read metrics: if callers are configured, it needs the metrics token."""
         settings = self._gateway.settings
         if not settings.callers:
             return
         if settings.metrics_token is None:
-            raise EgressError(403, "forbidden", "set metrics_token to read the counts of a gateway with callers")
+            raise EgressError(
+                403, "forbidden", "set metrics_token: with callers, the metrics and the overview need a token"
+            )
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else request.headers.get("X-Tidegate-Token", "")
         if not hmac.compare_digest(token.strip().encode(), settings.metrics_token.encode()):
@@ -73,13 +75,13 @@ class Endpoints:
         identity = gateway.identify(request)
         if (request.content_length or 0) > MAX_ESTIMATE_BODY:
             raise EgressError(413, "too-large", "the request is too large")
-        question = read_question(await request.read())
-        url, method = question["url"], str(question.get("method", "POST"))
+        asked = read_estimate_request(await request.read())
+        url, method = asked["url"], str(asked.get("method", "POST"))
         target = gateway.routes.find_reverse(url) if url.startswith("/") else gateway.routes.find_forward(url)
         if not identity.caller.may_use(target.provider.name):
             message = f"caller {identity.caller.name} may not use provider {target.provider.name}"
             raise EgressError(403, "provider-not-allowed", message)
-        body = question.get("body")
+        body = asked.get("body")
         content = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
         call = OutboundRequest(
             method, target.quota_url, lambda _name: None, lambda: content, replays=True, unreached=lambda _error: False
@@ -108,13 +110,13 @@ class Endpoints:
         )
 
 
-def read_question(body: bytes) -> dict[str, Any]:
+def read_estimate_request(body: bytes) -> dict[str, Any]:
     """Read the body of a request for an estimate."""
     try:
-        question = json.loads(body)
+        asked = json.loads(body)
     except (ValueError, RecursionError):
-        question = None
-    if not isinstance(question, dict) or not isinstance(question.get("url"), str) or not question["url"]:
+        asked = None
+    if not isinstance(asked, dict) or not isinstance(asked.get("url"), str) or not asked["url"]:
         message = 'expected JSON such as {"url": "/openai/v1/chat/completions", "method": "POST", "body": {}}'
         raise EgressError(400, "bad-request", message)
-    return question
+    return asked

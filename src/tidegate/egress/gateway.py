@@ -28,7 +28,7 @@ from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
 from tidegate.egress.upstream import UpstreamClient
 from tidegate.errors import Closed, Denied, StoreUnavailable
-from tidegate.headers.site import is_cross_site, is_local_host
+from tidegate.headers.cross_site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.stores.cancellation import BackgroundTasks
 
@@ -108,7 +108,7 @@ class EgressGateway:
                 self._client.use(settings)
 
     def use_tracing(self, tracing: Tracing | None) -> None:
-        """Record spans from now on; None: none."""
+        """Record spans with this object from now on; None: record none."""
         self._tracing = tracing
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,7 +154,7 @@ class EgressGateway:
         identity = self.identify(request, forward=forward)
         exchange.caller = identity.caller.name
         if request.method == "CONNECT":
-            self._connections[exchange.caller] = self._one_more(identity.caller)
+            self._connections[exchange.caller] = self._count_request(identity.caller)
             try:
                 return await self._tunnels.open(request, exchange, identity.caller, raw)
             finally:
@@ -163,7 +163,7 @@ class EgressGateway:
         target = without_credentials(target, identity.token_in)
         self.note_target(exchange, identity.caller, target.provider, target)
         connections, name = self._connections, identity.caller.name
-        connections[name] = self._one_more(identity.caller)
+        connections[name] = self._count_request(identity.caller)
         try:
             return await self._call(request, exchange, identity, target)
         finally:
@@ -193,7 +193,7 @@ class EgressGateway:
             raise EgressError(407, "unauthorized", message, {"Proxy-Authenticate": 'Basic realm="tidegate"'})
         raise EgressError(401, "unauthorized", message, {"WWW-Authenticate": 'Bearer realm="tidegate"'})
 
-    def _one_more(self, caller: EgressCaller) -> int:
+    def _count_request(self, caller: EgressCaller) -> int:
         """Return how many requests a caller has, including this one; refuse it if there are too many."""
         found = self._connections.get(caller.name, 0)
         if found >= caller.connections:

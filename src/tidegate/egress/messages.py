@@ -138,8 +138,8 @@ def json_response(status: int, body: object, headers: Mapping[str, str] | None =
 # ---- header fields ---------------------------------------------------------------------------------------------------
 
 
-class PassedOn(dict[str, bool]):
-    """Whether a header field is passed on, by its name as it was written; names that were seen are remembered."""
+class HeaderFilter(dict[str, bool]):
+    """Maps the name of a header field, as it was written, to whether the field is passed on; remembers known names."""
 
     def __init__(self, dropped: frozenset[str]) -> None:
         """Drop these fields, and all that begin with `X-Tidegate-`."""
@@ -147,7 +147,7 @@ class PassedOn(dict[str, bool]):
         self._dropped = dropped
 
     def __missing__(self, name: str) -> bool:
-        """Decide about a name that was not seen."""
+        """Decide about a name that is not known yet."""
         lower = name.lower()
         found = lower not in self._dropped and not lower.startswith(PREFIX)
         if len(self) < MAX_KNOWN_NAMES and len(name) <= MAX_KNOWN_NAME_LENGTH:
@@ -155,15 +155,15 @@ class PassedOn(dict[str, bool]):
         return found
 
 
-PASSED_IN_REQUESTS: Final = PassedOn(REQUEST_DROPPED)
-PASSED_IN_RESPONSES: Final = PassedOn(HOP_BY_HOP)
+REQUEST_FILTER: Final = HeaderFilter(REQUEST_DROPPED)
+RESPONSE_FILTER: Final = HeaderFilter(HOP_BY_HOP)
 
 
 def request_headers(
     headers: CIMultiDictProxy[str], provider: Provider, token_in: str | None, *, metered: bool
 ) -> CIMultiDict[str]:
     """Return the header fields that are sent to the provider, without its key."""
-    passed = PASSED_IN_REQUESTS
+    passed = REQUEST_FILTER
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
         drop(found, listed(headers.getall("connection")))
@@ -179,13 +179,13 @@ def request_headers(
 
 
 def adds_key(provider: Provider) -> bool:
-    """Return whether the gateway puts in a key: that of the provider, or of a member of its pool."""
+    """Return whether the gateway adds a key: that of the provider, or of a member of its pool."""
     return (provider.api_key is not None and provider.key_location is not None) or provider.pool is not None
 
 
 def response_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """Return the header fields of a provider's response that are passed on."""
-    passed = PASSED_IN_RESPONSES
+    passed = RESPONSE_FILTER
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
         drop(found, listed(headers.getall("connection")))

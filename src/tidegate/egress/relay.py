@@ -1,6 +1,6 @@
 """Passes the body of a response on, chunk by chunk as it arrives, and settles what it used.
 
-A slow reader slows the provider down: nothing is read ahead but the buffers of the sockets. If the client goes away,
+A slow reader slows the provider down: nothing is read ahead beyond the socket buffers. If the client goes away,
 the call to the provider is ended; if the provider does, the connection to the client is closed, so that it notices.
 Either way the call is settled.
 """

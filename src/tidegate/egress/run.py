@@ -13,7 +13,7 @@ from tidegate.egress.reload import EgressFile
 from tidegate.egress.server import EgressServer
 from tidegate.egress.settings import check_names
 from tidegate.errors import ConfigError
-from tidegate.event_loop import run_loop, settle_heap
+from tidegate.event_loop import freeze_heap, run_loop
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.gate import AsyncGate
 
@@ -74,7 +74,7 @@ async def serve(
             if hasattr(signal, "SIGHUP"):
                 loop.add_signal_handler(signal.SIGHUP, file.request_reload)
             watching = asyncio.create_task(file.run())
-            settle_heap()
+            freeze_heap()
             port = listener.getsockname()[1]
             if ready is not None:
                 ready(f"http://{settings.listen._replace(port=port)}", [provider.name for provider in providers])

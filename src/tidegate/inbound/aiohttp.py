@@ -27,7 +27,7 @@ from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import NO_CHARGES, STATE_KEY, RequestState, make_state
-from tidegate.inbound.limiting.route_gates import class_handler
+from tidegate.inbound.limiting.route_hooks import class_handler
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status

@@ -12,7 +12,7 @@ from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_gates import Gates, class_handler
+from tidegate.inbound.limiting.route_hooks import RouteHooks, class_handler
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers
 
@@ -142,7 +142,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
         return LimitedBlock(self, request, FRAMEWORK)
 
 
-class DjangoGate(Gates):
+class DjangoViewHook(RouteHooks):
     """Decides what the middleware left pending, before a view without limits runs."""
 
     def __init__(self, handler: Any, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler

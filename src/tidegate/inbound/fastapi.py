@@ -19,13 +19,13 @@ from typing import Annotated, Any, Final, get_args, overload
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
-from tidegate.inbound.limiting.fast_decision import decide_alone, decide_fast
+from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
 from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, report_exceeded, require_response
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt, route_name
 from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.route_gates import NO_OVERRIDES, dependency_overrides, limit_dependencies
+from tidegate.inbound.limiting.route_hooks import NO_OVERRIDES, dependency_overrides, limit_dependencies
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
@@ -128,7 +128,7 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
             if request_state is not None:
                 decided = request_state if decide_fast(stack, request_state, connection) else None
             else:
-                decided = decide_alone(stack, connection, scope)
+                decided = decide_standalone(stack, connection, scope)
             if decided is not None:
                 self._cover(decided, uses)
                 if decided.standalone:

@@ -15,7 +15,7 @@ from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
-from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, status_of
+from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 
 try:
@@ -153,7 +153,7 @@ def finish_standalone(request_state: RequestState, response: flask.Response) -> 
     return response
 
 
-class FlaskGate(ViewGate):
+class FlaskViewHook(ViewHook):
     """Decides what the middleware left pending, before the view of a route without limits runs."""
 
     def install(self) -> None:

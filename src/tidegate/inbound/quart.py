@@ -17,7 +17,7 @@ from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settl
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
-from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, status_of
+from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
 
 try:
     import quart
@@ -137,7 +137,7 @@ async def finish_standalone(request_state: RequestState, response: Any) -> Any: 
     return response
 
 
-class QuartGate(ViewGate):
+class QuartViewHook(ViewHook):
     """Decides what the middleware left pending, before the view of a route without limits runs."""
 
     def install(self) -> None:

@@ -35,7 +35,7 @@ class EndpointLimitExceeded(HTTPException):
 
     def __init__(self, denial: responses.response.Response, decision: Decision) -> None:
         """Keep the response and the decision that denied the request."""
-        super().__init__(denial.status, denial.body.decode("utf-8", "replace"), body_free(denial))
+        super().__init__(denial.status, denial.body.decode("utf-8", "replace"), without_body_fields(denial))
         self.denial = denial
         self.decision = decision
 
@@ -119,7 +119,7 @@ class AsgiFramework(ScopeRequests):
         native.state.limited = exceeded
 
 
-def body_free(response: responses.response.Response) -> dict[str, str]:
+def without_body_fields(response: responses.response.Response) -> dict[str, str]:
     """Return the header fields of a response that do not describe its body."""
     return {name: value for name, value in response.headers if name.lower() not in BODY_HEADERS}
 

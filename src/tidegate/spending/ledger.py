@@ -31,11 +31,13 @@ CREATE TABLE IF NOT EXISTS spending (
     PRIMARY KEY (day, source, member, model, team, tag, unit)
 ) WITHOUT ROWID
 """
-ADD: Final = """
+INSERT_SPENDING: Final = """
 INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     calls = calls + excluded.calls, amount = amount + excluded.amount, overrun = overrun + excluded.overrun
 """
-READ: Final = "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
+SELECT_SPENDING: Final = (
+    "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
+)
 
 
 class SpendingEntry(NamedTuple):
@@ -55,6 +57,11 @@ class SpendingEntry(NamedTuple):
     calls: int = 0
     amount: int = 0
     overrun: int = 0
+
+
+def clean_text(text: str) -> str:
+    """Return a string that SQLite can store: JSON can contain half of a surrogate pair, such as in a model's name."""
+    return str(text).encode("utf-8", "replace").decode()
 
 
 class Ledger:
@@ -109,7 +116,7 @@ class Ledger:
         overrun: int = 0,
     ) -> None:
         """Add what a call has cost, today; a thread writes it soon."""
-        key = (self.today(), source, member, model, team, tag, unit)
+        key = (self.today(), *(clean_text(each) for each in (source, member, model, team, tag, unit)))
         with self._lock:
             before = self._pending.get(key, (0, 0, 0))
             self._pending[key] = before[0] + calls, before[1] + amount, before[2] + overrun
@@ -138,7 +145,7 @@ class Ledger:
             connection = self._connect()
             try:
                 with connection:
-                    connection.executemany(ADD, [(*key, *sums) for key, sums in pending.items()])
+                    connection.executemany(INSERT_SPENDING, [(*key, *sums) for key, sums in pending.items()])
             finally:
                 connection.close()
         except (sqlite3.Error, StoreUnavailable):
@@ -152,7 +159,7 @@ class Ledger:
         self.flush()
         connection = self._connect()
         try:
-            for row in connection.execute(READ, (since, until)):
+            for row in connection.execute(SELECT_SPENDING, (since, until)):
                 yield SpendingEntry(*row)
         except sqlite3.Error as error:
             raise StoreUnavailable(f"cannot read the ledger {self.path}: {error}") from None

@@ -65,7 +65,9 @@ class Spending:
         opened = ledger is None or isinstance(ledger, Ledger)
         self.ledger: Ledger | None = ledger if opened else Ledger(ledger, timezone, self._clock)  # type: ignore[assignment, arg-type]  # one of the two
         self.webhook: Webhook | None = Webhook(webhook, secret) if webhook else None
-        self._milestones = Milestones(milestones, fixed=True)
+        # By whether the windows of the limits are fixed or rolling.
+        self._milestones = {fixed: Milestones(milestones, fixed=fixed) for fixed in (True, False)}
+        self._highest = max(milestones, default=FULL_PERCENT)
         self._lock = fork_safe(threading.Lock())
         self.counts: Counter[str] = Counter()
 
@@ -89,26 +91,27 @@ class Spending:
     def observe(self, name: str, decision: Decision) -> None:
         """Warn if a decision shows that money limits have reached a milestone; `name` is what they belong to.
 
-        A call that is denied by such a limit has reached 100 %: the rest does not pay for it.
+        If such a limit denies the call, 100 % are reported: less is left than the call costs.
         """
-        usages: dict[str, CeilingUsage] = {}
+        usages: dict[bool, dict[str, CeilingUsage]] = {True: {}, False: {}}  # by whether windows are fixed
         views = decision.views
         for limit, used, view in zip(decision.policy_limits, decision.used, views, strict=False):
             if limit.unit.endswith("_micros"):
                 spent = limit.quota if not decision.within_limits and view[1] else used
                 ceiling = name if limit.name in name else f"{name} {limit.name}"
-                usages[ceiling] = CeilingUsage(max(used, spent), limit.quota, view[2] / 1e6, limit.unit)
-        if not usages:
-            return
+                usage = CeilingUsage(max(used, spent), limit.quota, view[2] / 1e6, limit.unit)
+                usages[limit.rules.windowed][ceiling] = usage
         at = datetime.fromtimestamp(decision.at / 1e6, UTC)
-        with self._lock:
-            reached = self._milestones.update(usages, at)
-        for ceiling, percent in reached:
-            self._warn(ceiling, percent, usages[ceiling])
+        for fixed, found in usages.items():
+            if found:
+                with self._lock:
+                    reached = self._milestones[fixed].update(found, at)
+                for ceiling, percent in reached:
+                    self._warn(ceiling, percent, found[ceiling])
 
     def _warn(self, ceiling: str, percent: int, usage: CeilingUsage) -> None:
         self.counts[f"warned_{percent}"] += 1
-        level = logging.WARNING if percent >= self._milestones.percents[-1] else logging.INFO
+        level = logging.WARNING if percent >= self._highest else logging.INFO
         used, quota = format_amount(usage.used, usage.unit), format_amount(usage.quota, usage.unit)
         log.log(level, "%d %% of %s is used or reserved: %s of %s", percent, ceiling, used, quota)
         if self.webhook is not None:

@@ -1,4 +1,4 @@
-"""The history of a day: its tiers, its bounds, its episodes of denials, and how it outlives the process."""
+"""The history of a day: its tiers, its bounds, its episodes of denials, and how it survives a restart."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class AddressSet:
         if wildcards == 1:
             message = (
                 f"'*' matches every address{self.wildcard_risk}: list addresses and networks such as '10.0.0.0/8', "
-                "or write '*' twice to confirm"
+                "or write ['*', '*'] to confirm"
             )
             raise ConfigError(message, field=field)
         self._matches_all = wildcards > 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.inbound.limiting.limited_call import answer_denied, check_flow, report_exceeded
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.view_gate import BLUEPRINT_LIMITS, blueprint_limits, current_view, view_stack
+from tidegate.inbound.limiting.view_hook import BLUEPRINT_LIMITS, blueprint_limits, current_view, view_stack
 
 if TYPE_CHECKING:
     from tidegate.flow import CallFlow

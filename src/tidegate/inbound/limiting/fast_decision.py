@@ -83,7 +83,7 @@ def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> 
         request_state.override_defaults(stack.uses, "")
         category_limiter = request_state.deferred
     if category_limiter is None:
-        return decide_unlimited(stack, request_state, native)
+        return decide_route_limits(stack, request_state, native)
     plan = stack.plans.get(category_limiter)
     if plan is None or plan.policy is not category_limiter.policy:
         plan = stack.plans[category_limiter] = ChargePlan(stack, request_state.request_limiter, category_limiter)
@@ -128,8 +128,8 @@ def decide_deferred(request_state: RequestState) -> bool:
     return True
 
 
-def decide_unlimited(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
-    """Decide the limits of a stack for a request for which nothing is pending, and nothing was decided so far."""
+def decide_route_limits(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
+    """Decide the limits of a stack, if the request has no pending charges and no decisions so far."""
     request_limiter = request_state.request_limiter
     if request_state.is_pending or request_state.has_decisions or request_state.covered is not None:
         return False
@@ -142,7 +142,7 @@ def decide_unlimited(stack: LimitStack, request_state: RequestState, native: Any
     return decide_plan(plan, request_state, client, native)
 
 
-def decide_alone(
+def decide_standalone(
     stack: LimitStack,
     native: Any,  # noqa: ANN401 - any request
     mapping: Any,  # noqa: ANN401 - its scope or environ

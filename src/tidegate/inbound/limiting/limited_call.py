@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
-from tidegate.inbound.limiting.fast_decision import decide_alone, decide_fast
+from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
 from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, make_state
@@ -182,7 +182,7 @@ def _wrap_coroutine(stack: LimitStack, inner: Any, framework: Framework) -> Any:
             if decide_fast(stack, request_state, native):
                 return await inner(*args, **kwargs)
         elif stack.is_plain:
-            request_state = decide_alone(stack, native, mapping)
+            request_state = decide_standalone(stack, native, mapping)
             if request_state is not None:
                 try:
                     response = await inner(*args, **kwargs)
@@ -212,7 +212,7 @@ def _wrap_function(stack: LimitStack, inner: Any, framework: Framework) -> Any: 
             if decide_fast(stack, request_state, native):
                 return inner(*args, **kwargs)
         elif stack.is_plain:
-            request_state = decide_alone(stack, native, mapping)
+            request_state = decide_standalone(stack, native, mapping)
             if request_state is not None:
                 try:
                     response = inner(*args, **kwargs)

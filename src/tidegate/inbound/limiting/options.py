@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import KeyOf, Request
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.plan_limiters import PlanOf
-    from tidegate.inbound.responses.response import Denying
+    from tidegate.inbound.responses.response import DenialHandler
     from tidegate.inbound.rules.extra_limits import Limits
     from tidegate.observe import Observer
     from tidegate.stores.lease import Lease
@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
     ipv6_prefix: int  # bits of an IPv6 address that identify a client
     unknown: Unknown  # whether requests without an address are limited
     lease: bool | float | Lease | None  # lease permits from a shared store
-    denied: Denying | None  # returns a custom response to denied requests
+    denied: DenialHandler | None  # returns a custom response to denied requests
     html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
     exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
     application_limits: Limits | None  # limits of each client for all routes together

@@ -202,8 +202,8 @@ class RequestState:
             result = yield from charge_all_flow((*pending, *charges), tasks=tasks, more=more)
             result.record(request.method, request.path)
             if not result.allowed:
-                if pending and self.request_limiter.gates is not None:
-                    self.request_limiter.gates.record_denial(request.method, request.path)
+                if pending and self.request_limiter.route_hooks is not None:
+                    self.request_limiter.route_hooks.record_denial(request.method, request.path)
                 result = yield from self._count_denial_flow(result, request, client)
         if result.allowed:
             self.made = [*self.made, *result.decided]

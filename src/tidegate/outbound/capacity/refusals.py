@@ -5,6 +5,8 @@ below half in one step. A 503 reduces it to half. Refusals within one period cou
 Retry-After, nothing is sent for a pause that doubles with each refusal. If requests are refused repeatedly at the same
 level, that level is held longer each time before the next recovery step.
 
+A limit in money is the user's own, so a refusal says nothing about it: it is never reduced, only the pause applies.
+
 Processes that receive each other's refusals hold the same levels: a refusal of one process counts for all.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
+from tidegate.outbound.providers.money import is_money
 
 if TYPE_CHECKING:
     from tidegate.core import Limit
@@ -35,6 +38,7 @@ class Refusals:
     def __init__(self, limit: Limit, interval: int) -> None:
         """Start without refusals; `interval` is the time between two recovery steps."""
         self._length = limit.length
+        self._reduces = not is_money(limit.unit)
         self._interval = interval
         self._streak = 0
         self._paused_until = 0  # refusals of requests sent before this instant do not count as new ones
@@ -48,6 +52,8 @@ class Refusals:
         """Record the refusal of a request `sent` at that instant, when this much of the capacity was `used`."""
         first_of_series = self._begin_series(now, sent, current)
         value = max(1, min(current - first_of_series, max((self._series_capacity or 0) // 2, used)))
+        if not self._reduces:
+            value = current
         self._hold_level(now, value)
         if retry_after is not None:
             pause = round(retry_after * SECOND)

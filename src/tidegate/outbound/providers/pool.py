@@ -7,6 +7,8 @@ from hashlib import blake2b
 from math import inf, log
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from tidegate.policy.key import normal_key
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -96,4 +98,4 @@ class Ceiling(NamedTuple):
     def key(self, team: str, tag: str) -> Key:
         """Return the key of a call's team and tag."""
         names = {"team": team, "tag": tag}
-        return tuple(f"{scope}={names[scope]}" for scope in self.per) or "all"
+        return normal_key(tuple(f"{scope}={names[scope]}" for scope in self.per) or "all")

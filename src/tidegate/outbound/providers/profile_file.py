@@ -180,7 +180,7 @@ def _usage(setting: ConfigValue) -> dict[str, Any]:
     """Read `usage: {at: [usage], input: [prompt_tokens], output: [completion_tokens]}`."""
     fields = setting.fields("at", *USAGE_PARTS)
     if "at" not in fields:
-        raise setting.error("needs the field of a response that contains the usage, such as at: [usage]")
+        raise setting.error("needs at, the field of a response that contains the usage, such as at: [usage]")
     parts = {
         part: tuple(entry.string() for entry in fields[part].one_or_many()) for part in USAGE_PARTS if part in fields
     }
@@ -219,7 +219,7 @@ def _refusal(setting: ConfigValue) -> RefusalRule:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise fields[says].error(f"expected a regular expression: {error}") from None
+        raise fields[says].error(f"expected a regular expression, not {text!r}: {error}") from None
     needed = {"retry_after"} if says == "retry_after" else {"unit", "period"}
     if not needed <= pattern.groupindex.keys():
         names = " and ".join(f"(?P<{name}>…)" for name in sorted(needed))

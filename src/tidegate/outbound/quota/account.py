@@ -23,6 +23,7 @@ from tidegate.outbound.capacity.account_capacity import AccountCapacity
 from tidegate.outbound.capacity.learned_quotas import LearnedQuotas, with_quota
 from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
 from tidegate.outbound.capacity.shared_notices import SharedNotices
+from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
 from tidegate.outbound.quota.arrival import ArrivalDelays
@@ -60,11 +61,15 @@ def recovery_settings(provider: Provider) -> RecoverySettings:
 
 
 def narrowest_index(limits: tuple[Limit, ...]) -> int:
-    """Return the index of the limit that a refusal most likely concerns: the shortest that counts requests."""
-    return min(
-        range(len(limits)),
-        key=lambda i: (limits[i].unit != REQUESTS_UNIT, limits[i].unit == CONCURRENCY_UNIT, limits[i].length),
-    )
+    """Return the index of the limit that a refusal most likely concerns: the shortest that counts requests.
+
+    A limit that counts slots or money is chosen only if there is no other.
+    """
+
+    def rank(limit: Limit) -> tuple[bool, bool, bool, int]:
+        return limit.unit != REQUESTS_UNIT, is_money(limit.unit), limit.unit == CONCURRENCY_UNIT, limit.length
+
+    return min(range(len(limits)), key=lambda index: rank(limits[index]))
 
 
 class Account:
@@ -308,8 +313,8 @@ class Account:
     def charge_pieces_flow(self, pieces: Sequence[tuple[Mapping[str, int], int]]) -> CallFlow[Any]:
         """Charge what has been used, whether it fits or not: amounts, each from an instant of the monotonic clock on.
 
-        Only a log can be charged for the past, at its next entry from then on: the last piece makes one now.
-        Other limits are charged now. Returns the instants by the store's clock.
+        Only a log can be charged for a past instant: the amount is added to its next entry, and the last piece adds an
+        entry now. Other limits are charged now. Returns the instants by the store's clock.
         """
         limits = self.provider.limits
         costs = [[amounts.get(limit.unit, 0) for limit in limits] for amounts, _ in pieces]

@@ -9,6 +9,7 @@ wait queues             FIFO, one for each set of accounts and ceilings: calls o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import RequestOptions
-    from tidegate.policy import Key
+    from tidegate.policy import Cost, Key
     from tidegate.stores import Store
     from tidegate.stores.base import Ask
 
@@ -67,6 +68,13 @@ class Candidate(NamedTuple):
     def plain(self) -> bool:
         """Whether its charge can be corrected without having been held."""
         return self.account.plain and all(c.limiter.policy.limits[0].rules.movable for c in self.ceilings)
+
+    def repeated(self, times: int) -> Candidate:
+        """Return a candidate for this many such calls at once."""
+        cost = self.plan.cost
+        many: Cost = {unit: each * times for unit, each in cost.items()} if isinstance(cost, Mapping) else cost * times
+        ceilings = tuple(each._replace(money=each.money * times) for each in self.ceilings)
+        return self._replace(plan=self.plan._replace(cost=many), ceilings=ceilings)
 
     def asks(self) -> list[Ask]:
         """Return what is asked of the store."""
@@ -205,6 +213,10 @@ class Chooser:
         """The number of calls that wait."""
         return len(self._queues)
 
+    def waiting_for(self, candidates: Sequence[Candidate]) -> int:
+        """Return the number of calls that wait for the same accounts and ceilings."""
+        return self._queues.waiting(find_queue(candidates)[1])
+
     def close(self) -> None:
         """Wake waiting calls with Closed."""
         self._queues.close()
@@ -214,8 +226,7 @@ class Chooser:
     ) -> CallFlow[Any]:
         """Charge the first candidate with room, and return it with its charge; raises Denied after the timeout."""
         choice = Choice(candidates, self._apply, self._observers)
-        waited_for = frozenset(key for candidate in candidates for _, key, _ in candidate.asks())
-        queue = tuple(sorted(map(str, waited_for)))
+        waited_for, queue = find_queue(candidates)
         timeout = None if timeout is None else seconds("timeout", timeout)
         if queue not in self._queues:
             decision = yield partial(choice.ask, choice.verb)
@@ -287,6 +298,12 @@ class Chooser:
         dues = [due for each in candidates if (due := each.account.account_capacity.due()) is not None]
         until = min(dues, default=None) if step.until is None else min((step.until, *dues))
         return partial(self._wait, step.signal, until)
+
+
+def find_queue(candidates: Sequence[Candidate]) -> tuple[frozenset[Key], tuple[str, ...]]:
+    """Return the keys of the accounts and ceilings that a call waits for, and the name of their queue."""
+    waited_for = frozenset(key for candidate in candidates for _, key, _ in candidate.asks())
+    return waited_for, tuple(sorted(map(str, waited_for)))
 
 
 def denial(candidates: Sequence[Candidate], decision: Decision, timeout: float | None) -> Denied:

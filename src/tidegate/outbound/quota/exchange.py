@@ -60,8 +60,8 @@ def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
     `model` is the model that is charged, `tag` a kind of call whose outputs are learned separately, `strict` whether
-    the output can never take more tokens than are reserved for it. `team`
-    and `tag` are what the call is charged to, where a spending ceiling is per team or tag.
+    the output can never take more tokens than are reserved for it. `team` and `tag` select the ceiling that the call is
+    charged to, if a spending ceiling is per team or tag.
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
@@ -70,7 +70,8 @@ def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
         known = RequestOptions._fields
         advice = did_you_mean(unknown[0], known) or f"expected {', '.join(known)}"
         raise ConfigError(f"unknown option: {advice}", field=unknown[0])
-    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options})
+    named = {name: "" if value is None else str(value) for name, value in options.items() if name in ("team", "tag")}
+    token = CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), **options, **named})
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
 from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
-from tidegate.outbound.quota.choice import Chooser, label_of
+from tidegate.outbound.quota.choice import Choice, Chooser, label_of
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
     CURRENT_OPTIONS,
@@ -281,15 +281,18 @@ class _Gate(GateResponses):
 
     # ---- inspection --------------------------------------------------------------------------------------------------
 
-    def _peek_arguments(self, call: OutboundRequest, times: int) -> tuple[Account, Cost] | None:
+    def _find_candidates(self, call: OutboundRequest) -> list[Candidate]:
+        """Return the accounts that a request may be charged to; none if no provider limits it."""
         provider = self.find_provider(call.url)
-        if provider is None:
-            return None
-        _, account, plan, _ = self._candidates(provider, call, self._defaults)[0]
-        cost = plan.cost
-        if isinstance(cost, Mapping):
-            return account, {unit: amount * times for unit, amount in cost.items()}
-        return account, cost * times
+        return [] if provider is None else self._candidates(provider, call, self._current_options())
+
+    def _peek(self, candidates: list[Candidate], times: int = 1) -> Any:  # noqa: ANN401 - a Decision, or an awaitable of one
+        """Peek at the first candidate with room for this many calls."""
+        candidates = [candidate.repeated(times) for candidate in candidates]
+        candidate = candidates[0]
+        if len(candidates) == 1 and not candidate.ceilings:
+            return candidate.account.limiter.peek(candidate.account.key, candidate.plan.cost)
+        return Choice(candidates, self._store_apply(), ()).ask("peek")
 
     def metrics(self) -> dict[str, int]:
         """Return counters: sent, unlimited, denied here, refused by the provider, retried; and corrections learned."""
@@ -353,8 +356,12 @@ class Gate(_Gate):
 
     def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
-        found = self._peek_arguments(call, times)
-        return None if found is None else found[0].limiter.peek(found[0].key, found[1])
+        try:
+            found = self._find_candidates(call)
+        except Denied as denied:  # all members of the pool are drained or rejected
+            return denied.decision
+        decision: Decision | None = self._peek(found, times) if found else None
+        return decision
 
     def close(self) -> None:
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
@@ -393,17 +400,41 @@ class AsyncGate(_Gate):
 
     async def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
-        found = self._peek_arguments(call, times)
-        return None if found is None else await found[0].limiter.peek(found[0].key, found[1])
+        try:
+            found = self._find_candidates(call)
+        except Denied as denied:  # all members of the pool are drained or rejected
+            return denied.decision
+        return await self._peek_async(found, times) if found else None
+
+    async def peek_target(self, target: object, cost: Cost | None = None) -> Decision | None:
+        """Return the decision that `try_acquire` would return now, without changing anything; None: not limited."""
+        found = find_target(self.providers, target)
+        if found is None:
+            return None
+        options = self._current_options()
+        try:
+            candidates = self._candidates(*found, options if cost is None else options._replace(cost=read_cost(cost)))
+        except Denied as denied:
+            return denied.decision
+        return await self._peek_async(candidates)
+
+    async def _peek_async(self, candidates: list[Candidate], times: int = 1) -> Decision:
+        found = self._peek(candidates, times)
+        decision: Decision = await found if hasattr(found, "__await__") else found
+        return decision
 
     async def estimate(self, call: OutboundRequest) -> CallEstimate | None:
         """Return what a request would cost, and the decision for sending it now; None: no provider limits it."""
-        found = self._peek_arguments(call, 1)
-        if found is None:
+        candidates = self._find_candidates(call)
+        if not candidates:
             return None
-        account, cost = found
-        decision = await account.limiter.peek(account.key, cost)
-        return CallEstimate(account.provider.name, account.resource, cost, decision, account.limiter.waiting)
+        _, account, plan, _ = candidates[0]
+        decision = await self._peek_async(candidates)
+        waiting = account.limiter.waiting + self._chooser.waiting_for(candidates)
+        cost, prices = plan.cost, account.provider.prices
+        if prices is not None and isinstance(cost, Mapping):
+            cost = {**cost, prices.unit: plan.money}  # also if only ceilings of several accounts count it
+        return CallEstimate(account.provider.name, account.resource, cost, decision, waiting)
 
     async def close(self) -> None:
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""

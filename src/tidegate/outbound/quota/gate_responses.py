@@ -145,8 +145,6 @@ class GateResponses(GateAccounts):
 
         A member whose key was rejected is no longer a candidate; one that was refused is frozen.
         """
-        if not call.replays:
-            return None
         if status in REJECTED_STATUSES and not charge.settled:
             candidate.account.reject_key()
             self._counts["rejected"] += 1
@@ -157,7 +155,9 @@ class GateResponses(GateAccounts):
             )
             yield from suppress_errors_flow(charge.cancel)
             candidates.remove(candidate)
-            return 0 if candidates else None
+            return 0 if candidates and call.replays else None
+        if not call.replays:
+            return None
         if status not in REFUSAL_STATUSES or (status != TOO_MANY_REQUESTS and call.method not in IDEMPOTENT_METHODS):
             return None
         return 0 if any(each is not candidate and not each.wait() for each in candidates) else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision
 from tidegate.outbound.quota.charge import Charge
+from tidegate.policy.key import normal_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +62,10 @@ class JointCharge(Charge):
         """Try to charge more, at all policies together; returns the decision, and the new charge or None."""
         charges: tuple[Charge, ...] = (self, *self.others)
         costs = [part_of(charge, cost) or {} for charge in charges]
-        asks = [(c.limiter.policy, c.key, c.limiter.policy.costs(part)) for c, part in zip(charges, costs, strict=True)]
+        asks = [
+            (charge.limiter.policy, normal_key(charge.key), charge.limiter.policy.costs(part))
+            for charge, part in zip(charges, costs, strict=True)
+        ]
         decisions = yield partial(self.apply, "acquire", asks)
         if not all(decision.within_limits for decision in decisions):
             return join_decisions(decisions), None

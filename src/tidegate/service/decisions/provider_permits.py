@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied
 from tidegate.outbound.quota.charge import CHARGE_TTL, CallLabel, Charge
-from tidegate.outbound.quota.cost import cost_of
 from tidegate.outbound.quota.joint_charge import JointCharge, part_of
-from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, find_target, read_cost
+from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, find_target
 from tidegate.policy import normal_key
 from tidegate.service.decisions.policy_limiters import ReserveResult
 from tidegate.service.decisions.reservation_ids import PROVIDER_SLOT, UnknownReservationError
@@ -150,10 +149,7 @@ class ProviderPermits:
 
     async def peek(self, target: str, cost: Cost | None = None) -> Decision | None:
         """Return the decision that `acquire` would return, without changing anything; None: not limited."""
-        account, call = self._find(target)
-        if account is None or call is None:
-            return None
-        return await account.limiter.peek(account.key, cost_of(account, call, read_cost(cost)))  # type: ignore[no-any-return]  # an AsyncLimiter
+        return await self.gate.peek_target(target, cost)
 
     async def usage(self, target: str) -> dict[str, Usage]:
         """Return how much of each limit of a provider is used; empty: not limited."""

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.observe.names import LabelNames
+from tidegate.observe.labels import LabelNames
 from tidegate.service.dashboard.denied_keys import DeniedKeys
 from tidegate.service.dashboard.near_limit import NearLimitKeys
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Entry = State  # the state itself if the policy has one limit (saves memory), else (limits, states)
 FOREVER: Final = 2**62
 SWEEP_PER_CALL: Final = 32  # due keys that a call sweeps at most, of its policy and of one other
-MIN_FORGOTTEN: Final = 64  # stale keys in the wheel that are tolerated in addition to the number of live keys
+EXTRA_STALE_KEYS: Final = 64  # stale keys in the wheel that are tolerated in addition to the number of live keys
 SCRUB_PER_CALL: Final = 8  # places in the wheel that a call checks for stale keys, when there are too many
 MIN_SWEEP_SHIFT: Final = 16  # keys are swept in steps no finer than 2**16 microseconds, or a 32nd of their lifetime
 
@@ -101,7 +101,7 @@ class Table:
         """Remove a key before it expires."""
         del self.entries[key]
         self.stale.add(key)
-        if len(self.stale) > len(self.entries) + MIN_FORGOTTEN:
+        if len(self.stale) > len(self.entries) + EXTRA_STALE_KEYS:
             self.remove_stale()
 
     def remove_stale(self) -> None:

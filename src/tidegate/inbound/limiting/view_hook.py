@@ -1,4 +1,4 @@
-"""What the gates of Flask and Quart share: which views decide by themselves, and the routes of default limits."""
+"""What the hooks of Flask and Quart share: which views decide by themselves, and the routes of default limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.inbound.limiting.category_limiter import FIRST_SERVER_ERROR
 from tidegate.inbound.limiting.limited_functions import STACK_ATTRIBUTE, is_exempt, is_limited, route_name
-from tidegate.inbound.limiting.route_gates import Gates, class_handler
+from tidegate.inbound.limiting.route_hooks import RouteHooks, class_handler
 from tidegate.inbound.responses.response import BODY_HEADERS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BLUEPRINT_LIMITS: Final = "__tidegate_blueprint_limits__"
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))  # that are cached
 
 
-class ViewGate(Gates):
+class ViewHook(RouteHooks):
     """Decides what the middleware left pending, before the view of a route without limits runs.
 
     Subclasses install themselves before all that the application has registered with `before_request`.
@@ -55,7 +55,7 @@ class ViewGate(Gates):
         raise NotImplementedError
 
     def decides(self, request: Any, request_state: RequestState) -> bool:  # noqa: ANN401 - the framework's
-        """Return whether the gate decides what is pending: not for exempt views, nor if limits of the route do."""
+        """Return whether the hook decides what is pending: not for exempt views, nor if limits of the route do."""
         route = (request.endpoint, request.method)
         decides = self._pending.get(route, False)
         if route not in self._pending:

@@ -1,8 +1,8 @@
 """Decides the pending charges of a request at the route that the framework has matched, before the endpoint runs.
 
-Routes without limits of their own get a gate, which decides what the middleware left pending. Routes with limits need
+Routes without limits of their own get a hook, which decides what the middleware left pending. Routes with limits need
 none: their decorators and dependencies decide everything together. An application without limits on routes has no
-gates: there the middleware decides at once.
+hooks: there the middleware decides at once.
 
 The module knows Starlette's and FastAPI's routes by their attributes, and imports neither.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limiters import RouteLimiters
-    from tidegate.inbound.limiting.view_gate import ViewGate
+    from tidegate.inbound.limiting.view_hook import ViewHook
 
     Decide = Callable[..., Awaitable[bool]]  # (scope, receive, send): decides what is pending
 
@@ -39,10 +39,10 @@ def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
         app = getattr(app, "app", None)
 
 
-class Gates:
-    """What a middleware knows about limits on the routes of an application: in `limited`.
+class RouteHooks:
+    """Finds out whether the routes of an application have limits: `limited`. Subclasses give these routes their hooks.
 
-    It looks for them at the first request to each path, when the rules change, and once a second.
+    Routes are inspected at the first request to each path, when the rules change, and once a second.
     """
 
     def __init__(self, request_limiter: RequestLimiter, *watched: Collection[Any]) -> None:
@@ -87,18 +87,18 @@ class Gates:
             self._denied_paths.add((method, path))
 
 
-class AsgiGates(Gates):
-    """The gates at the routes of a Starlette or FastAPI application, and of those mounted in it."""
+class AsgiRouteHooks(RouteHooks):
+    """The hooks at the routes of a Starlette or FastAPI application, and of those mounted in it."""
 
     def __init__(self, app: Any, decide: Decide, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - any application
         """Look for routes in this application; `decide` decides what is pending."""
         super().__init__(request_limiter)
         self._app = app
         self._decide = decide
-        self._views: ViewGate | None = None  # of a Quart application
+        self._views: ViewHook | None = None  # of a Quart application
 
     def find_limits(self) -> bool:
-        """Look for limits, and give routes their gates; returns whether there are limits."""
+        """Look for limits, and give routes their hooks; returns whether there are limits."""
         self.watched.clear()
         self.exempts = False
         leaves: list[Any] = []
@@ -106,13 +106,13 @@ class AsgiGates(Gates):
             if hasattr(app, "_view_middleware"):
                 from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
-                gate = django.DjangoGate(app, self.request_limiter)
-                self.exempts = gate.exempts
-                return gate.find_limits()
+                hook = django.DjangoViewHook(app, self.request_limiter)
+                self.exempts = hook.exempts
+                return hook.find_limits()
             if hasattr(app, "view_functions") and hasattr(app, "before_request_funcs"):
                 from tidegate.inbound import quart  # noqa: PLC0415 - only a Quart application needs it
 
-                self._views = self._views or quart.QuartGate(app, self.request_limiter)
+                self._views = self._views or quart.QuartViewHook(app, self.request_limiter)
                 self.watched.extend(self._views.watched)
                 limited = self._views.inspect()
                 self.exempts = self._views.exempts
@@ -146,12 +146,12 @@ class AsgiGates(Gates):
 
     def _install(self, route: Any) -> None:  # noqa: ANN401 - any route
         handle = getattr(route, "handle", None)
-        if handle is None or isinstance(handle, RouteGate) or decides_itself(route):
+        if handle is None or isinstance(handle, RouteHook) or decides_itself(route):
             return
-        route.handle = RouteGate(route, handle, self._decide)
+        route.handle = RouteHook(route, handle, self._decide)
 
 
-class RouteGate:
+class RouteHook:
     """Decides what is pending, then lets the route handle the request."""
 
     def __init__(self, route: Any, handle: Any, decide: Decide) -> None:  # noqa: ANN401 - any route
@@ -223,7 +223,7 @@ def is_limited_route(route: Any) -> bool:  # noqa: ANN401 - any route
 
 
 def decides_itself(route: Any) -> bool:  # noqa: ANN401 - any route
-    """Return whether the endpoint is a limited function, whose limits decide everything: the route needs no gate."""
+    """Return whether the endpoint is a limited function, whose limits decide everything: the route needs no hook."""
     endpoint = getattr(route, "endpoint", None)
     if hasattr(route, "dependant") or isinstance(endpoint, type) or is_exempt(endpoint):
         return False
@@ -271,4 +271,12 @@ def is_limit(call: object) -> bool:
     return getattr(call, "limits_routes", False) is True
 
 
-__all__ = ["AsgiGates", "Gates", "RouteGate", "class_handler", "has_limit_dependency", "is_limit", "wrapped_apps"]
+__all__ = [
+    "AsgiRouteHooks",
+    "RouteHook",
+    "RouteHooks",
+    "class_handler",
+    "has_limit_dependency",
+    "is_limit",
+    "wrapped_apps",
+]
