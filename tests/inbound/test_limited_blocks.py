@@ -264,7 +264,7 @@ def test_exempt_blueprints_are_not_charged_to_the_middleware(kind, clock):
 
 
 def test_a_router_cannot_be_exempt():
-    with pytest.raises(ConfigError, match="not the FastAPI of several routes"):
+    with pytest.raises(ConfigError, match="not FastAPI, which has several routes"):
         fastapi.exempt(FastAPI())
 
 

@@ -40,7 +40,15 @@ def test_a_correct_deployment(check, tmp_path):
     found = check(store_of(tmp_path) + RULES, everything=True)
     assert {finding.level for finding in found} == {"ok"}
     text = "\n".join(finding.what for finding in found)
-    for part in ("on Python 3", "uvicorn", "policies: 1", "responds within", "clocks", "only this machine", "modes of"):
+    for part in (
+        "on Python 3",
+        "uvicorn",
+        "policies: 1",
+        "responds within",
+        "clocks",
+        "only this machine",
+        "permissions of",
+    ):
         assert part in text
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, unquote_plus
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -160,9 +161,9 @@ RESPONSE_FILTER: Final = HeaderFilter(HOP_BY_HOP)
 
 
 def request_headers(
-    headers: CIMultiDictProxy[str], provider: Provider, token_in: str | None, *, metered: bool
+    headers: CIMultiDictProxy[str], provider: Provider, tokens_in: Iterable[str], *, metered: bool
 ) -> CIMultiDict[str]:
-    """Return the header fields that are sent to the provider, without its key."""
+    """Return the header fields that are sent to the provider, without its key and the fields of `tokens_in`."""
     passed = REQUEST_FILTER
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
@@ -171,8 +172,7 @@ def request_headers(
         drop(found, KEY_HEADERS)
         if provider.key_location is not None and provider.key_location.kind == "header":
             drop(found, (provider.key_location.name,))
-    if token_in is not None:
-        drop(found, (token_in,))
+    drop(found, tokens_in)
     if metered and "accept-encoding" in found:
         found["Accept-Encoding"] = METERED_CODINGS if "gzip" in found["accept-encoding"] else "identity"
     return found
@@ -190,6 +190,11 @@ def response_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     if "connection" in headers:
         drop(found, listed(headers.getall("connection")))
     return found
+
+
+def contains_key(value: str, key: str) -> bool:
+    """Return whether the value of a header field contains a key, as it is or as part of a URL."""
+    return key in value or ("%" in value and key in unquote(value)) or ("+" in value and key in unquote_plus(value))
 
 
 def drop(headers: CIMultiDict[str], names: Iterable[str]) -> None:

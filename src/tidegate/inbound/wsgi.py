@@ -390,7 +390,7 @@ def decide_pending(environ: Environ) -> Response | None:
 
 
 class AppRouteHooks(RouteHooks):
-    """The hooks at the routes of a Flask or Django application, which is found at the first request."""
+    """The hooks of a Flask or Django application; the first request finds out which of the two it is."""
 
     def __init__(self, app: App, request_limiter: RequestLimiter) -> None:
         """Look for limits in this application."""

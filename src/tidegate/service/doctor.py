@@ -221,7 +221,7 @@ def check_files(settings: Settings) -> Iterator[Finding]:
                 f"other users can read {path}, which contains secrets ({stat.filemode(mode)})", f"chmod {mask} {path}"
             )
     if count:
-        yield ok(f"checked the modes of {count} files and directories")
+        yield ok(f"checked the permissions of {count} files and directories")
 
 
 def files_of(settings: Settings) -> Iterator[tuple[Path, bool]]:

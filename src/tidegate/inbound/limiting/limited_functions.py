@@ -124,7 +124,7 @@ def exempt(function: F) -> F:
     """
     if hasattr(function, "routes"):
         raise ConfigError(
-            f"exempt takes an endpoint or a blueprint, not the {type(function).__name__} of several routes: "
+            f"exempt takes an endpoint or a blueprint, not {type(function).__name__}, which has several routes: "
             "add their paths to `exempt` in the configuration of the middleware"
         )
     setattr(function, EXEMPT_ATTRIBUTE, True)

@@ -40,7 +40,7 @@ def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
 
 
 class RouteHooks:
-    """Finds out whether the routes of an application have limits: `limited`. Subclasses give these routes their hooks.
+    """Finds out whether the routes of an application have limits: `limited`. Subclasses install the hooks.
 
     Routes are inspected at the first request to each path, when the rules change, and once a second.
     """

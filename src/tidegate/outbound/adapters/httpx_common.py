@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.errors import Denied
+from tidegate.outbound.quota.decoding import ACCEPT_ENCODING
 from tidegate.outbound.quota.exchange import (
     AddedKey,
     OutboundRequest,
@@ -130,6 +131,17 @@ class HttpxLibrary:
             request.method, request.url, headers=headers, stream=stream, extensions=request.extensions
         )
 
+    def with_readable_coding(self, request: Any) -> Any:  # noqa: ANN401 - of either library
+        """Return a copy of the request that accepts only codings whose usage can be read, unless it does already."""
+        accepted = next((value for name, value in request.headers.raw if name.lower() == b"accept-encoding"), b"")
+        if b"br" not in accepted and b"zstd" not in accepted:
+            return request
+        headers = request.headers.copy()
+        headers["accept-encoding"] = ACCEPT_ENCODING
+        return self._module.Request(
+            request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
+        )
+
     def read_refusal(self, response: Any, clock: Clock) -> bytes:  # noqa: ANN401 - of either library
         """Read the start of the body of a refusal; the client can still read all of it."""
         body = RefusalBody(clock, content_encoding(response.headers.raw))
@@ -193,6 +205,8 @@ class SyncTransport(Generic[RequestT, ResponseT]):
             if body is not None or (provider is not None and provider.changes_requests):
                 changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
                 changed = self._library.with_key(changed, self.gate.key_for(provider, call))
+            if provider is not None and provider.reads_requests:
+                changed = self._library.with_readable_coding(changed)
             own_body = changed.stream
             if write is not None:
                 changed.stream = self._library.watched_class(own_body, write)
@@ -235,6 +249,8 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
             if body is not None or (provider is not None and provider.changes_requests):
                 changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
                 changed = self._library.with_key(changed, self.gate.key_for(provider, call))
+            if provider is not None and provider.reads_requests:
+                changed = self._library.with_readable_coding(changed)
             own_body = changed.stream
             if write is not None:
                 changed.stream = self._library.async_watched_class(own_body, write)

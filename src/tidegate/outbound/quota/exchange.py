@@ -83,7 +83,8 @@ class OutboundRequest(NamedTuple):
 
     `header` returns a header; `body` returns the body if it is in memory; `replays` is whether it can be sent again;
     `unreached` returns whether an error means that the request was never sent; `rewrites` is whether `send` takes
-    another body as its second argument; `reports_write` whether it takes a RequestWrite as its third.
+    another body as its second argument; `reports_write` whether it takes a RequestWrite as its third. `is_permit`: the
+    program sends the request itself, and its method is not known.
     """
 
     method: str
@@ -94,6 +95,7 @@ class OutboundRequest(NamedTuple):
     unreached: Callable[[BaseException], bool]
     rewrites: bool = False
     reports_write: bool = False
+    is_permit: bool = False
 
 
 class RequestWrite(NamedTuple):

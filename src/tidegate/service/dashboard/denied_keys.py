@@ -27,7 +27,7 @@ MILLISECOND: Final = 1000  # microseconds
 
 
 class DeniedKey(NamedTuple):
-    """A key that was denied. `denied` counts the last minute; `this_minute` that since the last full minute."""
+    """A key that was denied. `denied` counts the last minute, `this_minute` the current minute of the history."""
 
     policy: str
     key: Key

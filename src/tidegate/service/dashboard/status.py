@@ -27,7 +27,11 @@ MAX_NEAR_LIMIT: Final = 12
 MAX_REPORTED_POLICIES: Final = 200  # with waiting calls
 MAX_REPORTED_BLOCKS: Final = 1000
 MILLISECOND: Final = 1000  # microseconds
-MAXIMUM_METRICS: Final = ("store_lost", "halved", "peers")  # of the store: the same fact, as each process knows it
+MAXIMUM_METRICS: Final = (
+    "store_lost",
+    "halved",
+    "peers",
+)  # of the store, merged by maximum: all processes report the same fact
 
 
 @dataclass
