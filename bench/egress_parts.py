@@ -18,7 +18,7 @@ from aiohttp import web
 from tidegate.egress import load_egress
 from tidegate.egress.gateway import EgressGateway
 from tidegate.egress.server import EgressServer
-from tidegate.event_loop import run_loop, settle_heap
+from tidegate.event_loop import freeze_heap, run_loop
 from tidegate.outbound import AsyncGate, Providers
 
 HOP_BY_HOP = frozenset(("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"))
@@ -100,7 +100,7 @@ async def serve(role: str, port: int, upstream: int, store: str) -> None:
             {"upstreams": {"up": url}, "allow_private": ["127.0.0.1"], "listen": f"127.0.0.1:{port}"}
         )
         async with EgressGateway(gate, settings) as gateway, EgressServer(gateway, listener):
-            settle_heap()  # as `tidegate egress` does
+            freeze_heap()  # as `tidegate egress` does
             await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""What every test shares: how hard Hypothesis looks, and how often threads switch."""
+"""Settings of all tests: the number of Hypothesis examples, and how often threads switch."""
 
 import os
 import sys

@@ -4,6 +4,7 @@
 - The pages in the root of the repository, such as ARCHITECTURE.md, under project/.
 - A page under files/ for each file or folder of the repository that a page links to, so that no link leaves the site.
 - Anchors as on GitHub, so that a link works in both places.
+- A stylesheet.
 
 The build fails if a page loads anything from another server.
 """
@@ -39,6 +40,10 @@ HOME: Final = "README.md"
 LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".lua": "lua", ".sql": "sql",
                     ".mjs": "js", ".conf": "nginx", ".tpl": "yaml", ".toml": "toml"}  # fmt: skip
 MAX_SHOWN_BYTES: Final = 200_000  # of a file
+STYLESHEET: Final = "assets/site.css"
+STYLES: Final = """/* names in tables are not broken; a table that is too wide scrolls */
+.md-typeset table:not([class]) td:not(:last-child) code { white-space: nowrap; }
+"""
 PICTURE: Final = re.compile(r"<!-- picture: (\w+) -->")
 LOADED: Final = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(https?:)?//|<link[^>]*href=\"?(https?:)?//[^>]*stylesheet|@import|url\((https?:)?//"
@@ -46,13 +51,15 @@ LOADED: Final = re.compile(
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Write anchors as GitHub does."""
+    """Write anchors as GitHub does, and use the stylesheet."""
+    config.extra_css.append(STYLESHEET)
     config.mdx_configs.setdefault("toc", {})["slugify"] = lambda heading, _separator: anchor_of(heading)
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/."""
+    """Add the pages that are not in docs/, and the stylesheet."""
+    files.append(File.generated(config, STYLESHEET, content=STYLES))
     for path, text in all_pages().items():
         files.append(File.generated(config, path, content=text))
     waiting = [(f"docs/{page.src_uri}", page.content_string) for page in files.documentation_pages()]

@@ -166,9 +166,10 @@ def service_settings() -> list[str]:
     for option in OPTIONS:
         variable = ENVIRONMENT_PREFIX + option.name.upper()
         flag = "" if option.secret else option.flag
-        rows.append([code(option.name), type_of(dict(option.schema)), code(flag), code(variable), plain(option.help)])
-    rows += [[code(name), "", "", "", meaning_of(name, [("service.md", "setting")])] for name in SECTIONS]
-    return table(["setting", "type", "option", "variable", "meaning"], rows)
+        names = "<br>".join(filter(None, (code(flag), code(variable))))
+        rows.append([code(option.name), type_of(dict(option.schema)), names, plain(option.help)])
+    rows += [[code(name), "", "", meaning_of(name, [("service.md", "setting")])] for name in SECTIONS]
+    return table(["setting", "type", "option, variable", "meaning"], rows)
 
 
 class FileTable(NamedTuple):

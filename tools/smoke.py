@@ -5,16 +5,23 @@
 It uses no server but those it starts itself, and nothing of the checkout.
 """
 
+import asyncio
 import importlib
 import json
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 from urllib.request import urlopen
 
-from tidegate import Limiter
+from tidegate import Denied, Limiter, StoreUnavailable
 
 
 def try_library() -> None:
@@ -69,10 +76,118 @@ def try_client() -> None:
     client.Client("http://127.0.0.1:9").close()
 
 
-def try_transport(module: str) -> None:
-    """Open a transport of an HTTP client."""
-    providers = importlib.import_module("tidegate.outbound").Providers([])
-    importlib.import_module(module).RateLimitTransport(providers)
+class OkHandler(BaseHTTPRequestHandler):
+    """Answers every GET with an empty 200."""
+
+    def do_GET(self) -> None:
+        """Send the response."""
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def one_call_provider() -> Iterator[tuple[Any, str]]:
+    """Start an HTTP server; yield a provider with a quota of one call for it, and its URL."""
+    server = HTTPServer(("127.0.0.1", 0), OkHandler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        providers = importlib.import_module("tidegate.outbound").Providers
+        yield (
+            providers.of({"domain": "127.0.0.1", "limits": ["1/1h"]}),
+            f"http://127.0.0.1:{server.server_port}",
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def expect_one_call(get: Callable[[], int]) -> None:
+    """Check that the first call is sent and the second one is denied."""
+    assert get() == 200
+    try:
+        get()
+    except Denied:
+        return
+    raise AssertionError("the second call was sent, although the quota is one call")
+
+
+def try_httpx(name: str) -> None:
+    """Send a request with httpx or httpx2."""
+    with one_call_provider() as (provider, url):
+        transport = importlib.import_module(f"tidegate.outbound.{name}").RateLimitTransport(provider, timeout=0)
+        with importlib.import_module(name).Client(transport=transport, trust_env=False) as client:
+            expect_one_call(lambda: client.get(url).status_code)
+
+
+def try_requests() -> None:
+    """Send a request with requests."""
+    with one_call_provider() as (provider, url), importlib.import_module("requests").Session() as session:
+        session.trust_env = False
+        session.mount(
+            "http://", importlib.import_module("tidegate.outbound.requests").RateLimitAdapter(provider, timeout=0)
+        )
+        expect_one_call(lambda: session.get(url).status_code)
+
+
+def try_aiohttp() -> None:
+    """Send a request with aiohttp."""
+    session_class = importlib.import_module("aiohttp").ClientSession
+    middleware_class = importlib.import_module("tidegate.outbound.aiohttp").RateLimitMiddleware
+    with one_call_provider() as (provider, url), asyncio.Runner() as runner:
+
+        async def get() -> int:
+            async with session_class(middlewares=[middleware]) as session, session.get(url) as response:
+                return int(response.status)
+
+        middleware = middleware_class(provider, timeout=0)
+        expect_one_call(lambda: runner.run(get()))
+        runner.run(middleware.close())
+
+
+def try_lost_store(url: str) -> None:
+    """Use a store whose server does not run: the driver is there, and its error is translated."""
+    with Limiter("2/1h", store=url) as limiter:
+        try:
+            limiter.reset("k")
+        except StoreUnavailable:
+            return
+    raise AssertionError(f"{url} responded, although no server runs there")
+
+
+def try_nats() -> None:
+    """Open a bus whose server does not run: messages are not lost on this side, and closing it works."""
+    bus = importlib.import_module("tidegate.bus").open_bus("nats://127.0.0.1:9")
+    bus.close()
+
+
+def try_prometheus() -> None:
+    """Count a decision and export it."""
+    registry = importlib.import_module("prometheus_client").CollectorRegistry()
+    observer = importlib.import_module("tidegate.observe.prometheus").PrometheusObserver(registry)
+    with Limiter("2/1h", observer=observer) as limiter:
+        limiter.try_acquire("k")
+    assert b"tidegate_" in importlib.import_module("prometheus_client").generate_latest(registry)
+
+
+def try_otel() -> None:
+    """Report a decision to OpenTelemetry, which ignores it without an SDK."""
+    observer = importlib.import_module("tidegate.observe.otel").OpenTelemetryObserver()
+    with Limiter("2/1h", observer=observer) as limiter:
+        assert limiter.try_acquire("k")
+
+
+def try_egress() -> None:
+    """Start the gateway and ask for its health."""
+    with tempfile.TemporaryDirectory() as folder:
+        provider = Path(folder) / "provider.yaml"
+        provider.write_text("domain: api.example.com\nlimits: [10/1m]\n", encoding="utf-8")
+        file = Path(folder) / "egress.yaml"
+        file.write_text(f"listen: 127.0.0.1:0\nproviders: [{provider}]\n", encoding="utf-8")
+        try_command("egress", str(file), "--json", path="/healthz")
 
 
 def try_table() -> None:
@@ -81,19 +196,18 @@ def try_table() -> None:
     assert tables.draw_rich(tables.TextTable(tables.columns("policy", "denied"), [("api", "3")]), [6, 6])
 
 
-TRIALS = {
-    "": try_library,
-    "redis": lambda: importlib.import_module("tidegate.stores.redis"),
-    "postgres": lambda: importlib.import_module("tidegate.stores.postgres"),
-    "nats": lambda: importlib.import_module("tidegate.bus.nats"),
-    "httpx": lambda: try_transport("tidegate.outbound.httpx"),
-    "httpx2": lambda: try_transport("tidegate.outbound.httpx2"),
-    "requests": lambda: importlib.import_module("tidegate.outbound.requests"),
-    "aiohttp": lambda: importlib.import_module("tidegate.outbound.aiohttp"),
+TRIALS: dict[str, Callable[[], object]] = {
+    "redis": partial(try_lost_store, "redis://127.0.0.1:9"),
+    "postgres": partial(try_lost_store, "postgresql://127.0.0.1:9/limits"),
+    "nats": try_nats,
+    "httpx": partial(try_httpx, "httpx"),
+    "httpx2": partial(try_httpx, "httpx2"),
+    "requests": try_requests,
+    "aiohttp": try_aiohttp,
     "sources": try_sources,
-    "prometheus": lambda: importlib.import_module("tidegate.observe.prometheus").PrometheusObserver(),
-    "otel": lambda: importlib.import_module("tidegate.observe.otel"),
-    "egress": lambda: importlib.import_module("tidegate.egress.run"),
+    "prometheus": try_prometheus,
+    "otel": try_otel,
+    "egress": try_egress,
     "service": try_service,
     "client": try_client,
     "cli": try_table,
@@ -103,5 +217,6 @@ TRIALS = {
 if __name__ == "__main__":
     extra = sys.argv[1] if len(sys.argv) > 1 else ""
     try_library()
-    TRIALS[extra]()
+    if extra:
+        TRIALS[extra]()
     print(f"{extra or 'without extras'}: ok")

@@ -8,6 +8,8 @@ const response = await fetch(`${gateway}/openai/v1/chat/completions`, {
 const body = await response.json();
 if (response.status === 429) {
   console.log(`no permit: try again in ${response.headers.get("Retry-After")} s`);
+} else if (!response.ok) {
+  console.log(`${response.status}: ${body.error.message}`);
 } else {
   console.log(body.choices[0].message.content);
   console.log(`left: ${response.headers.get("X-Tidegate-Remaining")}`);

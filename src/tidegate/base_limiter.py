@@ -14,7 +14,7 @@ from tidegate.observe import Observer, Record
 from tidegate.policy.key import Key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules, read_policy
 from tidegate.stores.opened import OpenedStore
-from tidegate.waiting import MAX_PRIORITY, Ask, WaitQueues, wait_flow
+from tidegate.waiting import MAX_PRIORITY, AskStep, WaitQueues, wait_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +140,7 @@ class BaseLimiter:
     def _current_time(self) -> int | None:
         return None if self._now is None else self._now()
 
-    def _ask_now(self, ask: Ask) -> Decision:
+    def _ask_now(self, ask: AskStep) -> Decision:
         """Ask the store, in the calling thread."""
         verb, policy, key, costs, at = ask
         decision = self._apply(verb, policy, key, costs, None if self._now is None else self._now(), at)
@@ -150,7 +150,7 @@ class BaseLimiter:
         """Ask the store about one key, in the calling thread."""
         return self._ask_now(self._make_ask(verb, normal_key(key), cost))
 
-    def _observe(self, ask: Ask, decision: Decision) -> Decision:
+    def _observe(self, ask: AskStep, decision: Decision) -> Decision:
         """Make a shadow policy allow the call, and call the observer."""
         if ask.policy.mode == "shadow":
             decision = ShadowDecision(decision)
@@ -158,10 +158,10 @@ class BaseLimiter:
             self._observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
         return decision
 
-    def _make_ask(self, verb: str, key: Key, cost: Cost) -> Ask:
-        """Build an Ask for the current policy."""
+    def _make_ask(self, verb: str, key: Key, cost: Cost) -> AskStep:
+        """Build an AskStep for the current policy."""
         policy = self.policy
-        return Ask(verb, policy, key, policy.costs(cost))
+        return AskStep(verb, policy, key, policy.costs(cost))
 
     def _acquire_flow(
         self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float
@@ -206,11 +206,11 @@ class BaseLimiter:
         limits = decision.policy_limits
         return policy if limits is policy.limits else Policy(policy.name, limits, policy.mode, policy.on_store_error)
 
-    def _refund_ask(self, key: Key, cost: Cost) -> Ask:
+    def _refund_ask(self, key: Key, cost: Cost) -> AskStep:
         ask = self._make_ask("adjust", normal_key(key), cost)
         return ask._replace(costs=tuple(-c for c in ask.costs))
 
-    def _release_ask(self, key: Key, cost: Cost, decision: Decision | None) -> Ask:
+    def _release_ask(self, key: Key, cost: Cost, decision: Decision | None) -> AskStep:
         ask = self._make_ask("adjust", normal_key(key), cost)
         slots = slots_of(ask.policy, ask.costs)
         if not any(limit.rules.holds_slots for limit in ask.policy.limits):
@@ -219,10 +219,10 @@ class BaseLimiter:
         at = None if decision is None else decision.at
         return ask._replace(costs=tuple(-slot for slot in slots), at=at)
 
-    def _reset_ask(self, key: Key) -> Ask:
-        return Ask("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits))
+    def _reset_ask(self, key: Key) -> AskStep:
+        return AskStep("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits))
 
-    def _usage_ask(self, key: Key) -> Ask:
+    def _usage_ask(self, key: Key) -> AskStep:
         return self._make_ask("peek", normal_key(key), {})
 
     def reject_calls(self) -> None:
@@ -283,7 +283,7 @@ def usage_of(decision: Decision) -> dict[str, Usage]:
 def fast_usage(
     policy: Policy, peek: Callable[[Key, int], Decision], slow_peek: Callable[[Key], Decision]
 ) -> Callable[[Key], dict[str, Usage]]:
-    """Build a function that returns `usage_of` a peek, written out for the common policy with one limit.
+    """Build a function that returns the usage of a key; a policy with one limit, the common case, gets a faster one.
 
     The views of a fast peek do not show usage above a limit: if nothing remains, `slow_peek` is called.
     """

@@ -95,7 +95,7 @@ def without_first_frame(error: BaseException) -> BaseException:
 
 
 def suppress_errors_flow(step: Callable[[], Any]) -> CallFlow[Any]:
-    """Run a step whose failure would only hide a response or an error."""
+    """Run a step and ignore its errors, which would only hide a response or another error."""
     with suppress(Exception):
         yield step
 

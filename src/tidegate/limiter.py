@@ -13,7 +13,7 @@ from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.limited import AsyncLimited, Limited
 from tidegate.policy.key import Key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
-from tidegate.waiting import Ask, TaskCall, ThreadCall
+from tidegate.waiting import AskStep, TaskCall, ThreadCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -102,7 +102,7 @@ class Limiter(BaseLimiter):
         policy = self._policy_of(decision)
         return Reservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
-    def settle(self, ask: Ask) -> None:
+    def settle(self, ask: AskStep) -> None:
         """Correct a charge, and wake the first waiter of its key; reservations call this."""
         self._ask_now(ask)
         self.store.wait_queues.wake(ask.key)
@@ -150,7 +150,7 @@ class Limiter(BaseLimiter):
         self.close()
 
     def _perform(self, step: Step) -> Decision | None:
-        if isinstance(step, Ask):
+        if isinstance(step, AskStep):
             return self._ask_now(step)
         self.clock.wait(*step)
         return None
@@ -234,7 +234,7 @@ class AsyncLimiter(BaseLimiter):
         policy = self._policy_of(decision)
         return AsyncReservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
-    async def settle(self, ask: Ask) -> None:
+    async def settle(self, ask: AskStep) -> None:
         """Correct a charge, and wake the first waiter of its key; reservations call this."""
         if self._instant_store or self._queues.closed:
             self._ask_now(ask)
@@ -281,7 +281,7 @@ class AsyncLimiter(BaseLimiter):
         """Close."""
         await self.close()
 
-    async def _ask(self, ask: Ask, apply: AsyncApply | None = None) -> Decision:
+    async def _ask(self, ask: AskStep, apply: AsyncApply | None = None) -> Decision:
         if self._instant_store or self._queues.closed:
             return self._ask_now(ask)
         verb, policy, key, costs, at = ask
@@ -291,6 +291,6 @@ class AsyncLimiter(BaseLimiter):
 
     def _perform(self, step: Step, apply: AsyncApply | None = None) -> Decision | Awaitable[Decision | None]:
         """Execute a step; `apply` replaces `store.apply_async`."""
-        if not isinstance(step, Ask):
+        if not isinstance(step, AskStep):
             return self.clock.wait_async(*step)
         return self._ask_now(step) if self._instant_store or self._queues.closed else self._ask(step, apply)

@@ -58,7 +58,9 @@ R = TypeVar("R")
 S = TypeVar("S", bound="HasLock")
 
 MAX_SPINS: Final = 1000  # how often a waiting thread yields before it sleeps between attempts
-REENTERED: Final = "a signal handler or a finalizer called an operation that it had interrupted in the same thread"
+REENTERED: Final = (
+    "a signal handler or finalizer called an operation that it interrupted: this thread already holds its lock"
+)
 RETRY_SLEEP: Final = 0.0001  # seconds of such a sleep
 
 

@@ -10,7 +10,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import RateLimitError, StoreUnavailable
 from tidegate.stores.cancellation import BackgroundTasks
-from tidegate.waiting import Ask
+from tidegate.waiting import AskStep
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -62,14 +62,14 @@ class _Reservation(Generic[S]):
         """Whether `ttl` has passed: then the estimate stays charged, and a commit charges only the amount above it."""
         return self._clock.steady() >= self._ends
 
-    def _commit_asks(self, actual: Cost | None) -> list[Ask]:
+    def _commit_asks(self, actual: Cost | None) -> list[AskStep]:
         """Build the correction from the estimate to the actual cost; units that are not given stay as estimated."""
         if actual is None:
             return self._settle_asks(self.costs)
         policy = self.policy
         return self._settle_asks(policy.costs(actual), actual if isinstance(actual, Mapping) else policy.counted)
 
-    def _settle_asks(self, actual: tuple[int, ...], given: Container[str] | None = None) -> list[Ask]:
+    def _settle_asks(self, actual: tuple[int, ...], given: Container[str] | None = None) -> list[AskStep]:
         """Build one correction per instant of the charge: usually one, more if limits were charged again later.
 
         `given` are the units whose actual cost is known, by default all.
@@ -92,9 +92,9 @@ class _Reservation(Generic[S]):
             deltas.append(0 if fresh else change)
             unplanned.append(change if fresh else 0)
             late = late or (fresh and change != 0)
-        asks = [Ask("adjust", policy, key, part, at) for at, part in self.split_by_instant(deltas)]
+        asks = [AskStep("adjust", policy, key, part, at) for at, part in self.split_by_instant(deltas)]
         if late:
-            asks.append(Ask("adjust", policy, key, tuple(unplanned)))
+            asks.append(AskStep("adjust", policy, key, tuple(unplanned)))
         return asks
 
     def split_by_instant(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
@@ -108,7 +108,7 @@ class _Reservation(Generic[S]):
             for at in sorted(instants)
         ]
 
-    def _cancel_asks(self) -> list[Ask]:
+    def _cancel_asks(self) -> list[AskStep]:
         return self._settle_asks((0,) * len(self.costs))
 
     def _reopen(self) -> None:
@@ -121,7 +121,7 @@ class _Reservation(Generic[S]):
         return f"<{type(self).__name__} {self.key!r} {self.costs} {state}>"
 
 
-class Reservation(_Reservation[Callable[[Ask], object]]):
+class Reservation(_Reservation[Callable[[AskStep], object]]):
     """Permits reserved for a running call. Commit the actual cost, or cancel."""
 
     def commit(self, actual: Cost | None = None) -> None:
@@ -132,7 +132,7 @@ class Reservation(_Reservation[Callable[[Ask], object]]):
         """Refund the whole charge."""
         self._send(self._cancel_asks())
 
-    def _send(self, asks: list[Ask]) -> None:
+    def _send(self, asks: list[AskStep]) -> None:
         for ask in asks:
             try:
                 self._settle(ask)
@@ -151,7 +151,7 @@ class Reservation(_Reservation[Callable[[Ask], object]]):
             self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
 
 
-class AsyncReservation(_Reservation[Callable[[Ask], Awaitable[object]]]):
+class AsyncReservation(_Reservation[Callable[[AskStep], Awaitable[object]]]):
     """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
 
     async def commit(self, actual: Cost | None = None) -> None:
@@ -162,7 +162,7 @@ class AsyncReservation(_Reservation[Callable[[Ask], Awaitable[object]]]):
         """Refund the whole charge."""
         await self._send(self._cancel_asks())
 
-    async def _send(self, asks: list[Ask]) -> None:
+    async def _send(self, asks: list[AskStep]) -> None:
         for number, ask in enumerate(asks):
             try:
                 await self._settle(ask)

@@ -36,7 +36,7 @@ MAX_PRIORITY: Final = 100  # default bound of `priority`, in both directions
 HEAD_CHECK_INTERVAL: Final = SECOND  # at least this long between two checks of the head of a queue by a waiter
 
 
-class Ask(NamedTuple):
+class AskStep(NamedTuple):
     """A step that calls `Store.apply_one` with these arguments; the Decision is sent back."""
 
     verb: str
@@ -53,9 +53,9 @@ class Sleep(NamedTuple):
     until: int | None
 
 
-Step = Ask | Sleep
-WaitFlow = Flow[Step, Decision]  # receives the Decision of an Ask, and None after a Sleep
-MakeAsk = Callable[[str], Ask]
+Step = AskStep | Sleep
+WaitFlow = Flow[Step, Decision]  # receives the Decision of an AskStep, and None after a Sleep
+MakeAsk = Callable[[str], AskStep]
 
 
 class Call(Protocol):
@@ -232,7 +232,7 @@ def wait_flow(
 ) -> WaitFlow:
     """Wait for a permit.
 
-    `make_ask` builds the Ask for a verb and the current policy. `max_sleep` bounds each sleep where permits may come
+    `make_ask` builds the step for a verb and the current policy. `max_sleep` bounds each sleep where permits may come
     back without a wake-up in this process. Returns the decision that ended the wait: allowed, impossible, or denied at
     the deadline.
     """

@@ -48,7 +48,7 @@ def test_the_tier_with_the_longest_wait_is_named(open_budget, clock):
     clock.advance(30)
     denied = budget.check_all_limits(1)
     assert (denied.tier, denied.exceeded, denied.wait) == ("hour", ("minute", "hour"), 3570.0)
-    assert "10 of 10 tasks per hour are used: 1 tasks must wait, try again in 3570.000 s" in denied.reason
+    assert "10 of 10 tasks per hour are used: 1 task must wait, try again in 3570.000 s" in denied.reason
 
 
 def test_a_batch_that_never_fits_has_no_wait(open_budget):

@@ -120,7 +120,7 @@ def test_checks_are_denied_if_configured(open_budget, path):
         denied = budget.check_all_limits(1)
         assert (denied.allowed, denied.local, denied.tier, denied.exceeded) == (False, True, None, ())
         assert denied.wait <= 2
-        assert "the database is unavailable: 1 tasks must wait" in denied.reason
+        assert "the database is unavailable: 1 task must wait" in denied.reason
         assert budget.operations.monitor.exceeded == {}
     wait_until(lambda: budget.check_all_limits(1), "checks are allowed again")
 

@@ -78,7 +78,7 @@ def test_denials_are_logged_when_they_start(open_budget, messages, clock):
     budget.check_all_limits(10)
     for _ in range(3):
         budget.check_all_limits(1)
-    warned = "rate limit exceeded: 10 of 10 tasks per minute are used: 1 tasks must wait, try again in 60.000 s"
+    warned = "rate limit exceeded: 10 of 10 tasks per minute are used: 1 task must wait, try again in 60.000 s"
     assert messages() == [warned]
     assert [message for message in messages(logging.DEBUG) if " took " not in message] == [warned] * 3
     clock.advance(60)

@@ -1,4 +1,4 @@
-"""The servers that buses run through, started once for the tests that do not harm them."""
+"""The servers of network buses, started once for the tests that do not stop them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Retained entries that somebody else wrote: they are skipped and counted, and keep nobody off the bus."""
+"""Retained entries that another program wrote are skipped and counted, and do not prevent subscribers from joining."""
 
 import asyncio
 import itertools

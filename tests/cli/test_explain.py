@@ -263,4 +263,4 @@ def test_mistakes_are_bad_input(arguments, message, capsys):
 def test_files_without_requests_say_so(tmp_path, capsys):
     (tmp_path / "budget.yaml").write_text("tiers: {day: 5}\n")
     assert main(["explain", "budget.yaml", "--request", "/x"]) == 2
-    assert "the file of a task budget limits no requests" in capsys.readouterr().err
+    assert "a task budget file limits no requests" in capsys.readouterr().err

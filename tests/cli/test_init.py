@@ -45,7 +45,7 @@ def test_the_file_is_valid_and_commented(kind, capsys, tmp_path):
     assert f"next:\n  tidegate validate {file}\n" in shown
     assert recognise(file) == KIND_OF.get(kind, kind)
     assert main(["validate", file]) == 0
-    assert capsys.readouterr().out.startswith(f"{file}: valid, {KINDS[KIND_OF.get(kind, kind)].title}\n")
+    assert capsys.readouterr().out.startswith(f"{file}: valid ({KINDS[KIND_OF.get(kind, kind)].title})\n")
     text = (tmp_path / file).read_text(encoding="utf-8")
     assert text.startswith("# ")
     assert f"tidegate init {kind}" in text

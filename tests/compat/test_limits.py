@@ -78,17 +78,17 @@ def test_any_other_string_is_a_config_error_with_a_position(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "limit: expected a number, at the end of ''"),
-        ("5", "limit: expected '/' or 'per', at the end of '5'"),
-        ("5 every minute", "limit: expected '/' or 'per', at column 3 of '5 every minute'"),
+        ("", "limit: expected a number (at the end of '')"),
+        ("5", "limit: expected '/' or 'per' (at the end of '5')"),
+        ("5 every minute", "limit: expected '/' or 'per' (at column 3 of '5 every minute')"),
         (
             "5/week",
-            "limit: expected a unit of time (second, minute, hour, day, month, year), at column 3 of '5/week'",
+            "limit: expected a unit of time: second, minute, hour, day, month, year (at column 3 of '5/week')",
         ),
-        ("5/minute;", "limit: expected a number, at the end of '5/minute;'"),
-        ("5/minute 6/hour", "limit: expected ';', ',', '|' or the end, at column 10 of '5/minute 6/hour'"),
-        ("5/0 minutes", "limit: expected a period of at least one second, at column 3 of '5/0 minutes'"),
-        ("9" * 17 + "/day", f"limit: expected a number below 2**53, at column 1 of '{'9' * 17}/day'"),
+        ("5/minute;", "limit: expected a number (at the end of '5/minute;')"),
+        ("5/minute 6/hour", "limit: expected ';', ',', '|' or the end (at column 10 of '5/minute 6/hour')"),
+        ("5/0 minutes", "limit: expected a period of at least one second (at column 3 of '5/0 minutes')"),
+        ("9" * 17 + "/day", f"limit: expected a number below 2**53 (at column 1 of '{'9' * 17}/day')"),
         (5, "limit: expected a limit such as '5 per minute', not 5"),
     ],
 )
@@ -100,7 +100,7 @@ def test_an_error_names_the_position_and_what_is_expected(text, message):
 
 def test_parse_reads_one_limit_and_rejects_several():
     assert numbers([parse("5 per minute")]) == [(5, 60)]
-    with pytest.raises(ConfigError, match="use parse_many for several, at column 9"):
+    with pytest.raises(ConfigError, match=r"use parse_many for several \(at column 9"):
         parse("5/minute;100/hour")
 
 

@@ -14,11 +14,11 @@ from tidegate.stores import MemoryStore, Store
 from tidegate.stores.base import merge
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing.reference import answer_of
-from tidegate.testing.store_promises import PROMISES
+from tidegate.testing.store_guarantees import GUARANTEES
 
 
 class DictStore(Store):
-    """The smallest store: the core over a dictionary. Faults below break one promise of it each."""
+    """The smallest store: the core over a dictionary. Faults below break one guarantee of it each."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def test_it_closes_the_stores_it_opened():
         return opened[-1]
 
     verify_store(open_store, rounds=5)
-    assert len(opened) == len(PROMISES) + 5
+    assert len(opened) == len(GUARANTEES) + 5
     assert all(store.closed for store in opened)
 
     def broken():
@@ -359,7 +359,7 @@ PROMISED_ONLY = (AnotherAnswerAsync, AnotherAnswerOne, FoldsCase, ChargesARepeat
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_planted_fault_is_reported_by_the_name_of_the_promise(fault):
+def test_a_planted_fault_is_reported_by_the_name_of_the_guarantee(fault):
     with pytest.raises(AssertionError) as failure:
         verify_store(fault)
     assert FAULTS[fault] in str(failure.value)
@@ -367,14 +367,14 @@ def test_a_planted_fault_is_reported_by_the_name_of_the_promise(fault):
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f not in PROMISED_ONLY])
 def test_random_histories_alone_catch_most_faults(fault, monkeypatch):
-    monkeypatch.setattr("tidegate.testing.store_kit.PROMISES", ())
+    monkeypatch.setattr("tidegate.testing.store_kit.GUARANTEES", ())
     with pytest.raises(AssertionError, match=r"seed=0, round \d+, step \d+"):
         verify_store(fault, rounds=120)
 
 
 @pytest.mark.usefixtures("switching")
 def test_a_race_is_caught():
-    with pytest.raises((AssertionError, IndexError)) as failure:  # a broken promise, or a corrupted log
+    with pytest.raises((AssertionError, IndexError)) as failure:  # a broken guarantee, or a corrupted log
         verify_often(ChecksThenActs)
     assert failure.type is IndexError or "threads are decided one after another" in str(failure.value)
 
@@ -386,7 +386,7 @@ def verify_often(store):
 
 
 def test_a_failing_history_is_short(monkeypatch):
-    monkeypatch.setattr("tidegate.testing.store_kit.PROMISES", ())
+    monkeypatch.setattr("tidegate.testing.store_kit.GUARANTEES", ())
     with pytest.raises(AssertionError) as failure:
         verify_store(ChargesDenied)
     lines = str(failure.value).splitlines()

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.ledger import Ledger
 from tests.core.strategies import START
+from tests.core.window_oracle import WindowOracle
 from tidegate import Limit
 from tidegate.core.bounds import SECOND
 from tidegate.core.codec import dump, limit_of, load
@@ -45,12 +45,12 @@ def view_of(limit, state, cost, now):
 
 
 @pytest.mark.parametrize("algorithm", LIMITS)
-def test_every_answer_agrees_with_the_ledger_of_calls(algorithm):
+def test_every_answer_agrees_with_the_oracle(algorithm):
     """Limits change at random instants, lowered, raised, back and forth; every answer is exact, also in between."""
 
     @given(versions=st.lists(LIMITS[algorithm], min_size=2, max_size=5), data=st.data())
     def check(versions, data):
-        state, ledger, now, exact = None, Ledger(), START, True
+        state, oracle, now, exact = None, WindowOracle(), START, True
         limit = versions[0]
         for _ in range(data.draw(st.integers(2, 16), label="steps")):
             now += data.draw(STEPS[algorithm], label="gap")
@@ -58,33 +58,33 @@ def test_every_answer_agrees_with_the_ledger_of_calls(algorithm):
                 limit = data.draw(st.sampled_from(versions), label="limit")
             cost = data.draw(st.one_of(st.integers(1, 3), st.integers(1, limit.quota + 1)), label="cost")
             state = state if state is None else load(limit_of(state), dump(state))
-            before = ledger.used(limit, now)
+            before = oracle.used(limit, now)
             if exact:
-                assert_agrees(limit, state, ledger, cost, now)
+                assert_agrees(limit, state, oracle, cost, now)
             after = limit.charge(state, limit, cost, now)
             if after is not None:
                 assert before + cost <= limit.quota, "admitted more than the quota in force"
-                ledger.admit(limit, cost, now)
+                oracle.admit(limit, cost, now)
                 state = after
-                start = ledger.window(limit, now)[0]
-                assert sum(call.cost for call in ledger.calls if call.at >= start) <= limit.quota
+                start = oracle.window(limit, now)[0]
+                assert sum(call.cost for call in oracle.calls if call.at >= start) <= limit.quota
             elif exact:
                 assert before + cost > limit.quota, "denied needlessly"
-            exact = exact and ledger.older() <= MAX_OLDER_WINDOWS
+            exact = exact and oracle.older() <= MAX_OLDER_WINDOWS
 
     check()
 
 
-def assert_agrees(limit, state, ledger, cost, now):
-    """Compare a view with the ledger: remaining, retry and reset."""
+def assert_agrees(limit, state, oracle, cost, now):
+    """Compare a view with the oracle: remaining, retry and reset."""
     remaining, retry, reset = view_of(limit, state, cost, now)
-    assert remaining == max(0, limit.quota - ledger.used(limit, now))
+    assert remaining == max(0, limit.quota - oracle.used(limit, now))
     assert (retry == 0) == (cost <= remaining)
     if retry > 0:
-        assert cost > limit.quota - ledger.used(limit, now + retry - 1)
-        assert cost <= limit.quota - ledger.used(limit, now + retry)
+        assert cost > limit.quota - oracle.used(limit, now + retry - 1)
+        assert cost <= limit.quota - oracle.used(limit, now + retry)
     assert retry >= -1
     assert (retry == -1) == (cost > limit.quota)
-    assert not ledger.alive(now + reset)
-    assert not reset or ledger.alive(now + reset - 1)
+    assert not oracle.alive(now + reset)
+    assert not reset or oracle.alive(now + reset - 1)
     assert view_of(limit, state, cost, now + reset) == view_of(limit, None, cost, now + reset)

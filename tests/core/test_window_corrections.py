@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.ledger import Ledger
 from tests.core.strategies import START
 from tests.core.test_bounds import Bounded, strict
 from tests.core.test_window_changes import DAY, HOUR, MINUTE, assert_agrees
+from tests.core.window_oracle import WindowOracle
 from tidegate import Limit
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.codec import dump, limit_of, load
@@ -38,52 +38,52 @@ GAPS = {
 }
 
 
-def instants(ledger, limit, now):
+def instants(oracle, limit, now):
     """Give the instants at which something changes: where windows begin and end, where calls were, and now."""
-    window = ledger.window(limit, now)
-    return sorted({now, *window, *(edge for call in ledger.calls for edge in (call.at, call.since, call.until))})
+    window = oracle.window(limit, now)
+    return sorted({now, *window, *(edge for call in oracle.calls for edge in (call.at, call.since, call.until))})
 
 
-def next_instant(choose, ledger, gaps, now):
+def next_instant(choose, oracle, gaps, now):
     """Choose when the next step happens: after some time, or exactly when a window ends."""
-    ends = [call.until for call in ledger.calls if call.until > now]
+    ends = [call.until for call in oracle.calls if call.until > now]
     return choose(ends) if ends and choose([True, False, False, False]) else now + choose(gaps)
 
 
-def correct_both(choose, limit, state, ledger, delta, now):
-    """Correct the state and the ledger, for an instant at or beside one that matters, or for none."""
-    at = choose([None, *(edge + beside for edge in instants(ledger, limit, now) for beside in (0, 0, -1))])
-    alive = ledger.alive(now)
-    reached = ledger.correct(limit, delta, now, at)
+def correct_both(choose, limit, state, oracle, delta, now):
+    """Correct the state and the oracle, for an instant at or beside one that matters, or for none."""
+    at = choose([None, *(edge + beside for edge in instants(oracle, limit, now) for beside in (0, 0, -1))])
+    alive = oracle.alive(now)
+    reached = oracle.correct(limit, delta, now, at)
     after = limit.rules.adjust(state, limit, delta, now, at)
     assert reached or after is state or not alive, "a correction that reaches nothing leaves the state as it is"
     return after
 
 
 def walk(choose, algorithm, verbs=("charge", "correct"), back=()):
-    """Charge and correct under limits that change; compare every answer with the ledger's."""
-    state, ledger, now, limit = None, Ledger(), START, LIMITS[algorithm][-1]
+    """Charge and correct under limits that change; compare every answer with the oracle's."""
+    state, oracle, now, limit = None, WindowOracle(), START, LIMITS[algorithm][-1]
     for _ in range(16):
-        now = next_instant(choose, ledger, [*GAPS[algorithm], *back], now)
+        now = next_instant(choose, oracle, [*GAPS[algorithm], *back], now)
         limit = choose([limit, *LIMITS[algorithm]])
         state = state if state is None else load(limit_of(state), dump(state))
         cost = choose([1, 2, 3, limit.quota])
         if choose(verbs) == "correct":
-            state = correct_both(choose, limit, state, ledger, choose([-cost, -cost, cost]), now)
+            state = correct_both(choose, limit, state, oracle, choose([-cost, -cost, cost]), now)
         else:
             after = limit.charge(state, limit, cost, now)
-            assert (after is not None) == (ledger.used(limit, now) + cost <= limit.quota)
+            assert (after is not None) == (oracle.used(limit, now) + cost <= limit.quota)
             if after is not None:
                 state = after
-                ledger.admit(limit, cost, now)
-        if ledger.older() > MAX_OLDER_WINDOWS:
+                oracle.admit(limit, cost, now)
+        if oracle.older() > MAX_OLDER_WINDOWS:
             return
         for version in LIMITS[algorithm]:
-            assert_agrees(version, state, ledger, cost, now)
+            assert_agrees(version, state, oracle, cost, now)
 
 
 @pytest.mark.parametrize("algorithm", LIMITS)
-def test_corrections_change_what_a_ledger_of_calls_says(algorithm):
+def test_corrections_agree_with_the_oracle(algorithm):
     """A correction reaches the open windows that hold its instant, and nothing else; every answer after it is exact."""
     for seed in range(400):
         walk(random.Random(seed).choice, algorithm)

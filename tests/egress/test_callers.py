@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running
+from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running, settled
 from tests.outbound.server import QuotaServer, as_json
 from tidegate import ConfigError
 from tidegate.egress import load_egress
@@ -16,6 +16,15 @@ CALLERS = {
     "other": {"token": OTHER_TOKEN, "providers": ["elsewhere"]},
 }
 KEY_FIELDS = {"api_key": KEY, "key": {"header": "Authorization", "prefix": "Bearer"}}
+
+
+def basic(user, password):
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+async def used_by_caller(gateway):
+    limiter = gateway.gateway.limits._limiters["research"]  # noqa: SLF001 - its usage
+    return {name: each.used for name, each in (await limiter.usage("research")).items()}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +60,44 @@ async def test_the_token_is_read_where_the_key_would_be_and_never_passed_on(upst
     (request,) = upstream.requests
     assert TOKEN not in str(request)
     assert request.headers["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    ("place", "headers", "query"),
+    [
+        ({"header": "Xi-Api-Key"}, {"xi-api-key": TOKEN}, ""),
+        ({"header": "Authorization", "prefix": "Token"}, {"Authorization": f"Token {TOKEN}"}, ""),
+        ({"header": "Authorization", "prefix": "Basic"}, {"Authorization": basic(TOKEN, "")}, ""),
+        ({"header": "Authorization", "prefix": "Basic"}, {"Authorization": basic("api", TOKEN)}, ""),
+        ({"query": "apikey"}, {}, f"?apikey={TOKEN}"),
+    ],
+    ids=["own field", "own scheme", "user", "password", "parameter"],
+)
+async def test_the_token_is_read_where_the_provider_file_puts_the_key(upstream, place, headers, query):
+    async with running(upstream.url, {"callers": CALLERS}, api_key=KEY, key=place) as gateway:
+        assert (await gateway.get(f"/up/x{query}", headers=headers))[0] == 200
+    (request,) = upstream.requests
+    assert KEY in str(request)
+    assert TOKEN not in str(request)
+    assert basic(TOKEN, "")[6:] not in str(request)
+
+
+async def test_the_token_is_read_where_a_member_of_a_pool_has_its_key(upstream):
+    members = [{"name": "a", "api_key": KEY, "key": {"header": "X-Own"}}]
+    async with running(upstream.url, {"callers": CALLERS}, pool={"members": members}) as gateway:
+        assert (await gateway.get("/up/x", headers={"X-Own": TOKEN}))[0] == 200
+    assert upstream.requests[0].headers["x-own"] == KEY
+
+
+@pytest.mark.parametrize("key", [{}, KEY_FIELDS], ids=["no key", "key"])
+async def test_a_token_that_is_sent_in_several_places_is_removed_from_all(upstream, key):
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Tidegate-Token": TOKEN, "X-Api-Key": OTHER_TOKEN}
+    async with running(upstream.url, {"callers": CALLERS}, **key) as gateway:
+        assert (await gateway.get(f"/up/x?key={TOKEN}&a=1", headers=headers))[0] == 200
+    (request,) = upstream.requests
+    assert request.path == "/x?a=1"
+    assert TOKEN not in str(request)
+    assert OTHER_TOKEN not in str(request)
 
 
 async def test_the_token_is_read_from_the_parameter_key_and_removed(upstream):
@@ -99,6 +146,48 @@ async def test_a_call_that_the_provider_has_no_permit_for_costs_its_caller_nothi
         statuses = [(await gateway.get("/up/x", headers=headers))[0] for _ in range(6)]
         assert statuses == [200, 429, 429, 429, 429, 429]
         assert "caller" not in json.loads((await gateway.get("/up/x", headers=headers))[2])["detail"]
+
+
+async def test_a_client_that_leaves_while_it_waits_costs_its_caller_nothing(upstream):
+    async with running(upstream.url, {"callers": CALLERS}, limits=["1/1h"]) as gateway:
+        headers = {"X-Api-Key": TOKEN}
+        assert (await gateway.get("/up/x", headers=headers))[0] == 200
+        call = asyncio.create_task(gateway.get("/up/x", headers=headers))
+        counts = gateway.gateway.stats.counts("research", "up")
+        await settled(lambda: counts.waiting == 1 and gateway.gateway.gate.metrics()["waiting"] == 1)
+        assert await used_by_caller(gateway) == {"1m": 2}
+        call.cancel()
+        await settled(lambda: counts.active == 0)
+        await gateway.gateway.background.finish()
+        assert await used_by_caller(gateway) == {"1m": 1}
+        assert counts.gone == 1
+
+
+async def test_a_provider_that_cannot_be_reached_costs_its_caller_nothing():
+    limits = ["3/1m", "1000/1m unit=input-tokens name=in", "1000/1m unit=tokens name=all"]
+    callers = {"research": {"token": TOKEN, "limits": limits}}
+    async with running("http://127.0.0.1:9", {"callers": callers}) as gateway:
+        body = {"model": "m", "max_tokens": 50, "messages": []}
+        status, _, _ = await gateway.send("POST", "/up/x", json=body, headers={"X-Api-Key": TOKEN})
+        assert status == 502
+        assert await used_by_caller(gateway) == {"1m": 0, "in": 0, "all": 0}
+
+
+async def test_an_estimate_includes_the_callers_own_limits(upstream):
+    async with running(upstream.url, {"callers": CALLERS}) as gateway:
+        headers = {"X-Api-Key": TOKEN}
+
+        async def estimate():
+            _, _, body = await gateway.send("POST", "/v1/egress/estimate", json={"url": "/up/x"}, headers=headers)
+            return json.loads(body)
+
+        before = await estimate()
+        assert (before["allowed"], before["wait"], before["caller_remaining"]) == (True, 0, {"1m": 2})
+        for _ in range(3):
+            assert (await gateway.get("/up/x", headers=headers))[0] == 200
+        after = await estimate()
+        assert (after["allowed"], after["caller_remaining"]) == (False, {"1m": 0})
+        assert 0 < after["wait"] <= 60
 
 
 async def test_tokens_of_a_callers_budget_are_settled(upstream):

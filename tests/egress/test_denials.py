@@ -176,6 +176,32 @@ async def test_a_refused_call_is_retried_as_the_providers_file_says(upstream):
 # ---- estimates -------------------------------------------------------------------------------------------------------
 
 
+async def test_all_retries_together_have_the_deadline_of_the_call():
+    """A connection that is lost again and again: each attempt waits for a permit, but not longer than the deadline."""
+    accepted = asyncio.Semaphore(0)
+
+    async def lose(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        accepted.release()
+
+    server = await asyncio.start_server(lose, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    clock = ManualClock(start=START)
+    async with running(url, clock=clock, limits=["1/10s"], retries=5) as gateway:
+        call = asyncio.create_task(gateway.get("/up/x", headers={"X-Tidegate-Timeout": "15"}))
+        for seconds in (10.5, 5):
+            async with asyncio.timeout(10):
+                await accepted.acquire()
+                while not gateway.gateway.gate.metrics()["waiting"]:
+                    await asyncio.sleep(0.005)
+            assert not call.done()
+            clock.advance(seconds)
+        async with asyncio.timeout(10):
+            assert (await call)[0] == 429
+    server.close()
+
+
 async def test_an_estimate_says_what_a_call_would_cost_and_wait(upstream):
     clock = ManualClock(start=START)
     fields = {"limits": ["1/1m", "10_000/1m unit=tokens name=tpm"], "profile": "openai"}

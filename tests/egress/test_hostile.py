@@ -1,6 +1,7 @@
 """Providers that lie, drip or break off, and clients that do: every call ends, and is settled."""
 
 import asyncio
+import io
 import json
 import logging
 
@@ -213,3 +214,88 @@ async def test_keys_never_appear_in_logs_errors_or_answers(upstream, caplog, tmp
     for text in (str(seen), caplog.text, log.read_text(), repr(gateway.gateway.settings)):
         assert KEY not in text
         assert TOKEN not in text
+
+
+async def test_a_provider_that_does_not_read_an_upload_times_out(upstream):
+    held = asyncio.Event()
+
+    async def script(reader, writer):
+        writer.transport.pause_reading()
+        await held.wait()
+        return "close"
+
+    async def upload():
+        for _ in range(1000):
+            yield b"x" * 2**16
+
+    upstream.script = script
+    async with running(upstream.url, {"upstream_timeout": 0.3}, concurrency=1) as gateway:
+        status, _, body = await gateway.send("POST", "/up/x", data=upload())
+        assert (status, json.loads(body)["error"]["type"]) == (504, "upstream-timeout")
+        assert await count(gateway) == 1
+        (account,) = gateway.gateway.gate.accounts
+        assert (await account.limiter.usage(account.key))["concurrency"].used == 0
+        held.set()
+
+
+async def test_a_provider_that_switches_protocols_unasked_is_a_502(upstream):
+    upstream.script = sends(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: any\r\n\r\nbytes")
+    async with running(upstream.url) as gateway:
+        status, _, body = await gateway.get("/up/x")
+        assert (status, json.loads(body)["error"]["type"]) == (502, "upstream-failed")
+        assert await count(gateway) == 1
+
+
+async def test_only_a_websocket_is_an_upgrade(upstream):
+    """A connection that carries HTTP/2 (h2c) would carry requests that nobody counts."""
+    upstream.script = sends(HEAD + b"Content-Length: 2\r\n\r\nok")
+    async with running(upstream.url) as gateway:
+        headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAM"}
+        assert (await gateway.get("/up/x", headers=headers))[0] == 200
+    (head,) = upstream.heads
+    assert b"h2c" not in head
+    assert b"Upgrade" not in head
+
+
+async def test_a_response_that_breaks_off_is_counted_and_logged(upstream, tmp_path):
+    log = tmp_path / "access.log"
+    upstream.script = sends(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n", end="close")
+    async with running(upstream.url, {"access_log": str(log)}) as gateway:
+        assert await outcome(gateway) == "broken"
+        assert await count(gateway) == 1
+        counts = gateway.gateway.stats.counts("local", "up")
+        assert (counts.requests, counts.failed, counts.gone) == (1, 1, 0)
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert (line["status"], line["problem"]) == (200, "upstream-failed")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"Authorization: Bearer {TOKEN}\x00", f"Authorization : {TOKEN}", f"Transfer-Encoding: {TOKEN}", TOKEN],
+    ids=["value", "name", "coding", "no field"],
+)
+async def test_the_answer_to_malformed_http_quotes_nothing(upstream, line, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with running(upstream.url) as gateway:
+        answer = await raw(gateway.port, f"POST /up/x HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] == b"400"
+    assert json.loads(body)["error"]["type"] == "bad-request"
+    assert TOKEN not in answer.decode()
+    assert TOKEN not in caplog.text
+    assert not upstream.heads
+
+
+async def test_a_token_that_is_not_text_is_refused(upstream):
+    settings = {"callers": {"a": {"token": TOKEN}}, "metrics_token": "metrics-token-123456"}
+    async with running(upstream.url, settings) as gateway:
+        for path in (b"/metrics", b"/up/x"):
+            head = b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer \xff\xfe\r\n\r\n"
+            assert (await raw(gateway.port, head % path)).startswith(b"HTTP/1.1 401 ")
+
+
+async def test_an_estimate_of_a_large_or_odd_body_is_answered(upstream):
+    async with running(upstream.url, {"max_metered_body": 3_000_000}) as gateway:
+        large = json.dumps({"url": "/up/x", "body": "x" * 2_000_000}).encode()
+        for body, status in ((large, 200), (b'{"url": "/up/x", "body": "\\ud800"}', 200), (large + large, 413)):
+            assert (await gateway.send("POST", "/v1/egress/estimate", data=io.BytesIO(body)))[0] == status

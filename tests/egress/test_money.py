@@ -122,3 +122,18 @@ async def test_the_money_of_a_shared_ceiling_is_part_of_the_reserved_cost(upstre
             "POST", "/v1/egress/estimate", json=question, headers={"Authorization": f"Bearer {TOKEN}"}
         )
         assert json.loads(found[2])["cost"]["usd_micros"] > 500
+
+
+async def test_a_member_that_cannot_be_reached_is_replaced_by_another(upstream):
+    members = [
+        {"name": "gone", "api_key": "key-1", "limits": ["5/1h"], "url": "http://127.0.0.1:9"},
+        {"name": "there", "api_key": "key-2", "limits": ["5/1h"]},
+    ]
+    fields = {"pool": {"members": members}, "key": {"header": "X-Api-Key"}, "limits": ["5/1h"]}
+    async with running(upstream.url, **fields) as gateway:
+        status, headers, _ = await gateway.send("POST", "/up/v1/x", data=b"not in memory")
+        assert (status, headers["X-Tidegate-Member"]) == (200, "there")
+        accounts = gateway.gateway.gate.accounts
+        used = sorted([(await account.limiter.usage(account.key))["1h"].used for account in accounts])
+        assert used == [0, 1]  # nothing was sent by the member that is gone
+    assert [request.headers["x-api-key"] for request in upstream.requests] == ["key-2"]

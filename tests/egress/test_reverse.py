@@ -1,6 +1,7 @@
 """Reverse mode: a client changes its base URL, and its calls stay within the provider's quota."""
 
 import json
+from urllib.parse import quote, quote_plus
 
 import pytest
 from yarl import URL
@@ -86,6 +87,24 @@ async def test_a_redirect_is_passed_to_the_caller_without_the_key(upstream):
         status, headers, _ = await gateway.get("/up/x")
         assert (status, headers["Location"]) == (302, "https://elsewhere.example/x")
     assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("write", [str, quote_plus, lambda key: quote(key, safe="").lower()], ids=["as is", "+", "%"])
+async def test_a_link_that_repeats_the_key_is_removed(upstream, write):
+    key = "sk+the/key=of the provider"
+    link = f"<https://api.example/x?page=2&apikey={write(key)}>; rel=next"
+    fields = (("Link", link), ("X-Other", "a+b%20c"))
+    upstream.respond = lambda _request: Answer(200, fields, (b"ok",))
+    async with running(upstream.url, api_key=key, key={"query": "apikey"}) as gateway:
+        status, headers, _ = await gateway.get("/up/x")
+        assert (status, headers.get("Link"), headers["X-Other"]) == (200, None, "a+b%20c")
+
+
+async def test_trace_is_refused_since_its_response_repeats_the_key(upstream):
+    async with running(upstream.url, api_key=KEY, key={"header": "Authorization"}) as gateway:
+        status, _, body = await gateway.send("TRACE", "/up/x")
+        assert (status, json.loads(body)["error"]["type"]) == (405, "method-not-allowed")
+    assert not upstream.requests
 
 
 async def test_head_and_no_content_have_no_body(upstream):

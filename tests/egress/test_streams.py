@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import io
 import json
 
 import aiohttp
@@ -232,3 +233,25 @@ async def test_a_whole_answer_that_cannot_be_sent_ends_quietly(upstream, caplog,
         with pytest.raises(aiohttp.ClientError):
             await gateway.send("POST", "/up/upload", data=b"ab")
     assert "the gateway failed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", None]
+)
+async def test_json_is_metered_even_if_its_type_is_not_declared(upstream, kind):
+    """What fetch (text/plain) and curl (a form) send with a body, if nobody tells them its type."""
+    async with running(upstream.url, **METERED) as gateway:
+        body = json.dumps({"model": "gpt-4o-mini", "max_tokens": 5000, "messages": []}).encode()
+        headers = {} if kind is None else {"Content-Type": kind}
+        _, answer, _ = await gateway.send(
+            "POST", "/up/whole", data=body, headers=headers, skip_auto_headers=["Content-Type"]
+        )
+        assert int(answer["X-Tidegate-Cost"].rpartition("=")[2]) > 5000
+
+
+async def test_a_large_body_in_memory_is_sent_in_pieces_with_its_length(upstream):
+    async with running(upstream.url, **METERED) as gateway:
+        content = io.BytesIO(json.dumps({"messages": ["x" * 5_000_000]}).encode())
+        headers = {"Content-Type": "application/json"}
+        status, _, body = await gateway.send("POST", "/up/upload", data=content, headers=headers)
+        assert (status, json.loads(body)) == (200, {"received": 5_000_018})

@@ -6,7 +6,12 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from tests.egress.harness import raw, running, settled
+from tests.egress.harness import TOKEN, raw, running, settled
+from tidegate import StoreUnavailable
+from tidegate.egress.addresses import AddressCheck
+from tidegate.stores import MemoryStore
+
+PRICES = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 10}}}
 
 
 async def echo(reader, writer):
@@ -144,3 +149,75 @@ async def test_a_client_that_leaves_a_websocket_ends_it(web_url):
         await socket.receive_str()
         socket._response.close()  # noqa: SLF001 - the connection is lost without a closing frame
         await settled(lambda: gateway.gateway.stats.counts("local", "up").active == 0)
+
+
+async def test_tunnels_count_against_the_limits_of_their_caller(echo_port):
+    callers = {"a": {"token": TOKEN, "limits": ["2/1h"]}}
+    authority = f"127.0.0.1:{echo_port}"
+    async with running(f"http://{authority}", {"tunnels": "allow", "callers": callers}) as gateway:
+        heads = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            fields = f"Host: {authority}\r\nX-Tidegate-Timeout: 0\r\nProxy-Authorization: Bearer {TOKEN}"
+            writer.write(f"CONNECT {authority} HTTP/1.1\r\n{fields}\r\n\r\n".encode())
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.close()
+        assert [head.split(b" ")[1] for head in heads] == [b"200", b"200", b"429"]
+
+
+@pytest.mark.parametrize(
+    ("callers", "fields"),
+    [
+        ({"a": {"token": TOKEN, "limits": ["1000/1h unit=tokens"]}}, {}),
+        ({"a": {"token": TOKEN}}, {"profile": "openai", "price": PRICES, "spend": ["25/day unit=usd"]}),
+    ],
+    ids=["tokens of the caller", "money of the provider"],
+)
+async def test_a_tunnel_is_refused_if_its_traffic_would_have_to_be_counted(echo_port, callers, fields):
+    authority = f"127.0.0.1:{echo_port}"
+    async with running(f"http://{authority}", {"tunnels": "allow", "callers": callers}, **fields) as gateway:
+        head = f"CONNECT {authority} HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Bearer {TOKEN}\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(head.encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
+        assert b"cannot be counted inside a tunnel" in await reader.readuntil(b"}}")
+        writer.close()
+
+
+async def test_a_client_that_leaves_while_its_tunnel_is_opened_returns_its_permits(echo_port):
+    looked_up = asyncio.Event()
+
+    class Slow(AddressCheck):
+        async def addresses(self, host, port):
+            looked_up.set()
+            await asyncio.Event().wait()
+
+    authority = f"127.0.0.1:{echo_port}"
+    settings = {"tunnels": "allow", "callers": {"a": {"token": TOKEN, "limits": ["2/1h"]}}}
+    async with running(f"http://{authority}", settings, Slow(()), limits=["5/1h"], concurrency=1) as gateway:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        head = f"CONNECT {authority} HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Bearer {TOKEN}\r\n\r\n"
+        writer.write(head.encode())
+        await looked_up.wait()
+        (account,) = gateway.gateway.gate.accounts
+        assert [each.used for each in (await account.limiter.usage(account.key)).values()] == [1, 1]
+        writer.transport.abort()
+        await settled(lambda: gateway.gateway.stats.counts("a", "up").active == 0)
+        await gateway.gateway.background.finish()
+        assert [each.used for each in (await account.limiter.usage(account.key)).values()] == [0, 0]
+        limiter = gateway.gateway.limits._limiters["a"]  # noqa: SLF001 - its usage
+        assert [each.used for each in (await limiter.usage("a")).values()] == [0]
+
+
+async def test_a_tunnel_without_a_store_is_a_503(echo_port):
+    class Lost(MemoryStore):
+        def apply(self, *_arguments):
+            raise StoreUnavailable("the store is gone")
+
+        apply_one = apply
+
+    authority = f"127.0.0.1:{echo_port}"
+    async with running(f"http://{authority}", {"tunnels": "allow"}, store=Lost(), concurrency=1) as gateway:
+        head, _, writer = await connect(gateway.port, authority)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        writer.close()

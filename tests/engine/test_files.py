@@ -1,4 +1,4 @@
-"""What we create is for its owner alone, whatever the umask is; what is there keeps its mode."""
+"""Created files are accessible to their owner only, whatever the umask is; existing files keep their mode."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""The search for the holder of a lost lock, beside what else runs in the interpreter."""
+"""The search for the holder of a lost lock, while other threads and the garbage collector run."""
 
 import subprocess
 import sys

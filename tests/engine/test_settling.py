@@ -1,4 +1,4 @@
-"""Charges, reservations and corrections at any instant, invented ones too, against oracles that only count.
+"""Charges, reservations and corrections at any instant, even of charges never made, compared with counting oracles.
 
 No correction gives back more than the window it names holds, and one that names a window that has gone, or one to come,
 changes nothing: so what is admitted in any window is at most the quota and what was given back in it.

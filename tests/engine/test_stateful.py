@@ -1,4 +1,4 @@
-"""A limiter driven by random histories, beside an oracle that keeps every admitted call and counts.
+"""A limiter driven by random histories, compared with an oracle that keeps every admitted call.
 
 Reservations are corrected, permits refunded, keys reset, limits changed and the clock stepped back, in any order. The
 oracle is naive: it replays the whole history for every answer.

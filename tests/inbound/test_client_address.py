@@ -212,7 +212,9 @@ def test_unix_sockets_are_trusted_by_name():
 
 @pytest.mark.parametrize("wildcard", ["*", "0.0.0.0/0", "::/0"])
 def test_a_wildcard_is_rejected_unless_written_twice(wildcard):
-    with pytest.raises(ConfigError, match=r"trusted_proxies: '\*' matches every address, so .*write '\*' twice"):
+    with pytest.raises(
+        ConfigError, match=r"trusted_proxies: '\*' matches every address, so .*write \['\*', '\*'\] to confirm"
+    ):
         TrustedProxies([wildcard])
     with pytest.raises(ConfigError, match="any client could impersonate any other"):
         client_address("9.9.9.9", [], ["10.0.0.1", wildcard])

@@ -264,7 +264,7 @@ def test_exempt_blueprints_are_not_charged_to_the_middleware(kind, clock):
 
 
 def test_a_router_cannot_be_exempt():
-    with pytest.raises(ConfigError, match="not the FastAPI of several routes"):
+    with pytest.raises(ConfigError, match="not FastAPI, which has several routes"):
         fastapi.exempt(FastAPI())
 
 
@@ -284,6 +284,21 @@ async def test_a_websocket_of_a_limited_blueprint_in_quart(clock):
         async with app.test_client().websocket("/chat", scope_base=peer) as socket:
             await socket.receive()
     assert denied.value.response.status_code == httpx.codes.TOO_MANY_REQUESTS
+
+
+def test_a_block_that_reports_shows_its_own_limit(clock):
+    app = flask_module.Flask(__name__)
+    first, second = (flask.limit(text, scope=text, block=False, clock=clock) for text in ("1/1m", "9/1m"))
+
+    @app.get("/")
+    def page():
+        found = []
+        for each in (first, second):
+            with each.check(flask_module.request):
+                found.append(flask_module.g.limited)
+        return found
+
+    assert [FlaskClient(app).get("/").json for _ in range(2)] == [[False, False], [True, False]]
 
 
 def test_a_limit_that_each_request_creates_is_logged_once(caplog):

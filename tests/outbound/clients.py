@@ -1,4 +1,4 @@
-"""All clients behind one way to use them: `fetch(kind, providers, urls)`."""
+"""One interface to all client libraries: `fetch(kind, providers, urls)`."""
 
 from __future__ import annotations
 

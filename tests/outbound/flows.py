@@ -1,4 +1,4 @@
-"""What tests of the flow share: a provider, a request, and stores that fail or wait when told to."""
+"""Shared by tests of the flow: a provider, a request, and stores that fail or wait on demand."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Accounts of a gate that sees many credentials."""
+"""Accounts of a gate whose requests have many different credentials."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""When aiohttp lets an answer go, its slot is free again, read or not."""
+"""When aiohttp releases a response, its slot is free again, whether the body was read or not."""
 
 import asyncio
 

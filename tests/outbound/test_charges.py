@@ -1,4 +1,4 @@
-"""Which charges are corrected, and which never were made."""
+"""Which charges are corrected, and which calls are not charged."""
 
 import asyncio
 import logging

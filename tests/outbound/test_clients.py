@@ -1,4 +1,4 @@
-"""httpx, httpx2, requests and aiohttp against a real server that counts: all of them keep to the same promises."""
+"""httpx, httpx2, requests and aiohttp against a real server that counts: all give the same guarantees."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Bodies are decoded piece by piece: the same bytes as at once, and never many of them."""
+"""Bodies are decoded in chunks: the result is the same as at once, and chunks are small."""
 
 import gzip
 import json

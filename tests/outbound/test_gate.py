@@ -278,7 +278,7 @@ async def test_a_cancelled_request_counts_and_frees_its_slot():
         started.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(gate.run(gate.send_flow(call(), send)))
+    task = asyncio.create_task(gate.run(gate.send_flow(call()._replace(method="POST"), send)))
     await started.wait()
     assert used(known, store)["concurrency"] == 1
     task.cancel()

@@ -1,4 +1,4 @@
-"""Requests under way when a window ends, a file changes, or another thread looks."""
+"""Requests in flight when a window ends, a file changes, or another thread reads their state."""
 
 import asyncio
 import threading

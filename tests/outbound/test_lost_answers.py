@@ -1,4 +1,4 @@
-"""What becomes of a permit and of an answer when something fails between them and the program."""
+"""Permits and responses when a call fails, or its task is cancelled, between the permit and the response."""
 
 import asyncio
 

@@ -205,6 +205,24 @@ def test_if_all_members_refuse_the_refusal_is_returned_and_calls_wait_for_the_fi
         assert denied.value.decision.retry_after == 10.0
 
 
+def test_a_member_that_cannot_be_reached_is_replaced_by_another_and_costs_nothing(store):
+    def answer(key):
+        if key == "a" or "all" in down:
+            raise httpx.ConnectError("no route to host")
+
+    down = set()
+    with Client(store, pool("a", "b"), answer) as client:
+        assert client.ask().status_code == 200
+        assert client.sent == ["a", "b"]
+        assert client.used() == {"a": 0, "b": 1}
+        down.add("all")
+        with pytest.raises(httpx.ConnectError):
+            client.ask()
+        assert client.sent == ["a", "b", "a", "b"]
+        assert client.used() == {"a": 0, "b": 1}
+        assert client.gate.metrics()["retried"] == 2
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_member_with_an_invalid_key_is_not_asked_again(store, status, caplog):
     with Client(store, pool("a", "b"), lambda key: httpx.Response(status) if key == "a" else None) as client:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def content(*parts):
         ("openai", {"type": "input_image", "image_url": "data:image/png;base64,DATA"}, 1105),
         ("openai", {"type": "input_audio", "input_audio": {"data": "DATA", "format": "mp3"}}, 2001),
         ("anthropic", {"type": "image", "source": {"type": "base64", "data": "DATA"}}, 1600),
-        ("google", {"inlineData": {"mimeType": "image/png", "data": "DATA"}}, 1290),
+        ("google", {"inlineData": {"mimeType": "image/png", "data": "DATA"}}, 4001),
         ("bedrock", {"image": {"format": "png", "source": {"bytes": "DATA"}}}, 1600),
         ("default", {"type": "image", "source": {"type": "base64", "data": "DATA"}}, 1600),
     ],
@@ -186,14 +187,87 @@ def test_what_counts_of_a_usage(profile, body, units):
     )
 
 
-def test_the_usage_of_streams_of_gemini_and_bedrock():
+def test_the_usage_of_streams_of_gemini():
     reader = UsageReader("", shipped_profile("google"))
     reader.feed(b'data: {"usageMetadata": {"promptTokenCount": 12}}\n\ndata: ' + json.dumps(GEMINI).encode() + b"\n\n")
     assert reader.result() == {"tokens": 12, "input-tokens": 12, "output-tokens": 38}
+
+
+def frame(kind, document):
+    """An event as AWS streams it: lengths, a checksum, headers, the document, another checksum."""
+    headers = b"\x0b:event-type\x07" + struct.pack(">H", len(kind)) + kind.encode()
+    payload = json.dumps(document).encode()
+    return struct.pack(">III", 16 + len(headers) + len(payload), len(headers), 10) + headers + payload + b"\x0a\x0a{}"
+
+
+def chunk(document):
+    """An event that contains another document, as Bedrock's InvokeModelWithResponseStream streams it."""
+    return frame("chunk", {"bytes": base64.b64encode(json.dumps(document).encode()).decode(), "p": "abcd"})
+
+
+CONVERSED = frame("contentBlockDelta", {"delta": {"text": '"usage": {"outputTokens": 9}'}}) + frame(
+    "metadata", {"metrics": {"latencyMs": 5}, "usage": {"inputTokens": 12, "outputTokens": 30, "totalTokens": 42,
+                 "cacheDetails": [{"inputTokens": 0, "ttl": "5m"}], "serverToolUsage": {}}}
+)  # fmt: skip
+INVOKED = [chunk({"type": "message_start", "message": {"usage": {"input_tokens": 12, "output_tokens": 1}}}),
+           chunk({"type": "message_delta", "usage": {"output_tokens": 30}}),
+           chunk({"type": "message_stop", "amazon-bedrock-invocationMetrics": {"inputTokenCount": 12,
+                                                                               "outputTokenCount": 30}})]  # fmt: skip
+OTHERS = chunk({"generation": "", "amazon-bedrock-invocationMetrics": {"inputTokenCount": 12, "outputTokenCount": 30}})
+
+
+@pytest.mark.parametrize("body", [CONVERSED, b"".join(INVOKED), OTHERS])
+def test_the_usage_of_binary_events_of_bedrock(body):
+    for size in (1, 50, 10_000):
+        reader = UsageReader("", shipped_profile("bedrock"))
+        for start in range(0, len(body), size):
+            reader.feed(body[start : start + size])
+        reader.end()
+        assert reader.result() == {"tokens": 42, "input-tokens": 12, "output-tokens": 30}
+        assert reader.complete
+
+
+def test_binary_events_that_were_not_read_to_their_end_are_incomplete():
     reader = UsageReader("", shipped_profile("bedrock"))
-    frame = b'\x00\x00\x00\xa0:event-type\x07\x00\x08metadata{"metrics":{"latencyMs":5},"usage":%s}\xfa\x9c'
-    reader.feed(frame % b'{"inputTokens":12,"outputTokens":30,"totalTokens":42}')
-    assert reader.result() == {"tokens": 42, "input-tokens": 12, "output-tokens": 30}
+    reader.feed(INVOKED[0] + INVOKED[1][:20])
+    assert reader.result() == {"tokens": 13, "input-tokens": 12, "output-tokens": 1}
+    assert not reader.complete
+
+
+@pytest.mark.parametrize("body", [b"\0" * 100, b"\0\0\0\x20\0\0\0\xff" + b"x" * 50, frame("chunk", {"bytes": "%%%"})])
+def test_malformed_binary_events_report_nothing(body):
+    reader = UsageReader("", shipped_profile("bedrock"))
+    reader.feed(body)
+    assert reader.result() is None
+
+
+@pytest.mark.parametrize(
+    ("document", "units"),
+    [({"generation": "x", "prompt_token_count": 12, "generation_token_count": 30}, (42, 12, 30)),
+     ({"embedding": [0.5], "inputTextTokenCount": 12}, (12, 12, 0))],
+)  # fmt: skip
+def test_models_of_bedrock_that_report_their_usage_without_a_field_of_its_own(document, units):
+    found = usage(json.dumps(document).encode(), shipped_profile("bedrock"))
+    assert found == dict(zip(("tokens", "input-tokens", "output-tokens"), units, strict=True))
+
+
+def test_the_usage_of_geminis_interactions():
+    used = {"total_input_tokens": 12, "total_output_tokens": 30, "total_thought_tokens": 8, "total_tokens": 50}
+    google, units = shipped_profile("google"), {"tokens": 12, "input-tokens": 12, "output-tokens": 38}
+    assert usage(json.dumps({"usage": used}).encode(), google) == units
+    reader = UsageReader("", google)
+    event = {"event_type": "interaction.completed", "interaction": {"usage": used}}
+    reader.feed(b"event: interaction.completed\ndata: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n")
+    assert reader.result() == units
+
+
+def test_the_usage_at_the_end_of_a_long_stream_in_which_every_event_mentions_it():
+    reader = UsageReader("", shipped_profile("openai"))
+    for _ in range(250):
+        reader.feed(b'data: {"choices": [{"delta": {"content": "a"}}], "usage": null}\n\n' * 100)
+    last = b'data: {"usage": {"prompt_tokens": 12, "completion_tokens": 25000}}\n\n'
+    reader.feed(last + b'data: {"choices": [], "usage": null}\n\ndata: [DONE]\n\n')
+    assert reader.result() == {"tokens": 25_012, "input-tokens": 12, "output-tokens": 25_000}
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

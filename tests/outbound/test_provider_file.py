@@ -1,4 +1,4 @@
-"""A provider's file: what it may say, and the message that each mistake must give."""
+"""A provider's file: its fields, and the message for each mistake."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Providers from files: which are refused, and how a changed file is taken over."""
+"""Providers from files: which are refused, and how a changed file is reloaded."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Secrets go to the host they are for: not along with a redirect to another one, and not over plain http."""
+"""Secrets are sent only to their own host: not with a redirect to another host, and not over plain http."""
 
 import socket
 

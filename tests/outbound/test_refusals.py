@@ -1,4 +1,4 @@
-"""What refusals teach, to those refused and to those who hear of it."""
+"""How refusals change the capacity, in the process that was refused and in others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The four scenarios of the gatekeeper document."""
+"""The four scenarios of the design document provider-gatekeeper.md."""
 
 import pytest
 

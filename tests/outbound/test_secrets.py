@@ -1,4 +1,4 @@
-"""A provider's key lives in memory only: this test looks for it wherever it could have gone."""
+"""A provider's key is kept in memory only: this test searches for it in every output."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""What one gate was told is heard by the others: over a bus, or through the store they share."""
+"""Gates share what they learn from refusals, over a bus or through a common store."""
 
 import asyncio
 from contextlib import ExitStack

@@ -19,7 +19,7 @@ RULES = "policies: {api: 3/1h}\n"
 
 @pytest.fixture
 def check(tmp_path):
-    """Check a settings file. Returns only the findings that are not `well`, unless `everything` is set."""
+    """Check a settings file. Returns only the findings that are not `ok`, unless `everything` is set."""
 
     def check_file(text, *, mode=0o600, everything=False, trusted=(), environment=None, **flags):
         path = tmp_path / "service.yaml"
@@ -27,7 +27,7 @@ def check(tmp_path):
         path.chmod(mode)
         flags = {"listen": f"127.0.0.1:{free_port()}", **flags}
         found = examine(load_settings(path, flags=flags), trusted, environment or {})
-        return found if everything else [finding for finding in found if finding.level != "well"]
+        return found if everything else [finding for finding in found if finding.level != "ok"]
 
     return check_file
 
@@ -38,9 +38,17 @@ def store_of(tmp_path):
 
 def test_a_correct_deployment(check, tmp_path):
     found = check(store_of(tmp_path) + RULES, everything=True)
-    assert {finding.level for finding in found} == {"well"}
+    assert {finding.level for finding in found} == {"ok"}
     text = "\n".join(finding.what for finding in found)
-    for part in ("on Python 3", "uvicorn", "policies: 1", "responds within", "clocks", "only this machine", "modes of"):
+    for part in (
+        "on Python 3",
+        "uvicorn",
+        "policies: 1",
+        "responds within",
+        "clocks",
+        "only this machine",
+        "permissions of",
+    ):
         assert part in text
 
 
@@ -59,7 +67,7 @@ def test_a_store_in_memory_is_noted(check):
 
 def test_settings_without_policies(check, tmp_path):
     (finding,) = check(store_of(tmp_path))
-    assert (finding.level, "no policy is configured" in finding.what) == ("wrong", True)
+    assert (finding.level, "no policy is configured" in finding.what) == ("problem", True)
 
 
 def test_a_store_that_responds_and_one_that_does_not(check):
@@ -68,7 +76,7 @@ def test_a_store_that_responds_and_one_that_does_not(check):
         assert check(text) == []
         valkey.kill()
         (finding,) = check(text.replace("5s", "200ms"))
-        assert finding.level == "wrong"
+        assert finding.level == "problem"
         assert "does not respond: " in finding.what
         assert "Connection refused" in finding.what
         (finding,) = check(f"store: redis://x:hidden@y?mars=1\n{RULES}")
@@ -78,16 +86,16 @@ def test_a_store_that_responds_and_one_that_does_not(check):
 
 def test_a_sqlite_file_that_cannot_be_created(check, tmp_path):
     (finding,) = check(f"store: sqlite:///{tmp_path / 'missing' / 'limits.db'}\n{RULES}")
-    assert (finding.level, "its folder must exist" in finding.what) == ("wrong", True)
+    assert (finding.level, "its folder must exist" in finding.what) == ("problem", True)
 
 
 @pytest.mark.parametrize(
     ("duration", "skew", "levels", "part"),
     [
-        (800, 10, ["well", "well"], "within 0.80 ms"),
-        (20_000, 10, ["note", "well"], "delays every decision"),
-        (800, 3_500_000, ["well", "wrong"], "3.5 s ahead of the clock of this machine"),
-        (800, -3_500_000, ["well", "wrong"], "3.5 s behind the clock of this machine"),
+        (800, 10, ["ok", "ok"], "within 0.80 ms"),
+        (20_000, 10, ["note", "ok"], "delays every decision"),
+        (800, 3_500_000, ["ok", "problem"], "3.5 s ahead of the clock of this machine"),
+        (800, -3_500_000, ["ok", "problem"], "3.5 s behind the clock of this machine"),
     ],
 )
 def test_the_response_time_and_the_clock_of_a_store(duration, skew, levels, part):
@@ -99,10 +107,10 @@ def test_the_response_time_and_the_clock_of_a_store(duration, skew, levels, part
 def test_a_bus_that_responds_and_one_that_does_not(check, tmp_path, monkeypatch):
     with NatsServer() as nats:
         found = check(store_of(tmp_path) + RULES + f"swarm: {nats.url}\nbus: {nats.url}\n", everything=True)
-        assert [finding.level for finding in found if "the bus" in finding.what] == ["well"]  # once
+        assert [finding.level for finding in found if "the bus" in finding.what] == ["ok"]  # once
     monkeypatch.setattr(doctor, "BUS_TIMEOUT", 0.1)
     (finding,) = check(store_of(tmp_path) + RULES + f"bus: nats://me:hidden@127.0.0.1:{free_port()}\n")
-    assert (finding.level, "does not respond" in finding.what) == ("wrong", True)
+    assert (finding.level, "does not respond" in finding.what) == ("problem", True)
     assert "hidden" not in finding.what
 
 
@@ -123,7 +131,7 @@ def test_modes_of_files(check, tmp_path):
         "chmod 600 /with-key.yaml",
         "chmod 700 /data",
     }
-    assert {finding.level for finding in found} == {"wrong"}
+    assert {finding.level for finding in found} == {"problem"}
 
 
 def test_a_missing_file(check, tmp_path):
@@ -146,7 +154,7 @@ def test_addresses_and_tokens(tmp_path, text, parts):
     path.write_text(store_of(tmp_path) + RULES + text, encoding="utf-8")
     path.chmod(0o600)
     settings = load_settings(path, flags={} if "listen" in text else {"listen": "127.0.0.1:0"})
-    found = [finding for finding in examine(settings, (), {}) if finding.level != "well"]
+    found = [finding for finding in examine(settings, (), {}) if finding.level != "ok"]
     assert [finding.level for finding in found] == ["note"] * len(parts)
     for part, finding in zip(parts, found, strict=True):
         assert part in finding.what
@@ -162,10 +170,10 @@ def test_an_address_in_use(check, tmp_path):
 @pytest.mark.parametrize(
     ("trusted", "level", "part"),
     [
-        (["*"], "wrong", "every client can choose its address"),
-        (["10.0.0.0/8", "0.0.0.0/0"], "wrong", "every client can choose its address"),
-        (["ten"], "wrong", "trusted_proxies"),
-        (["10.0.0.0/8"], "well", "trusted proxies: 10.0.0.0/8"),
+        (["*"], "problem", "every client can choose its address"),
+        (["10.0.0.0/8", "0.0.0.0/0"], "problem", "every client can choose its address"),
+        (["ten"], "problem", "trusted_proxies"),
+        (["10.0.0.0/8"], "ok", "trusted proxies: 10.0.0.0/8"),
     ],
 )
 def test_trusted_proxies(trusted, level, part):
@@ -175,14 +183,14 @@ def test_trusted_proxies(trusted, level, part):
 
 def test_a_server_that_trusts_every_client():
     (finding,) = doctor.check_proxies((), {"FORWARDED_ALLOW_IPS": "*"})
-    assert finding.level == "wrong"
+    assert finding.level == "problem"
 
 
 def test_missing_packages(check, tmp_path, monkeypatch):
     monkeypatch.setitem(EXTRAS, "otel", ("no-such-package",))
     assert check(store_of(tmp_path) + RULES) == []  # not needed
     (finding,) = check(store_of(tmp_path) + RULES + "telemetry: true\n")
-    assert finding == Finding("wrong", "no-such-package is not installed", "pip install 'tidegate[otel]'")
+    assert finding == Finding("problem", "no-such-package is not installed", "pip install 'tidegate[otel]'")
 
 
 def test_policies_that_allow_every_call_while_the_store_is_unavailable(check, tmp_path):
@@ -205,7 +213,13 @@ def test_the_command(tmp_path, capsys):
     assert "✗ trusted proxies *" in output
     assert output.endswith("1 problem to fix\n")
     assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["well"] is True
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+def test_the_command_writes_findings_and_no_log_lines(caplog, capsys):
+    assert main(["doctor", "--store", "redis://127.0.0.1:1", "--listen", "127.0.0.1:0"]) == 1
+    assert "the store redis://127.0.0.1:1 does not respond" in capsys.readouterr().out
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -219,4 +233,4 @@ def test_the_command(tmp_path, capsys):
 def test_invalid_settings_are_a_finding(options, part, capsys):
     assert main(["doctor", *options, "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert (finding["level"], part in finding["what"], bool(finding["to_do"])) == ("wrong", True, True)
+    assert (finding["level"], part in finding["what"], bool(finding["to_do"])) == ("problem", True, True)

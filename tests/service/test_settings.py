@@ -88,7 +88,7 @@ def test_policies_from_options_and_environment(load):
         ({"policies": ("api",)}, "--policy: expected NAME=LIMITS such as 'api=100/1m, 1000/1h', not 'api'"),
         (
             {"environment": {"TIDEGATE_POLICIES": "a=b"}},
-            "TIDEGATE_POLICIES: expected a limit such as '60/1m' or '5 per 30s', at column 1 of 'b'",
+            "TIDEGATE_POLICIES: expected a limit such as '60/1m' or '5 per 30s' (at column 1 of 'b')",
         ),
         (
             {"flags": {"workers": "[1"}},

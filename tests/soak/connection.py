@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client that can hang up and still hear an answer that was on its way.
+"""An HTTP/1.1 client that can disconnect and still read a response that was on its way.
 
 It closes its sending side only, which the service sees as a client that is gone, and reads on until the service has
 closed the connection. So it knows whether the request was answered, which no ordinary client does.

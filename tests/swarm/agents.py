@@ -1,4 +1,4 @@
-"""Agents in processes of their own, told over a pipe what to do. Used by tests and by the benchmark."""
+"""Agents in separate processes, controlled over a pipe. Used by tests and by the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits around tool calls: blocks and decorators, and the 429s they notice."""
+"""Limits around tool calls: blocks and decorators, and the 429 responses that they detect."""
 
 import asyncio
 from email.utils import formatdate

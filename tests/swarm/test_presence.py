@@ -1,4 +1,4 @@
-"""Who is there: agents answer whoever asks, and `tidegate swarm` shows them."""
+"""Presence: agents answer requests for their state, and `tidegate swarm` shows them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Signed messages that somebody recorded and sends again: what is old is not obeyed as if it were new."""
+"""Replayed signed messages: an old message has no effect as a new one."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Many threads and tasks at once, in virtual time: nothing lost, nobody stuck, nothing kept."""
+"""Many threads and tasks at once, in virtual time: no permit is lost, no call hangs, no state is left behind."""
 
 import asyncio
 import gc

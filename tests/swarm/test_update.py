@@ -1,4 +1,4 @@
-"""What agents tell each other: the document's JSON, what is refused, and signatures."""
+"""Messages between agents: the document's JSON, messages that are refused, and signatures."""
 
 import hashlib
 import hmac

@@ -61,7 +61,7 @@ class CapacityState:
     settings: RecoverySettings = GRADUAL
     reductions: tuple[Reduction, ...] = field(default=())  # by epoch; `since` never falls as epochs rise
     floor: int = 0  # reductions up to this epoch are ignored
-    # Computed once: the curves that matter, because no newer one is as low and recovers no sooner, with their ends.
+    # Computed once: the curves and their ends, without those that a newer one covers (as low, and recovers no sooner).
     curves: tuple[tuple[Reduction, int | None], ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:

@@ -23,8 +23,8 @@ from tidegate.errors import ConfigError
 Recovery = Literal["gradual", "remember"]
 LOW_STEPS: Final = 2  # intervals at the reduced value
 HOLD_STEPS: Final = 8  # intervals at each further value
-MARGIN_DIVISOR: Final = 16  # the capacity returns to this part below the refused one
-GROWTH_DIVISOR: Final = 64  # and then grows by this part of it
+MARGIN_DIVISOR: Final = 16  # the capacity returns to the refused capacity less 1/16 of it
+GROWTH_DIVISOR: Final = 64  # and then grows by 1/64 of it at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RecoverySettings:
 
     @property
     def same_cause(self) -> int:
-        """How long after a reduction the refusal of a call that begins then has the same cause."""
+        """A refused call that begins within this time after a reduction has the same cause (microseconds)."""
         return max(self.cooldown, self.interval or 0) if self.remember else self.cooldown
 
     def reduced(self, value: int) -> int:

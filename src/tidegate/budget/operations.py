@@ -229,7 +229,7 @@ class BudgetOperations:
         share = batch.settle(used, count, last=last)
         completion = Completion(count, task_type, task_ids, actual or None) if count else None
         self.monitor.count_settled(count, share.returned)
-        self._enter(count, task_type, actual)
+        self._record_spending(count, task_type, actual)
         self._short_term.correct(tier_policy, share.corrections, batch.memory_at)
         if any(share.unreserved):
             self._short_term.charge(tier_policy, share.unreserved)
@@ -253,8 +253,8 @@ class BudgetOperations:
     def _return_flow(self, batch: OpenBatch) -> BudgetFlow[None]:
         return self.settle_flow(batch, 0, None, (), None, last=True)
 
-    def _enter(self, count: int, task_type: str | None, cost: Mapping[str, int]) -> None:
-        """Enter completed tasks, and what they cost, into the ledger."""
+    def _record_spending(self, count: int, task_type: str | None, cost: Mapping[str, int]) -> None:
+        """Record completed tasks, and what they cost, in the ledger."""
         if self.ledger is not None and count:
             for unit, amount in {"tasks": count, **cost}.items():
                 self.ledger.add(self.settings.name, unit, amount, model=task_type or "", calls=count)
@@ -267,7 +267,7 @@ class BudgetOperations:
         costs = tier_policy.costs(self.plan.charges(count, task_type, cost, 0))
         self._short_term.charge(tier_policy, costs)
         self.monitor.count_settled(count, 0)
-        self._enter(count, task_type, cost)
+        self._record_spending(count, task_type, cost)
         completion = Completion(count, task_type, task_ids, cost or None)
         yield from self._submit_flow("record", tier_policy.unlimited, KEY, costs, completion)
 

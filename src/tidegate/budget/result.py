@@ -94,18 +94,20 @@ class RateLimitResult:
     @property
     def reason(self) -> str:
         """The result as a sentence, for logs and errors."""
+        one = self.task_count == 1
+        tasks = "1 task" if one else f"{self.task_count} tasks"
         if self.allowed:
-            return f"{self.task_count} tasks may be processed"
+            return f"{tasks} may be processed"
         usage = self.usage.get(self.tier or "")
         if self.tier is None or usage is None:
             when = "" if self.wait is None else f", try again in {self.wait:.3f} s"
-            return f"the database is unavailable: {self.task_count} tasks must wait{when}"
+            return f"the database is unavailable: {tasks} must wait{when}"
         what = f"{usage.used} of {usage.quota} {usage.unit.partition(':')[0]} per {self.tier} are used"
         if self.tier == "concurrency":
             what = f"{usage.used} of {usage.quota} tasks are running"
         if self.wait is None:
-            return f"{what}: {self.task_count} tasks are more than the limit can ever allow"
-        return f"{what}: {self.task_count} tasks must wait, try again in {self.wait:.3f} s"
+            return f"{what}: {tasks} {'is' if one else 'are'} more than the limit can ever allow"
+        return f"{what}: {tasks} must wait, try again in {self.wait:.3f} s"
 
 
 def instant(microseconds: int) -> datetime:

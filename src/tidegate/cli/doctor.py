@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
-from tidegate.cli.output import counted
+from tidegate.cli.output import counted, without_logs
 from tidegate.cli.start import add_settings_options, read_settings
 from tidegate.errors import ConfigError
 from tidegate.service.doctor import Finding, examine
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.output import Output
 
-LEVEL_SIGNS: Final = {"well": ("✓", "green"), "note": ("!", "yellow"), "wrong": ("✗", "red")}
+LEVEL_SIGNS: Final = {"ok": ("✓", "green"), "note": ("!", "yellow"), "problem": ("✗", "red")}
 
 EXAMPLES: Final = (
     ("tidegate doctor service.yaml", "check the file, the store and the clocks"),
@@ -41,17 +41,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Check the deployment, and write the findings; returns 1 if there is a problem."""
     try:
-        findings = examine(read_settings(args), args.trusted_proxy)
+        with without_logs():
+            findings = examine(read_settings(args), args.trusted_proxy)
     except ConfigError as error:
-        findings = [Finding("wrong", f"the settings are invalid: {error}", "correct them, and run the command again")]
+        findings = [Finding("problem", f"the settings are invalid: {error}", "correct them, and run the command again")]
     for finding in findings:
         sign, colour = LEVEL_SIGNS[finding.level]
         output.write_line(f"{output.style(sign, colour)} {finding.what}")
         if finding.to_do:
             output.write_line(f"    {finding.to_do}", "dim")
-    count = sum(finding.level == "wrong" for finding in findings)
+    count = sum(finding.level == "problem" for finding in findings)
     output.write_line(
         f"{counted(count, 'problem')} to fix" if count else "no problems found", "red" if count else "green"
     )
-    output.write_json({"well": not count, "findings": [finding._asdict() for finding in findings]})
+    output.write_json({"ok": not count, "findings": [finding._asdict() for finding in findings]})
     return EXIT_DENIED if count else EXIT_OK

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.file_kinds import KINDS, recognise
+from tidegate.cli.output import without_logs
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import parse_address
 from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from tidegate.cli.explanation import Explanation
     from tidegate.cli.output import Output
@@ -67,30 +65,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     call = parser.add_argument_group("a call to a service")
     call.add_argument("--policy", metavar="NAME", help="the policy")
     call.add_argument("--key", action="append", metavar="KEY", help="the key; repeat it for the parts of one key")
-    call.add_argument("--caller", metavar="NAME", help="the caller, for the file of an egress gateway")
+    call.add_argument("--caller", metavar="NAME", help="the caller, for an egress gateway file")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Write the explanation."""
     kind = args.kind or recognise(args.file)
     KINDS[kind].check(args.file)
-    with quiet():
+    with without_logs():
         explanation = explain(args, kind)
     explanation.write(output)
     output.write_json(explanation.describe())
     return 0
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Log nothing: this command provokes denials only to show them."""
-    log = logging.getLogger("tidegate")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def explain(args: argparse.Namespace, kind: str) -> Explanation:

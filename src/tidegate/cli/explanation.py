@@ -46,8 +46,8 @@ class RuleVerdict:
 
 
 @dataclass(frozen=True)
-class MetLimit:
-    """A limit that applies: how many such requests it allows at once, and then one in how many seconds."""
+class ApplicableLimit:
+    """A limit that applies: how many such requests it allows at once, and then one every how many seconds."""
 
     name: str
     owner: str
@@ -73,21 +73,21 @@ class Explanation:
     key: str | None = None
     key_reason: str = ""
     rules: list[RuleVerdict] = field(default_factory=list)
-    limits: list[MetLimit] = field(default_factory=list)
+    limits: list[ApplicableLimit] = field(default_factory=list)
     verdict: str = ""  # in one sentence, why these limits apply, or why none does
     denial: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
     def add_policy(self, owner: str, policy: Policy, cost: Cost) -> None:
         """Add the limits of a policy that charge this request."""
-        self.limits += met_limits(owner, policy.limits, policy.costs(cost), policy.mode)
+        self.limits += applicable_limits(owner, policy.limits, policy.costs(cost), policy.mode)
 
     def sort(self) -> None:
         """Sort the limits, the strictest first."""
         self.limits.sort(key=lambda limit: limit.strictness)
 
     @property
-    def strictest(self) -> MetLimit | None:
+    def strictest(self) -> ApplicableLimit | None:
         """The limit that denies first; None if nothing denies."""
         return next(
             (limit for limit in sorted(self.limits, key=lambda each: each.strictness) if limit.mode != "shadow"), None
@@ -136,13 +136,13 @@ def show_key(key: Key) -> str:
     return key if isinstance(key, str) else " ".join(key)
 
 
-def limit_row(number: int, limit: MetLimit) -> tuple[str, ...]:
+def limit_row(number: int, limit: ApplicableLimit) -> tuple[str, ...]:
     """Return the cells of a limit."""
     pace = "a free slot" if limit.unit == "concurrent-requests" else format_duration(limit.one_every)
     return str(number), limit.name, limit.owner, limit.text, f"{limit.at_once:,}", pace, limit.mode
 
 
-def met_limits(owner: str, limits: Iterable[Limit], costs: Iterable[int], mode: str) -> list[MetLimit]:
+def applicable_limits(owner: str, limits: Iterable[Limit], costs: Iterable[int], mode: str) -> list[ApplicableLimit]:
     """Return the limits that charge a request anything."""
     found = []
     for limit, cost in zip(limits, costs, strict=True):
@@ -150,5 +150,5 @@ def met_limits(owner: str, limits: Iterable[Limit], costs: Iterable[int], mode: 
             pace = Fraction(limit.length * max(1, cost), max(1, limit.quota) * SECOND)
             at_once = limit.burst // cost if limit.quota else 0
             text = NAME_OPTION.sub("", str(limit))
-            found.append(MetLimit(limit.name, owner, text, limit.unit, cost, at_once, float(pace), mode))
+            found.append(ApplicableLimit(limit.name, owner, text, limit.unit, cost, at_once, float(pace), mode))
     return found

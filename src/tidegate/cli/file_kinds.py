@@ -28,6 +28,7 @@ from tidegate.policy.config_value import load
 from tidegate.service.config.schema import schema as service_schema
 from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
 from tidegate.spending.report import format_amount
+from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ class FileKind(NamedTuple):
 
 
 def check_service(file: str) -> tuple[list[str], dict[str, object]]:
-    """Check the file of a service."""
+    """Check a service file."""
     settings = load_settings(file, environment=os.environ)  # as `tidegate start` reads it
     names = {"policies": sorted(settings.policies.entries), "domains": sorted(settings.policies.domains)}
     return describe_policies(settings), names  # type: ignore[return-value]  # lists are objects
@@ -65,11 +66,11 @@ def describe_policies(settings: Settings) -> list[str]:
         lines.append(f"policy {name}: {limits}{mode}{more}")
     domains = settings.policies.domains.values()
     counts = ((domain.name, sum(1 for _ in domain.variants())) for domain in domains)
-    return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)]
+    return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)] or ["no policies"]
 
 
 def check_provider(file: str, profiles: Mapping[str, Path] = NO_PROFILES) -> tuple[list[str], dict[str, object]]:
-    """Check the file of a provider, which may name one of these profiles."""
+    """Check a provider file, which may name one of these profiles."""
     provider = read_provider(file, profiles)
     lines = [f"provider {provider} for {provider.domain}"]
     if provider.api_key is not None and provider.key_location is None:
@@ -111,7 +112,7 @@ def check_prices(file: str) -> tuple[list[str], dict[str, object]]:
 
 
 def check_source(file: str) -> tuple[list[str], dict[str, object]]:
-    """Check the file of a source."""
+    """Check a source file."""
     from tidegate.outbound.sources.source import read_source  # noqa: PLC0415 - needs the extra 'sources'
 
     source = read_source(file)
@@ -132,7 +133,7 @@ def check_inbound(file: str) -> tuple[list[str], dict[str, object]]:
 
 
 def check_budget(file: str) -> tuple[list[str], dict[str, object]]:
-    """Check the file of a task budget."""
+    """Check a task budget file."""
     values = read_config(file)
     tiers = {period: values[f"per_{period}"] for period in PERIODS if values.get(f"per_{period}")}
     text = ", ".join(f"{quota} per {period}" for period, quota in tiers.items()) or "no tiers"
@@ -140,7 +141,7 @@ def check_budget(file: str) -> tuple[list[str], dict[str, object]]:
 
 
 def check_egress(file: str) -> tuple[list[str], dict[str, object]]:
-    """Check the file of an egress gateway."""
+    """Check an egress gateway file."""
     settings = load_egress(file)
     names = [caller.name for caller in settings.callers]
     lines = [f"egress gateway on {settings.listen}: {counted(len(names), 'caller')}"]
@@ -150,28 +151,31 @@ def check_egress(file: str) -> tuple[list[str], dict[str, object]]:
 
 KINDS: Final = {
     "service": FileKind(
-        "the file of a service", frozenset({*SECTIONS, *(option.name for option in OPTIONS)}), check_service,
+        "a service file", frozenset({*SECTIONS, *(option.name for option in OPTIONS)}), check_service,
         service_schema,
     ),
-    "budget": FileKind("the file of a task budget", frozenset(BUDGET_FIELDS), check_budget, budget_schema),
-    "profile": FileKind("a profile of a provider", frozenset(PROFILE_FIELDS), check_profile, profile_schema),
-    "prices": FileKind("a file of prices", frozenset(PRICES_FIELDS), check_prices, prices_schema),
-    "source": FileKind("the file of a source", frozenset(SOURCE_FIELDS), check_source, source_schema),
+    "budget": FileKind("a task budget file", frozenset(BUDGET_FIELDS), check_budget, budget_schema),
+    "profile": FileKind("a provider profile", frozenset(PROFILE_FIELDS), check_profile, profile_schema),
+    "prices": FileKind("a price file", frozenset(PRICES_FIELDS), check_prices, prices_schema),
+    "source": FileKind("a source file", frozenset(SOURCE_FIELDS), check_source, source_schema),
     "provider": FileKind(
-        "the file of a provider", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema
+        "a provider file", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema
     ),
-    "egress": FileKind("the file of an egress gateway", frozenset(EGRESS_FIELDS), check_egress, egress_schema),
+    "egress": FileKind("an egress gateway file", frozenset(EGRESS_FIELDS), check_egress, egress_schema),
     "inbound": FileKind(
-        "the configuration of a middleware", frozenset({INBOUND_SECTION, *SECTION_FIELDS}), check_inbound,
+        "a middleware configuration", frozenset({INBOUND_SECTION, *SECTION_FIELDS}), check_inbound,
         inbound_schema,
     ),
 }  # fmt: skip
 
 
 def recognise(file: str) -> str:
-    """Return the kind that has the most settings in common with a file; the first of KINDS if none has any."""
+    """Return the kind that has the most settings in common with a file, or, if none has any, the most similar ones."""
     document = load(file)
     names = set() if document.is_null or not document.is_mapping else set(document.entries())
     if INBOUND_SECTION in names:
         return "inbound"
-    return max(KINDS, key=lambda kind: len(names & KINDS[kind].fields))
+    shared = {kind: len(names & KINDS[kind].fields) for kind in KINDS}
+    if not any(shared.values()):
+        shared = {kind: sum(closest(name, KINDS[kind].fields) is not None for name in names) for kind in KINDS}
+    return max(KINDS, key=lambda kind: shared[kind])

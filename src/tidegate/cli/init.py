@@ -67,7 +67,7 @@ TEMPLATES: Final = {
 }
 EXAMPLES: Final = (
     ("tidegate init api", "write config.yaml"),
-    ("tidegate init provider providers/openai.yaml", "write another file"),
+    ("tidegate init provider providers/openai.yaml", "write to another file"),
     ("tidegate init service - | less", "print it instead"),
 )
 

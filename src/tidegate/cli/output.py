@@ -6,6 +6,7 @@ Colours need rich (the extra `cli`), a terminal that shows them, and no variable
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -24,7 +25,19 @@ CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
 
 def counted(count: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun, such as '1 policy' or '2 policies'."""
-    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """Log nothing: the command itself writes what happens, such as a denial or an unavailable store."""
+    log = logging.getLogger("tidegate")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 class Output:

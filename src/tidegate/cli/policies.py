@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("tidegate policies", "their limits, modes and overrides"),
-    ("tidegate policies --json", "the same for a program"),
+    ("tidegate policies --json", "the same, as JSON"),
 )
 FULL_ROLLOUT: Final = 100  # percent
 COLUMNS: Final = (TableColumn("policy"), TableColumn("limits", shrinks=True), TableColumn("mode"))

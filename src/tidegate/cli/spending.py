@@ -60,15 +60,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--by", metavar="COLUMNS", help="sum a ledger by these columns: day, source, member, model, team, tag"
     )
     group.add_argument(
-        "--ledger", metavar="FILE", action="append", help=f"a ledger; may be repeated (default: {DEFAULT_LEDGER})"
+        "--ledger", metavar="FILE", action="append", help=f"a ledger (may be repeated; default: {DEFAULT_LEDGER})"
     )
     group.add_argument("--since", metavar="DAY", help="the first day of the report, such as 2026-11-01")
     group.add_argument("--until", metavar="DAY", help="the last day of the report")
     group.add_argument("--csv", action="store_true", help="write the report as CSV")
     group.add_argument(
-        "--providers", metavar="PATH", action="append", help="show the ceilings of provider files: a file or a folder"
+        "--providers",
+        metavar="PATH",
+        action="append",
+        help="show the spending ceilings in this provider file or folder",
     )
-    group.add_argument("--store", metavar="URL", help="the store that counts the ceilings")
+    group.add_argument("--store", metavar="URL", help="the store in which the spending is counted")
 
 
 def show(args: argparse.Namespace, output: Output) -> None:
@@ -94,7 +97,10 @@ def read_paths(args: argparse.Namespace) -> list[Path]:
     paths = [Path(path) for path in args.ledger or ()]
     for path in paths or ([Path(DEFAULT_LEDGER)] if args.by is not None else []):
         if not path.exists():
-            raise ConfigError(f"{path} does not exist: a gate with spending={str(path)!r} creates it", field="--ledger")
+            raise ConfigError(
+                f"{path} does not exist: a service, gateway or client with the setting spending: {path} creates it",
+                field="--ledger",
+            )
     return paths or [path for path in [Path(DEFAULT_LEDGER)] if path.exists()]
 
 
@@ -132,7 +138,7 @@ def draw(rows: list[dict[str, Any]], by: tuple[str, ...], output: Output) -> lis
 def describe_ceilings(args: argparse.Namespace, ledgers: list[Path], output: Output) -> Iterator[dict[str, Any]]:
     """Yield the money limits of all providers: what is used, the debt, and when the ceiling is reached."""
     if not args.store:
-        raise ConfigError("needs the store that counts the ceilings, such as redis://host", field="--store")
+        raise ConfigError("needs the store in which the spending is counted, such as redis://host", field="--store")
     files = [path for path in args.providers if not Path(path).is_dir()]
     folders = [path for path in args.providers if Path(path).is_dir()]
     providers = Providers.load(files, folders, permissions="ignore")

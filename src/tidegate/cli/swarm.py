@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_UPDATES_SHOWN: Final = 8
 EXAMPLES: Final = (
     ("tidegate swarm nats://127.0.0.1:4222", "the agents on this bus, live; q quits"),
-    ("tidegate swarm redis://cache --once --json", "their capacities for a program"),
+    ("tidegate swarm redis://cache --once --json", "their capacities, once and as JSON"),
     ("tidegate swarm nats://127.0.0.1:4222 --clear api", "end the capacity reductions of the resource api"),
 )
 COLUMNS: Final = (

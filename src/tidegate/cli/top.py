@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     ("tidegate top", "the service on this machine, live; q quits, other keys sort"),
     ("tidegate top --sort denied --rows 5", "the policies with the most denials first"),
-    ("tidegate top --once --json", "one overview for a program"),
+    ("tidegate top --once --json", "one overview, as JSON"),
     ("tidegate top --egress", "who calls which provider through the egress gateway"),
 )
 MEMBER_COLUMNS: Final = columns("member", "state", "left", "refused", "cost")
@@ -65,7 +65,7 @@ DENIAL_COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class SortKey:
-    """An order of rows: the field that is compared, the largest first; a string from a to z."""
+    """An order of rows: the field that is compared, the largest number first, or strings from a to z."""
 
     name: str
     fields: tuple[str, ...]
@@ -288,7 +288,7 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
     title = output.style(f"egress gateway on {panel['listen']}", "bold")
     lines = [title, "", *draw_table(TextTable(EGRESS_COLUMNS, list(cells), empty="no calls yet"), output)]
     if error := panel["rules"]["error"]:
-        lines += ["", output.style(output.clean(f"The egress file is refused: {error}", MAX_FINDING_LENGTH), "yellow")]
+        lines += ["", output.style(output.clean(f"Egress file refused: {error}", MAX_FINDING_LENGTH), "yellow")]
     return lines
 
 

@@ -183,7 +183,7 @@ class _LimitReader:
         word = self.match(WORD, "a unit of time").lower()
         if word not in units:
             names = ", ".join(name for name in units if name and not (name[:-1] and name[:-1] in units))
-            raise self._error(place, f"expected a unit of time ({names})")
+            raise self._error(place, f"expected a unit of time: {names}")
         return units[word]
 
     def _skip_spaces(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 MAX_INTEGER = 2**53 - 1
-MAX_DURATION = 2**52  # no wait, window or refill takes more microseconds (142 years): until 2112, now + it < 2**53
+MAX_DURATION = 2**52  # microseconds (142 years): bounds waits, windows and refills; now + it is below 2**53 until 2112
 SECOND = 1_000_000
 RATE_TOLERANCE = Fraction(1, 1_000_000)  # how much slower than configured a limit may run if it cannot be exact
 

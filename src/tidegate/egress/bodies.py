@@ -30,6 +30,7 @@ class RequestBody:
         self.whole: bytes | None = None if self.exists else b""
         self.problem: EgressError | None = None  # why passing it on has failed
         self.sent: int = 0
+        self.deadline: asyncio.Timeout | None = None  # by which the provider must have read a piece
         if self.length is not None and self.length > settings.max_body:
             raise too_large(settings.max_body)
 
@@ -37,6 +38,11 @@ class RequestBody:
     def replays(self) -> bool:
         """Whether it can be sent again: it is in memory, or nothing of it was sent."""
         return self.whole is not None or self.sent == 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is known to be small enough to be metered."""
+        return self.length is not None and self.length <= self._settings.max_metered_body
 
     @property
     def expected(self) -> bool:
@@ -65,7 +71,7 @@ class RequestBody:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives; a client that stops sending, or sends too much, is an error."""
-        content = self._request.content
+        content, loop = self._request.content, asyncio.get_running_loop()
         try:
             while not content.at_eof():
                 async with asyncio.timeout(self._settings.client_timeout):
@@ -75,7 +81,9 @@ class RequestBody:
                 self.sent += len(piece)
                 if self.sent > self._settings.max_body:
                     raise too_large(self._settings.max_body)
+                self._reschedule(loop.time() + self._settings.upstream_timeout)
                 yield piece
+                self._reschedule(None)
         except TimeoutError:
             self.problem = EgressError(408, "request-timeout", "the body of the request was not received in time")
             raise self.problem from None
@@ -85,6 +93,11 @@ class RequestBody:
         except EgressError as error:
             self.problem = error
             raise
+
+    def _reschedule(self, when: float | None) -> None:
+        """Give the provider until this time to read a piece; None: no deadline while the client sends the next one."""
+        if self.deadline is not None:
+            self.deadline.reschedule(when)
 
     def decoded(self) -> bytes | None:
         """Return the body without its Content-Encoding; None: it is not in memory, or cannot be decoded."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from tidegate.errors import StoreUnavailable
 from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.profile import TOKEN_UNITS
@@ -14,6 +16,7 @@ from tidegate.outbound.quota.request_tokens import read_request, units_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tidegate.core import Decision
     from tidegate.egress.callers import EgressCaller
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import OutboundRequest
@@ -33,7 +36,7 @@ class CallerLimits:
         self.update(callers)
 
     def update(self, callers: Iterable[EgressCaller]) -> None:
-        """Use the limits of these callers; what was used is kept, also that of a caller that returns."""
+        """Use the limits of these callers; usage is kept, even of a caller that is removed and added again."""
         for caller in callers:
             limiter = self._limiters.get(caller.name)
             if not caller.limits:
@@ -64,10 +67,16 @@ class CallerLimits:
             return None
         return await limiter.reserve(caller.name, cost, CHARGE_TTL, timeout, priority)
 
+    async def peek(self, caller: EgressCaller, provider: Provider, call: OutboundRequest) -> Decision | None:
+        """Return the decision of a caller's own limits for a call now; None: it has none."""
+        limiter = self._limiters.get(caller.name)
+        if limiter is None or not caller.limits:
+            return None
+        return await limiter.peek(caller.name, self.cost_of(caller, provider, call))
+
     def cost_of(self, caller: EgressCaller, provider: Provider, call: OutboundRequest) -> dict[str, int]:
         """Estimate what a call costs its caller, by unit; estimates are at most what the limits can ever allow."""
-        units = self.units_of(caller)
-        cost: dict[str, int] = {unit: 1 for unit in PER_REQUEST if unit in units}
+        cost = self.cost_of_tunnel(caller)
         if self.counts_tokens(caller):
             request = request_of(provider, call) or read_request(provider.counting, call.url, call.body())
             found = units_of(request, request.estimate_input(), request.bound)
@@ -76,7 +85,18 @@ class CallerLimits:
                     cost[limit.unit] = min(found[limit.unit], limit.burst, cost.get(limit.unit, limit.burst))
         return cost
 
+    def cost_of_tunnel(self, caller: EgressCaller) -> dict[str, int]:
+        """Return what a tunnel costs its caller: one request."""
+        units = self.units_of(caller)
+        return {unit: 1 for unit in PER_REQUEST if unit in units}
+
     async def close(self) -> None:
         """Wake the calls that wait."""
         for limiter in self._limiters.values():
             await limiter.close()
+
+
+async def settle_quietly(own: AsyncReservation, *, arrived: bool) -> None:
+    """Commit the reservation of a call that arrived, or cancel it; if the store is unavailable, it stays charged."""
+    with suppress(StoreUnavailable):
+        await (own.commit() if arrived else own.cancel())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,10 +16,13 @@ from urllib.parse import unquote_plus
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from multidict import CIMultiDictProxy
+
     from tidegate.core import Limit
+    from tidegate.outbound.providers.provider import Provider
 
 LOCAL_CALLER: Final = "local"  # the name of every caller if none is configured
 DEFAULT_CALLER_CONNECTIONS: Final = 1000
@@ -28,7 +30,6 @@ OWN_TOKEN: Final = "X-Tidegate-Token"  # noqa: S105 - the name of a header
 PROXY_TOKEN: Final = "Proxy-Authorization"  # noqa: S105 - as above
 KEY_HEADERS: Final = ("Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key")
 KEY_PARAMETER: Final = "key"  # of Google's APIs
-QUERY_KEY = re.compile(r"(?:^|&)key=([^&]*)")
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,21 @@ class EgressCaller:
         return self.providers is None or provider in self.providers
 
 
+class KeyPlaces(NamedTuple):
+    """Header fields and query parameters that may hold a key, and so the token of a caller."""
+
+    headers: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+NO_PLACES: Final = KeyPlaces((), ())
+
+
 class Identity(NamedTuple):
-    """A caller, and the header or parameter that carried its token (None: it needs no token)."""
+    """A caller, and the places of its request that hold tokens of callers (none: it needs no token)."""
 
     caller: EgressCaller
-    token_in: str | None
+    tokens_in: KeyPlaces
 
 
 class Callers:
@@ -72,18 +83,22 @@ class Callers:
         """Index these callers by token; if there are none, every client that can connect is the caller `local`."""
         self.all: tuple[EgressCaller, ...] = tuple(callers)
         self._by_digest = {digest: caller for caller in self.all for digest in caller.digests}
-        self._anybody = None if self.all else Identity(EgressCaller(LOCAL_CALLER, max_priority=float("inf")), None)
+        self._anybody = None if self.all else Identity(EgressCaller(LOCAL_CALLER, max_priority=float("inf")), NO_PLACES)
 
-    def identify(self, headers: Mapping[str, str], raw_path: str) -> Identity | None:
-        """Return who sends a request; None: it has no valid token."""
+    def identify(self, headers: CIMultiDictProxy[str], raw_path: str, places: KeyPlaces) -> Identity | None:
+        """Return who sends a request; None: it has no valid token. The first place that holds a token decides."""
         if self._anybody is not None:
             return self._anybody
-        for place, token in find_tokens(headers, raw_path.partition("?")[2]):
-            # A lookup by hash takes as long for a token that is nearly right as for any other.
-            caller = self._by_digest.get(digest_of(token))
-            if caller is not None:
-                return Identity(caller, place)
-        return None
+        # A lookup by hash takes as long for a token that is nearly right as for any other.
+        found = [
+            (caller, kind, place)
+            for kind, place, token in find_tokens(headers, raw_path.partition("?")[2], places)
+            if (caller := self._by_digest.get(digest_of(token))) is not None
+        ]
+        if not found:
+            return None
+        fields = tuple(place for _, kind, place in found if kind == "header")
+        return Identity(found[0][0], KeyPlaces(fields, tuple(place for _, kind, place in found if kind == "query")))
 
 
 def digest_of(token: str) -> bytes:
@@ -91,32 +106,53 @@ def digest_of(token: str) -> bytes:
     return sha256(b"tidegate caller\0" + token.encode("utf-8", "surrogateescape")).digest()
 
 
-def find_tokens(headers: Mapping[str, str], query: str) -> Iterator[tuple[str, str]]:
-    """Yield the places of a request that may hold the caller's token, and what they hold."""
-    if (own := headers.get(OWN_TOKEN)) is not None:
-        yield OWN_TOKEN, own
-    if (proxy := headers.get(PROXY_TOKEN)) is not None:
-        for each in _proxy_tokens(proxy):
-            yield PROXY_TOKEN, each
-    for name in KEY_HEADERS:
-        value = headers.get(name)
-        if value is not None:
-            scheme, _, rest = value.partition(" ")
-            yield name, rest.strip() if scheme.lower() == "bearer" else value
-    if query and (found := QUERY_KEY.search(query)) is not None:
-        yield KEY_PARAMETER, unquote_plus(found[1])
+def key_places(providers: Iterable[Provider]) -> KeyPlaces:
+    """Return where clients of these providers send a key: the usual places, and those of the providers' own keys."""
+    fields, parameters = dict.fromkeys(KEY_HEADERS), {KEY_PARAMETER: None}
+    known = {name.lower() for name in KEY_HEADERS}
+    for provider in providers:
+        members = () if provider.pool is None else (member.provider for member in provider.pool.members)
+        for location in (each.key_location for each in (provider, *members)):
+            if location is None:
+                continue
+            if location.kind == "query":
+                parameters[location.name] = None
+            elif location.name.lower() not in known:
+                known.add(location.name.lower())
+                fields[location.name] = None
+    return KeyPlaces(tuple(fields), tuple(parameters))
 
 
-def _proxy_tokens(value: str) -> tuple[str, ...]:
-    """Return the tokens of a Proxy-Authorization: `Bearer TOKEN`, or `Basic` with the token as password or user."""
-    scheme, _, rest = value.partition(" ")
-    if scheme.lower() == "bearer":
+def find_tokens(headers: CIMultiDictProxy[str], query: str, places: KeyPlaces) -> Iterator[tuple[str, str, str]]:
+    """Yield what may be the caller's token: `header` or `query`, the name of the field or parameter, and its value."""
+    for own in headers.getall(OWN_TOKEN, ()):
+        yield "header", OWN_TOKEN, own
+    for proxy in headers.getall(PROXY_TOKEN, ()):
+        for each in _credentials(proxy):
+            yield "header", PROXY_TOKEN, each
+    for name in places.headers:
+        for value in headers.getall(name, ()):
+            for each in _credentials(value):
+                yield "header", name, each
+    if query:
+        for part in query.split("&"):
+            name, _, value = part.partition("=")
+            if (decoded := unquote_plus(name)) in places.parameters:
+                yield "query", decoded, unquote_plus(value)
+
+
+def _credentials(value: str) -> tuple[str, ...]:
+    """Return the tokens of a field: `TOKEN`, `Bearer TOKEN` (or another scheme), or `Basic` with password or user."""
+    scheme, _, rest = value.strip().partition(" ")
+    if not rest:
+        return (scheme,)
+    if scheme.lower() != "basic":
         return (rest.strip(),)
     try:
         user, _, password = base64.b64decode(rest.strip(), validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
         return ()
-    return tuple(each for each in (password, user) if each) if scheme.lower() == "basic" else ()
+    return tuple(each for each in (password, user) if each)
 
 
 def without_parameters(query: str, names: Iterable[str]) -> str:

@@ -14,12 +14,13 @@ import aiohttp
 from yarl import URL
 
 from tidegate.clock import TaskSignal
+from tidegate.core.bounds import SECOND
 from tidegate.egress.addresses import ForbiddenAddressError
-from tidegate.egress.messages import EgressError
+from tidegate.egress.messages import TOO_MANY_REQUESTS, EgressError
 from tidegate.outbound.aiohttp import unreached
 from tidegate.outbound.capacity.retry import FIRST_PAUSE, IDEMPOTENT_METHODS
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse, target_url
+from tidegate.outbound.quota.exchange import CURRENT_OPTIONS, OutboundRequest, ProviderResponse, target_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +41,14 @@ LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 class UpstreamResponse:
     """A response of a provider whose body has not been read, except for the part that the gate has read."""
 
-    __slots__ = ("key", "looked_at", "native")
+    __slots__ = ("key", "looked_at", "native", "problem")
 
     def __init__(self, native: aiohttp.ClientResponse, key: str | None) -> None:
         """Wrap a response; `key` is the provider's key that its request carried."""
         self.native: aiohttp.ClientResponse = native
         self.key: str | None = key
         self.looked_at: bytes = b""
+        self.problem: str = ""  # why it did not reach the client as a whole
 
     async def look_at_body(self) -> bytes:
         """Read and decode the beginning of the body, which is still forwarded later."""
@@ -86,7 +88,9 @@ class ProviderCall:
         self._headers = headers
         self._body = body
         self._on_sending = on_sending
+        self._ends = 0
         self.attempts: int = 0
+        self.arrived: bool = False  # whether the provider may have received it, and did not refuse it with a 429
         in_memory = body.whole is not None
         rewrites = in_memory and not body.encoded
         # The call as the gate sees it.
@@ -94,8 +98,13 @@ class ProviderCall:
             method, target.quota_url, headers.get, body.decoded, in_memory, unreached, rewrites
         )
 
-    async def run(self) -> SendResult[UpstreamResponse]:
-        """Wait for a permit and send; raises Denied, or EgressError if the provider cannot be reached."""
+    async def run(self, timeout: float) -> SendResult[UpstreamResponse]:  # noqa: ASYNC109 - the deadline of the call
+        """Wait for a permit and send, with all retries up to `timeout` seconds from now.
+
+        Raises Denied, or EgressError if the provider cannot be reached.
+        """
+        clock = self._gate.clock
+        self._ends = clock.steady() + round(timeout * SECOND)
         while True:
             try:
                 return await self._gate.run(self._gate.send_flow(self.outbound, self._send))
@@ -103,13 +112,16 @@ class ProviderCall:
                 if self._body.problem is not None:
                     raise self._body.problem from None
                 if isinstance(error, LOST) and not unreached(error) and self._may_repeat():
+                    left = (self._ends - clock.steady()) / SECOND
+                    CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), "timeout": left})
                     continue
                 raise describe_failure(error, self.target.provider.name) from None
 
     def _may_repeat(self) -> bool:
         """Return whether a call that may have arrived can be sent again."""
         allowed = self._method.upper() in IDEMPOTENT_METHODS and self._body.replays
-        return allowed and self.attempts <= self.target.provider.retries.max_retries
+        in_time = self._gate.clock.steady() < self._ends
+        return allowed and in_time and self.attempts <= self.target.provider.retries.max_retries
 
     async def _send(self, provider: Provider | None, changed: bytes | None = None) -> ProviderResponse:
         self._on_sending()
@@ -119,16 +131,25 @@ class ProviderCall:
             try:
                 return await self._send_once(provider, changed)
             except aiohttp.ClientError as error:
-                most = 0 if provider is None else provider.retries.max_retries
+                # A call of a pool is sent by another member at once; see the gate.
+                most = 0 if provider is None or provider.member else provider.retries.max_retries
                 if not unreached(error) or is_forbidden(error) or not self._body.replays or self.attempts > most:
                     raise
                 clock = self._gate.clock
-                await clock.wait_async(TaskSignal(), clock.steady() + pause)
+                until = clock.steady() + pause
+                if until > self._ends:
+                    raise
+                await clock.wait_async(TaskSignal(), until)
                 pause *= 2
 
     async def _send_once(self, provider: Provider | None, changed: bytes | None) -> ProviderResponse:
         url, headers, key = self._with_key(provider)
-        native = await self._client.send(self._method, url, headers, self._body, changed)
+        try:
+            native = await self._client.send(self._method, url, headers, self._body, changed)
+        except BaseException as error:
+            self.arrived |= not unreached(error)
+            raise
+        self.arrived |= native.status != TOO_MANY_REQUESTS
         upstream = UpstreamResponse(native, key)
         fields = tuple(native.headers.items())
         return ProviderResponse(native.status, fields, upstream.release, upstream, upstream.look_at_body)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from tidegate.core.bounds import SECOND
+from tidegate.egress.bodies import RequestBody
 from tidegate.egress.messages import EgressError, describe_cost, json_response, no_price
 from tidegate.errors import RateLimitError, ResourceUnknown
 from tidegate.observe.text_format import CONTENT_TYPE, write_families
@@ -16,12 +17,12 @@ from tidegate.outbound.quota.exchange import OutboundRequest
 from tidegate.outbound.quota.money_metrics import read_money_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from tidegate.core import Decision
     from tidegate.egress.gateway import EgressGateway
 
 ESTIMATE_PATH: Final = "/v1/egress/estimate"
-MAX_ESTIMATE_BODY: Final = 2**24
 
 
 class Endpoints:
@@ -56,36 +57,40 @@ class Endpoints:
         return json_response(200, {"panels": {"egress": self._gateway.describe()}})
 
     def _check_reader(self, request: web.BaseRequest) -> None:
-        """Refuse a client that may not read the counts: with callers, it needs the metrics token."""
+        """Refuse a client that may not read metrics: if callers are configured, it needs the metrics token."""
         settings = self._gateway.settings
         if not settings.callers:
             return
         if settings.metrics_token is None:
-            raise EgressError(403, "forbidden", "set metrics_token to read the counts of a gateway with callers")
+            raise EgressError(
+                403, "forbidden", "set metrics_token: with callers, the metrics and the overview need a token"
+            )
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else request.headers.get("X-Tidegate-Token", "")
-        if not hmac.compare_digest(token.strip().encode(), settings.metrics_token.encode()):
+        if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), settings.metrics_token.encode()):
             raise EgressError(401, "unauthorized", "this needs the metrics token, as 'Authorization: Bearer TOKEN'")
 
     async def _estimate(self, request: web.BaseRequest) -> web.StreamResponse:
         """Estimate the cost and the wait of a call, from its URL or path, method and body."""
         gateway = self._gateway
         identity = gateway.identify(request)
-        if (request.content_length or 0) > MAX_ESTIMATE_BODY:
-            raise EgressError(413, "too-large", "the request is too large")
-        question = read_question(await request.read())
-        url, method = question["url"], str(question.get("method", "POST"))
+        sent = RequestBody(request, gateway.settings)
+        await sent.read_whole()
+        asked = read_estimate_request(sent.whole or b"")
+        url, method = asked["url"], str(asked.get("method", "POST"))
         target = gateway.routes.find_reverse(url) if url.startswith("/") else gateway.routes.find_forward(url)
         if not identity.caller.may_use(target.provider.name):
             message = f"caller {identity.caller.name} may not use provider {target.provider.name}"
             raise EgressError(403, "provider-not-allowed", message)
-        body = question.get("body")
-        content = None if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        body = asked.get("body")
+        text = body if isinstance(body, str) else json.dumps(body)
+        content = None if body is None else text.encode("utf-8", "surrogatepass")
         call = OutboundRequest(
             method, target.quota_url, lambda _name: None, lambda: content, replays=True, unreached=lambda _error: False
         )
         try:
             estimate = await gateway.gate.estimate(call)
+            own = await gateway.limits.peek(identity.caller, target.provider, call)
         except ResourceUnknown:
             raise no_price(target.provider) from None
         except RateLimitError:
@@ -93,8 +98,7 @@ class Endpoints:
         if estimate is None:
             raise EgressError(404, "unknown-provider", "no provider limits this URL")
         decision = estimate.decision
-        retry = 0.0 if decision.allowed else None if decision.retry < 0 else decision.retry / SECOND
-        limits = zip(decision.policy_limits, decision.views, strict=False)
+        decisions = [decision] if own is None else [decision, own]
         return json_response(
             200,
             {
@@ -102,21 +106,33 @@ class Endpoints:
                 "quota": estimate.quota,
                 "cost": estimate.cost if not isinstance(estimate.cost, int) else {"requests": estimate.cost},
                 "cost_text": describe_cost(estimate.cost),
-                "allowed": decision.allowed and not estimate.waiting,
-                "wait": retry,
+                "allowed": all(each.allowed for each in decisions) and not estimate.waiting,
+                "wait": longest_wait(decisions),
                 "waiting": estimate.waiting,
-                "remaining": {limit.name: view[0] for limit, view in limits},
+                "remaining": remaining_of(decision),
+                **({} if own is None else {"caller_remaining": remaining_of(own)}),
             },
         )
 
 
-def read_question(body: bytes) -> dict[str, Any]:
+def longest_wait(decisions: Iterable[Decision]) -> float | None:
+    """Return the seconds until all of these decisions would allow a call; None: one of them never will."""
+    waits = [0 if decision.allowed else decision.retry for decision in decisions]
+    return None if min(waits) < 0 else max(waits) / SECOND
+
+
+def remaining_of(decision: Decision) -> dict[str, int]:
+    """Return what is left of each limit, by its name."""
+    return {limit.name: view[0] for limit, view in zip(decision.policy_limits, decision.views, strict=False)}
+
+
+def read_estimate_request(body: bytes) -> dict[str, Any]:
     """Read the body of a request for an estimate."""
     try:
-        question = json.loads(body)
+        asked = json.loads(body)
     except (ValueError, RecursionError):
-        question = None
-    if not isinstance(question, dict) or not isinstance(question.get("url"), str) or not question["url"]:
+        asked = None
+    if not isinstance(asked, dict) or not isinstance(asked.get("url"), str) or not asked["url"]:
         message = 'expected JSON such as {"url": "/openai/v1/chat/completions", "method": "POST", "body": {}}'
         raise EgressError(400, "bad-request", message)
-    return question
+    return asked

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -14,8 +13,8 @@ from tidegate.egress import messages
 from tidegate.egress.access_log import AccessLog
 from tidegate.egress.addresses import AddressCheck
 from tidegate.egress.bodies import RequestBody
-from tidegate.egress.caller_limits import CallerLimits
-from tidegate.egress.callers import KEY_PARAMETER, Callers, without_parameters
+from tidegate.egress.caller_limits import CallerLimits, settle_quietly
+from tidegate.egress.callers import Callers, without_parameters
 from tidegate.egress.calls import ProviderCall, UpstreamResponse
 from tidegate.egress.endpoints import Endpoints
 from tidegate.egress.exchange import EgressExchange
@@ -28,13 +27,15 @@ from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
 from tidegate.egress.upstream import UpstreamClient
 from tidegate.errors import Closed, Denied, ResourceUnknown, StoreUnavailable
-from tidegate.headers.site import is_cross_site, is_local_host
+from tidegate.headers.cross_site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.stores.cancellation import BackgroundTasks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aiohttp import web
-    from multidict import CIMultiDict
+    from multidict import CIMultiDict, CIMultiDictProxy
 
     from tidegate.egress.callers import EgressCaller, Identity
     from tidegate.egress.settings import EgressSettings
@@ -50,9 +51,12 @@ log: logging.Logger = logging.getLogger("tidegate.egress")
 
 REFUSALS: Final = (429, 503)
 SWITCHING_PROTOCOLS: Final = 101
-FIRST_REDIRECT: Final = 300
+WEBSOCKET: Final = "websocket"
+UPSTREAM_PROBLEMS: Final = ("upstream-failed", "upstream-timeout")
 RELOADS: Final = ("tidegate_egress_reloads_total", "counter", "Reloads of the egress file, by outcome.")
 JSON_TYPES: Final = ("application/json", "text/json")
+# What clients send with a JSON body if nobody tells them its type: fetch, curl and others.
+UNTYPED: Final = ("text/plain", "application/x-www-form-urlencoded")
 
 
 class EgressGateway:
@@ -108,7 +112,7 @@ class EgressGateway:
                 self._client.use(settings)
 
     def use_tracing(self, tracing: Tracing | None) -> None:
-        """Record spans from now on; None: none."""
+        """Record spans with this object from now on; None: record none."""
         self._tracing = tracing
 
     async def __aexit__(self, *_: object) -> None:
@@ -151,19 +155,21 @@ class EgressGateway:
             endpoint = self.endpoints.find(request.method, raw.partition("?")[0])
             if endpoint is not None:
                 return await endpoint(request)
+        if request.method == "TRACE":  # its response would repeat the key of the provider
+            raise EgressError(405, "method-not-allowed", "the method TRACE is not forwarded")
         identity = self.identify(request, forward=forward)
         exchange.caller = identity.caller.name
         if request.method == "CONNECT":
-            self._connections[exchange.caller] = self._one_more(identity.caller)
+            self._connections[exchange.caller] = self._count_request(identity.caller)
             try:
                 return await self._tunnels.open(request, exchange, identity.caller, raw)
             finally:
                 self._connections[exchange.caller] -= 1
         target = self.routes.find_forward(raw) if forward else self.routes.find_reverse(raw)
-        target = without_credentials(target, identity.token_in)
+        target = without_credentials(target, identity.tokens_in.parameters)
         self.note_target(exchange, identity.caller, target.provider, target)
         connections, name = self._connections, identity.caller.name
-        connections[name] = self._one_more(identity.caller)
+        connections[name] = self._count_request(identity.caller)
         try:
             return await self._call(request, exchange, identity, target)
         finally:
@@ -185,7 +191,7 @@ class EgressGateway:
 
     def identify(self, request: web.BaseRequest, *, forward: bool = False) -> Identity:
         """Return who sends a request; raises EgressError if it has no valid token."""
-        identity = self.callers.identify(request.headers, request.raw_path)
+        identity = self.callers.identify(request.headers, request.raw_path, self.routes.key_places)
         if identity is not None:
             return identity
         message = "send the token of a caller where the key of the provider would be, or as X-Tidegate-Token"
@@ -193,7 +199,7 @@ class EgressGateway:
             raise EgressError(407, "unauthorized", message, {"Proxy-Authenticate": 'Basic realm="tidegate"'})
         raise EgressError(401, "unauthorized", message, {"WWW-Authenticate": 'Bearer realm="tidegate"'})
 
-    def _one_more(self, caller: EgressCaller) -> int:
+    def _count_request(self, caller: EgressCaller) -> int:
         """Return how many requests a caller has, including this one; refuse it if there are too many."""
         found = self._connections.get(caller.name, 0)
         if found >= caller.connections:
@@ -226,19 +232,20 @@ class EgressGateway:
         counts_tokens = provider.profile is not None or self.limits.counts_tokens(caller)
         if body.expected:
             await body.accept()
-        if (provider.reads_requests or counts_tokens) and is_json(request):
-            await body.read_whole()
         metered = counts_tokens or provider.reads_requests
-        headers = messages.request_headers(request.headers, provider, identity.token_in, metered=metered)
-        upgrade = request.headers.get("Upgrade") if "upgrade" in request.headers.get("Connection", "").lower() else None
-        if upgrade is not None:
-            headers["Connection"], headers["Upgrade"] = "Upgrade", upgrade
+        if metered and (is_json(request) or (body.fits and may_be_json(request))):
+            await body.read_whole()
+        headers = messages.request_headers(request.headers, provider, identity.tokens_in.headers, metered=metered)
+        upgrade = asks_for_websocket(request.headers)
+        if upgrade:
+            headers["Connection"], headers["Upgrade"] = "Upgrade", WEBSOCKET
         if self._tracing is not None:
             self._tracing.start(exchange, request.headers, headers)
         call = ProviderCall(self.gate, self._client, target, request.method, headers, body, exchange.end_wait)
         own, result = await self._send(exchange, caller, call, options)
         if result.response.native.status == SWITCHING_PROTOCOLS:
-            return await self._tunnels.upgrade(request, exchange, self._answer_headers(exchange, result), result, own)
+            headers = self._answer_headers(exchange, result)
+            return await self._tunnels.upgrade(request, exchange, headers, result, own, expected=upgrade)
         meter = None
         if counts_tokens or own is not None or result.settlement is not None:
             settled = partial(self._note_usage, exchange.counts)
@@ -248,6 +255,9 @@ class EgressGateway:
         finally:
             if meter is not None:
                 exchange.complete, exchange.parts = meter.complete, meter.parts
+            exchange.problem = result.response.problem
+            if exchange.problem in UPSTREAM_PROBLEMS:
+                exchange.count("failed")
 
     async def _send(
         self,
@@ -260,52 +270,64 @@ class EgressGateway:
 
         Returns the reservation of the caller's own limits, and the response.
         """
-        clock, provider = self.gate.clock, call.target.provider
+        provider = call.target.provider
         own: AsyncReservation | None = None
         exchange.begin_wait()
         try:
             if caller.limits:
-                began = clock.steady()
                 cost = self.limits.cost_of(caller, provider, call.outbound)
-                own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
-                options = options._replace(timeout=max(0.0, options.timeout - (clock.steady() - began) / SECOND))
+                own, options = await self.reserve_own(caller, cost, options)
             # Each request has a task, and so a context, of its own: the options need not be reset.
             timeout, priority, tag = options
             CURRENT_OPTIONS.set({"timeout": timeout, "priority": priority, "tag": tag, "team": caller.name})
-            result = await call.run()
-        except Denied as denied:
-            await self._cancel(own)
-            exchange.count("denied")
-            of_caller = f"caller {caller.name}: " if own is None and caller.limits else ""
-            raise denial(denied, provider, of_caller) from None
-        except (StoreUnavailable, Closed) as error:
-            await self._cancel(own)
-            message = "the store of the gateway is unavailable" if isinstance(error, StoreUnavailable) else "stopping"
-            raise EgressError(503, "unavailable", message, {"Retry-After": "1"}) from None
-        except ResourceUnknown:
-            await self._cancel(own)
-            exchange.count("failed")
-            raise messages.no_price(provider) from None
-        except EgressError:
-            exchange.count("failed")
+            result = await call.run(timeout)
+        except BaseException as error:  # noqa: BLE001 - also a cancellation: raised again below
             if own is not None:
-                await own.commit({"tokens": 0} if "tokens" in own.policy.counted else None)
-            raise
-        except asyncio.CancelledError:
-            if own is not None:
-                self.background.start(own.commit())
-            raise
+                await self.settle_own(own, error, arrived=call.arrived)
+            raise self.describe_error(error, exchange, caller, provider, of_caller=own is None) from None
         finally:
             exchange.end_wait()
             exchange.attempts = call.attempts
         self._note_response(exchange, result)
         return own, result
 
-    @staticmethod
-    async def _cancel(own: AsyncReservation | None) -> None:
-        if own is not None:
-            with suppress(StoreUnavailable):
-                await own.cancel()
+    async def reserve_own(
+        self, caller: EgressCaller, cost: Mapping[str, int], options: CallOptions
+    ) -> tuple[AsyncReservation | None, CallOptions]:
+        """Reserve from the limits of a caller; returns the reservation, and the options with the time that is left."""
+        began = self.gate.clock.steady()
+        own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
+        waited = (self.gate.clock.steady() - began) / SECOND
+        return own, options._replace(timeout=max(0.0, options.timeout - waited))
+
+    async def settle_own(self, own: AsyncReservation, error: BaseException, *, arrived: bool) -> None:
+        """Settle the limits of a caller after an error: what may have arrived stays charged."""
+        settling = self.background.start(settle_quietly(own, arrived=arrived))
+        if not isinstance(error, asyncio.CancelledError):
+            await asyncio.shield(settling)
+
+    def describe_error(
+        self,
+        error: BaseException,
+        exchange: EgressExchange,
+        caller: EgressCaller,
+        provider: Provider,
+        *,
+        of_caller: bool,
+    ) -> BaseException:
+        """Count a call that failed, and return the answer to it; `of_caller`: the caller's own limits may deny it."""
+        if isinstance(error, Denied):
+            exchange.count("denied")
+            return denial(error, provider, f"caller {caller.name}: " if of_caller and caller.limits else "")
+        if isinstance(error, EgressError | ResourceUnknown):
+            exchange.count("failed")
+        if isinstance(error, ResourceUnknown):
+            return messages.no_price(provider)
+        if isinstance(error, StoreUnavailable | Closed):
+            what = "the store of the gateway is unavailable"
+            message = what if isinstance(error, StoreUnavailable) else "the gateway is stopping"
+            return EgressError(503, "unavailable", message, {"Retry-After": "1"})
+        return error
 
     def _note_response(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> None:
         exchange.first_byte = self.gate.clock.steady()
@@ -331,9 +353,8 @@ class EgressGateway:
     def _answer_headers(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> CIMultiDict[str]:
         upstream, outcome = result.response, result.outcome
         headers = messages.response_headers(upstream.native.headers)
-        if upstream.key is not None and upstream.native.status >= FIRST_REDIRECT:
-            for name in [name for name, value in headers.items() if upstream.key in value]:
-                headers.popall(name, None)  # a redirect that repeats the key
+        if (key := upstream.key) is not None:  # a redirect, or a link to the next page, may repeat the key
+            messages.drop(headers, [name for name, value in headers.items() if messages.contains_key(value, key)])
         headers[messages.PROVIDER] = exchange.provider
         if outcome.member:
             headers[messages.MEMBER] = outcome.member
@@ -372,13 +393,24 @@ def is_json(request: web.BaseRequest) -> bool:
     return request.can_read_body and (kind in JSON_TYPES or kind.endswith("+json"))
 
 
-def without_credentials(target: Target, token_in: str | None) -> Target:
-    """Remove the caller's token, and what would take the place of the provider's key, from the query string."""
+def may_be_json(request: web.BaseRequest) -> bool:
+    """Return whether the body of a request may be JSON although its type does not say so."""
+    return request.can_read_body and ("Content-Type" not in request.headers or request.content_type in UNTYPED)
+
+
+def asks_for_websocket(headers: CIMultiDictProxy[str]) -> bool:
+    """Return whether a request asks for a WebSocket; the gateway does not switch to other protocols, such as h2c."""
+    connection = headers.get("Connection", "")
+    return "upgrade" in connection.lower() and headers.get("Upgrade", "").strip().lower() == WEBSOCKET
+
+
+def without_credentials(target: Target, tokens_in: tuple[str, ...]) -> Target:
+    """Remove tokens of callers, and what would take the place of the provider's key, from the query string."""
     query = target.url.raw_query_string
     if not query:
         return target
     location = target.provider.key_location
-    dropped = [KEY_PARAMETER] if token_in == KEY_PARAMETER else []
+    dropped = [*tokens_in]
     if location is not None and location.kind == "query" and messages.adds_key(target.provider):
         dropped.append(location.name)
     if not dropped:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, unquote_plus
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -144,8 +145,8 @@ def json_response(status: int, body: object, headers: Mapping[str, str] | None =
 # ---- header fields ---------------------------------------------------------------------------------------------------
 
 
-class PassedOn(dict[str, bool]):
-    """Whether a header field is passed on, by its name as it was written; names that were seen are remembered."""
+class HeaderFilter(dict[str, bool]):
+    """Maps the name of a header field, as it was written, to whether the field is passed on; remembers known names."""
 
     def __init__(self, dropped: frozenset[str]) -> None:
         """Drop these fields, and all that begin with `X-Tidegate-`."""
@@ -153,7 +154,7 @@ class PassedOn(dict[str, bool]):
         self._dropped = dropped
 
     def __missing__(self, name: str) -> bool:
-        """Decide about a name that was not seen."""
+        """Decide about a name that is not known yet."""
         lower = name.lower()
         found = lower not in self._dropped and not lower.startswith(PREFIX)
         if len(self) < MAX_KNOWN_NAMES and len(name) <= MAX_KNOWN_NAME_LENGTH:
@@ -161,15 +162,15 @@ class PassedOn(dict[str, bool]):
         return found
 
 
-PASSED_IN_REQUESTS: Final = PassedOn(REQUEST_DROPPED)
-PASSED_IN_RESPONSES: Final = PassedOn(HOP_BY_HOP)
+REQUEST_FILTER: Final = HeaderFilter(REQUEST_DROPPED)
+RESPONSE_FILTER: Final = HeaderFilter(HOP_BY_HOP)
 
 
 def request_headers(
-    headers: CIMultiDictProxy[str], provider: Provider, token_in: str | None, *, metered: bool
+    headers: CIMultiDictProxy[str], provider: Provider, tokens_in: Iterable[str], *, metered: bool
 ) -> CIMultiDict[str]:
-    """Return the header fields that are sent to the provider, without its key."""
-    passed = PASSED_IN_REQUESTS
+    """Return the header fields that are sent to the provider, without its key and the fields of `tokens_in`."""
+    passed = REQUEST_FILTER
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
         drop(found, listed(headers.getall("connection")))
@@ -177,25 +178,29 @@ def request_headers(
         drop(found, KEY_HEADERS)
         if provider.key_location is not None and provider.key_location.kind == "header":
             drop(found, (provider.key_location.name,))
-    if token_in is not None:
-        drop(found, (token_in,))
+    drop(found, tokens_in)
     if metered and "accept-encoding" in found:
         found["Accept-Encoding"] = METERED_CODINGS if "gzip" in found["accept-encoding"] else "identity"
     return found
 
 
 def adds_key(provider: Provider) -> bool:
-    """Return whether the gateway puts in a key: that of the provider, or of a member of its pool."""
+    """Return whether the gateway adds a key: that of the provider, or of a member of its pool."""
     return (provider.api_key is not None and provider.key_location is not None) or provider.pool is not None
 
 
 def response_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """Return the header fields of a provider's response that are passed on."""
-    passed = PASSED_IN_RESPONSES
+    passed = RESPONSE_FILTER
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
         drop(found, listed(headers.getall("connection")))
     return found
+
+
+def contains_key(value: str, key: str) -> bool:
+    """Return whether the value of a header field contains a key, as it is or as part of a URL."""
+    return key in value or ("%" in value and key in unquote(value)) or ("+" in value and key in unquote_plus(value))
 
 
 def drop(headers: CIMultiDict[str], names: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """Passes the body of a response on, chunk by chunk as it arrives, and settles what it used.
 
-A slow reader slows the provider down: nothing is read ahead but the buffers of the sockets. If the client goes away,
+A slow reader slows the provider down: nothing is read ahead beyond the socket buffers. If the client goes away,
 the call to the provider is ended; if the provider does, the connection to the client is closed, so that it notices.
 Either way the call is settled.
 """
@@ -185,8 +185,9 @@ async def relay(
             response = web.StreamResponse(status=native.status, reason=native.reason, headers=headers)
             await response.prepare(request)
             await stream_body(request, upstream, response, meter, settings)
-    except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied):
+    except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied) as error:
         # The client must not mistake what it received for the whole response.
+        upstream.problem = problem_of(error, request)
         native.close()
         if meter is not None:
             await meter.settle(complete=False)
@@ -201,6 +202,15 @@ async def relay(
     if meter is not None:
         await meter.settle(complete=True)
     return response
+
+
+def problem_of(error: Exception, request: web.BaseRequest) -> str:
+    """Return why a response was not sent as a whole."""
+    if isinstance(error, Denied):
+        return "cut-off"
+    if request.transport is None or request.transport.is_closing():
+        return "client-gone"
+    return "upstream-timeout" if isinstance(error, TimeoutError) else "upstream-failed"
 
 
 async def send_whole(

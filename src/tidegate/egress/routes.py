@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from yarl import URL
 
+from tidegate.egress.callers import key_places
 from tidegate.egress.messages import EgressError, bracketed
 from tidegate.egress.settings import HTTP_PORTS, Upstream
 from tidegate.outbound.providers.hosts import normal_host
@@ -24,6 +25,7 @@ from tidegate.suggestions import closest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tidegate.egress.callers import KeyPlaces
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.providers.registry import Providers
 
@@ -51,7 +53,16 @@ class Routes:
         self._providers = providers
         self._known: dict[str, Target] = {}  # of recently used paths
         self._changes = -1
+        self._key_places = providers.changes, key_places(providers)
         self.use(upstreams)
+
+    @property
+    def key_places(self) -> KeyPlaces:
+        """Where clients of the providers send a key."""
+        changes = self._providers.changes
+        if self._key_places[0] != changes:
+            self._key_places = changes, key_places(self._providers)
+        return self._key_places[1]
 
     def use(self, upstreams: Mapping[str, Upstream]) -> None:
         """Send the requests of these providers to other URLs from now on."""

@@ -13,9 +13,10 @@ from tidegate.egress.reload import EgressFile
 from tidegate.egress.server import EgressServer
 from tidegate.egress.settings import check_names
 from tidegate.errors import ConfigError
-from tidegate.event_loop import run_loop, settle_heap
+from tidegate.event_loop import freeze_heap, run_loop
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.gate import AsyncGate
+from tidegate.policy.setting_values import listen_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,7 @@ def listen(settings: EgressSettings, *, shared: bool = False) -> socket.socket:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address.host, address.port), family=family, backlog=1024, reuse_port=shared)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}", field="listen") from None
+        raise listen_error(address, "listen", error) from None
 
 
 async def serve(
@@ -74,7 +75,7 @@ async def serve(
             if hasattr(signal, "SIGHUP"):
                 loop.add_signal_handler(signal.SIGHUP, file.request_reload)
             watching = asyncio.create_task(file.run())
-            settle_heap()
+            freeze_heap()
             port = listener.getsockname()[1]
             if ready is not None:
                 ready(f"http://{settings.listen._replace(port=port)}", [provider.name for provider in providers])

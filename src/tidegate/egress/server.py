@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiohttp import web
 
+from tidegate.egress.messages import EgressError
+
 if TYPE_CHECKING:
     import socket
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 BACKLOG: Final = 1024
 MAX_HEADERS: Final = 128
+FIRST_SERVER_ERROR: Final = 500
+LEVELS: Final = (logging.INFO, logging.ERROR)
+BAD_REQUEST: Final = ("bad-request", "the request is not valid HTTP, or its header is too large")
 LINGER: Final = 2.0  # seconds that the rest of a refused body is read for, so that the client sees the answer
 
 
@@ -34,6 +39,22 @@ class ClientConnection(web.RequestHandler):
     """One connection of a client."""
 
     __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,  # noqa: ARG002 - as aiohttp calls it
+        message: str | None = None,  # noqa: ARG002 - as above
+    ) -> web.StreamResponse:
+        """Answer a request that the parser has refused, without quoting it: it may contain a key."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun")
+        HTTP_LOG.log(LEVELS[status >= FIRST_SERVER_ERROR], "cannot read a request from %s", request.remote)
+        kind, text = ("internal", "the gateway failed") if status >= FIRST_SERVER_ERROR else BAD_REQUEST
+        response = EgressError(status, kind, text).response()
+        response.force_close()
+        return response
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio's own signature
         """Keep a tunnel open whose client sends no more: it may still receive."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from tidegate.egress.caller_limits import PER_REQUEST, settle_quietly
 from tidegate.egress.calls import UpstreamResponse, describe_failure
-from tidegate.egress.messages import NOTE, EgressError, bracketed, denial
+from tidegate.egress.messages import NOTE, EgressError, bracketed
 from tidegate.egress.options import read_options
 from tidegate.egress.tunnels import TUNNEL_NOTE, client_end, run_tunnel, stream_end, upgraded_end
-from tidegate.errors import Denied
+from tidegate.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
     from multidict import CIMultiDict
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from tidegate.egress.callers import EgressCaller
     from tidegate.egress.exchange import EgressExchange
     from tidegate.egress.gateway import EgressGateway
+    from tidegate.egress.tunnels import TunnelEnd
     from tidegate.outbound.quota.exchange import SendResult
+    from tidegate.outbound.quota.pending_charge import AsyncPendingCharge
     from tidegate.reservation import AsyncReservation
 
 SWITCHING_PROTOCOLS: Final = 101
@@ -39,16 +43,23 @@ class TunnelHandler:
         headers: CIMultiDict[str],
         result: SendResult[UpstreamResponse],
         own: AsyncReservation | None,
+        *,
+        expected: bool,
     ) -> web.StreamResponse:
-        """Pass on what a connection carries after the provider has switched protocols; it counts as a request."""
+        """Pass on what a connection carries after the provider has switched protocols; it counts as a request.
+
+        `expected`: the client asked for that.
+        """
         native = result.response.native
         headers["Connection"], headers["Upgrade"] = "Upgrade", native.headers.get("Upgrade", "")
-        exchange.count("tunnels")
+        response = web.StreamResponse(status=SWITCHING_PROTOCOLS, reason=native.reason, headers=headers)
         try:
-            upstream = upgraded_end(native)
-            response = web.StreamResponse(status=SWITCHING_PROTOCOLS, reason=native.reason, headers=headers)
-            await response.prepare(request)
-            await run_tunnel(client_end(request), upstream, self._gateway.settings.upstream_timeout)
+            upstream = upgraded_end(native, expected=expected)
+            exchange.count("tunnels")
+            await self._run(request, exchange, response, upstream)
+        except ConnectionResetError as error:
+            exchange.count("failed")
+            raise describe_failure(error, exchange.provider) from None
         finally:
             native.close()
             self._gateway.background.start(self._settle_tunnel(result, own))
@@ -65,39 +76,61 @@ class TunnelHandler:
     ) -> web.StreamResponse:
         """Open a tunnel to a host of a provider, counted as one request."""
         if not self._gateway.settings.tunnels:
-            message = f"tunnels (CONNECT) are refused: {TUNNEL_NOTE}. Use /NAME or /to/HOST as base URL"
+            message = f"tunnels (CONNECT) are refused: {TUNNEL_NOTE}. Use /NAME or /to/HOST as the base URL"
             raise EgressError(403, "tunnels-refused", message)
         provider, host, port = self._gateway.routes.find_tunnel(authority)
         exchange.host, exchange.path = host, ""
         self._gateway.note_target(exchange, caller, provider)
-        options = read_options(request.headers, self._gateway.settings, caller, provider)
+        gateway, charge, own = self._gateway, None, None
+        options = read_options(request.headers, gateway.settings, caller, provider)
+        if any(limit.unit not in PER_REQUEST for limit in caller.limits):
+            raise uncountable(f"caller {caller.name}")
         exchange.begin_wait()
         try:
-            charge = await self._gateway.gate.acquire(
-                f"https://{bracketed(host)}/", None, options.timeout, options.priority
-            )
-        except Denied as denied:
-            exchange.count("denied")
-            raise denial(denied, provider, "") from None
-        finally:
+            if caller.limits:
+                own, options = await gateway.reserve_own(caller, gateway.limits.cost_of_tunnel(caller), options)
+            url = f"https://{bracketed(host)}/"
+            charge = await gateway.gate.acquire(url, None, options.timeout, options.priority)
             exchange.end_wait()
-        try:
             reader, writer = await self._connect(host, port)
-        except (OSError, TimeoutError) as error:
-            await charge.cancel()
-            exchange.count("failed")
-            failure = TimeoutError() if isinstance(error, TimeoutError) else error
-            raise describe_failure(failure, provider.name) from None
+        except BaseException as error:  # noqa: BLE001 - also a cancellation: raised again below
+            settling = gateway.background.start(self._settle(charge, own, sent=False))
+            if not isinstance(error, asyncio.CancelledError):
+                await asyncio.shield(settling)
+            if isinstance(error, ConfigError):
+                raise uncountable(f"provider {provider.name}") from None
+            failure = describe_failure(error, provider.name) if isinstance(error, OSError) else error
+            raise gateway.describe_error(failure, exchange, caller, provider, of_caller=own is None) from None
         exchange.count("requests")
         exchange.count("tunnels")
+        response = web.StreamResponse(status=200, reason="Connection established", headers={NOTE: TUNNEL_NOTE})
         try:
-            response = web.StreamResponse(status=200, reason="Connection established", headers={NOTE: TUNNEL_NOTE})
-            await response.prepare(request)
-            await run_tunnel(client_end(request), stream_end(reader, writer), self._gateway.settings.upstream_timeout)
+            await self._run(request, exchange, response, stream_end(reader, writer))
         finally:
             writer.close()
-            self._gateway.background.start(charge.commit())
+            gateway.background.start(self._settle(charge, own, sent=True))
         return response
+
+    async def _run(
+        self, request: web.BaseRequest, exchange: EgressExchange, response: web.StreamResponse, upstream: TunnelEnd
+    ) -> None:
+        """Begin the response, and pass bytes on in both directions until the tunnel ends."""
+        try:
+            await response.prepare(request)
+            client = client_end(request)
+        except ConnectionError:
+            exchange.problem = "client-gone"
+            return
+        await run_tunnel(client, upstream, self._gateway.settings.upstream_timeout)
+
+    @staticmethod
+    async def _settle(charge: AsyncPendingCharge | None, own: AsyncReservation | None, *, sent: bool) -> None:
+        """Keep the permits of a tunnel that was open, and free its slots; return all of one that was not."""
+        with suppress(StoreUnavailable):
+            if charge is not None:
+                await (charge.commit() if sent else charge.cancel())
+        if own is not None:
+            await settle_quietly(own, arrived=sent)
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to a host, at an address that was checked."""
@@ -110,3 +143,9 @@ class TunnelHandler:
                 except OSError as error:
                     last = error
             raise last or OSError("no address")
+
+
+def uncountable(whose: str) -> EgressError:
+    """Return the refusal of a tunnel inside which limits could not be counted."""
+    message = f"{whose} has limits of tokens or money, which cannot be counted inside a tunnel"
+    return EgressError(403, "tunnels-refused", f"{message}. Use /NAME or /to/HOST as the base URL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -10,6 +11,8 @@ from multidict import CIMultiDict
 from tidegate.egress.deadlines import CallDeadline, CallDeadlines
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from yarl import URL
 
     from tidegate.egress.addresses import AddressCheck
@@ -17,7 +20,15 @@ if TYPE_CHECKING:
     from tidegate.egress.settings import EgressSettings
 
 DNS_TTL: Final = 10  # seconds
+LARGE_BODY: Final = 2**19  # bytes
+SLICE: Final = 2**16
 ADDED_BY_AIOHTTP: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+
+async def slices(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a large body in pieces: written at once, it would block the event loop."""
+    for start in range(0, len(body), SLICE):
+        yield body[start : start + SLICE]
 
 
 class ForwardedRequest(aiohttp.ClientRequest):
@@ -90,9 +101,20 @@ class UpstreamClient:
             if body.length is not None:
                 headers["Content-Length"] = str(body.length)
             data, timeout = body.stream(), self._stream_timeout
-            return await request(method, url, headers=headers, data=data, timeout=timeout, allow_redirects=False)
+            async with asyncio.timeout(None) as deadline:
+                body.deadline = deadline  # for a provider that does not read the body
+                try:
+                    return await request(
+                        method, url, headers=headers, data=data, timeout=timeout, allow_redirects=False
+                    )
+                finally:
+                    body.deadline = None
+        data_in_memory: bytes | AsyncIterator[bytes] | None = whole or None
+        if len(whole) > LARGE_BODY:
+            headers, data_in_memory = headers.copy(), slices(whole)
+            headers["Content-Length"] = str(len(whole))
         with CallDeadline(self._deadlines):
-            return await request(method, url, headers=headers, data=whole or None, allow_redirects=False)
+            return await request(method, url, headers=headers, data=data_in_memory, allow_redirects=False)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -15,12 +15,12 @@ from tidegate.inbound.limiting.limited_call import LimitedBlock
 from tidegate.inbound.limiting.options import OnMessage, Options, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
 from tidegate.inbound.limiting.route_limit import Limits, LimitsOf
-from tidegate.inbound.responses.response import Denying, Response
+from tidegate.inbound.responses.response import DenialHandler, Response
 
 __all__ = [
     "AddressSet",
     "Counts",
-    "Denying",
+    "DenialHandler",
     "FrameworkRequest",
     "Header",
     "Headers",

@@ -28,7 +28,7 @@ from tidegate.inbound.limiting.asgi_responses import (
 from tidegate.inbound.limiting.matched_route import find_template, has_fixed_mount
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
-from tidegate.inbound.limiting.route_gates import AsgiGates, wrapped_apps
+from tidegate.inbound.limiting.route_hooks import AsgiRouteHooks, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import Response, fit_to_status, plain_denial
 from tidegate.inbound.rules.path_readings import Route, asgi_routes
@@ -85,7 +85,7 @@ class RateLimitMiddleware:
             config, store, trusted_proxies, headers, clock, tasks=True, raw=True, **options
         )
         self._own_root = self.request_limiter.root_path or find_root_path(app)
-        self._gates = self.request_limiter.gates = AsgiGates(app, decide_pending, self.request_limiter)
+        self._route_hooks = self.request_limiter.route_hooks = AsgiRouteHooks(app, decide_pending, self.request_limiter)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0911, PLR0912, PLR0915 - extra function calls would slow down every request
@@ -112,7 +112,7 @@ class RateLimitMiddleware:
             if target.special or client.special or request_limiter.special:
                 await self._handle_special(scope, receive, send, target, client)
                 return
-            self._gates.update()
+            self._route_hooks.update()
         cost = target.cost
         category_limiter: CategoryLimiter = target.category_limiter  # type: ignore[assignment]  # None is special
         key: Key = client.key  # type: ignore[assignment]  # as above
@@ -121,8 +121,8 @@ class RateLimitMiddleware:
         request_state.client = client
         outer = scope.get(STATE_KEY)
         last_decisions = category_limiter.last_decisions
-        gated = self._gates.limited
-        if gated or (outer is not None and outer.is_pending):
+        has_route_limits = self._route_hooks.limited
+        if has_route_limits or (outer is not None and outer.is_pending):
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
             if last is not None and not last[0] and not await self._may_pass(category_limiter, key, cost, method, path):
@@ -165,7 +165,7 @@ class RateLimitMiddleware:
         sending = add_fields(request_state, scope, receive, send)
         if outer is not None:
             request_state.nest(outer)
-            if not gated and not await decide_pending(scope, receive, sending):
+            if not has_route_limits and not await decide_pending(scope, receive, sending):
                 return
         try:
             if kind == "http":
@@ -206,7 +206,7 @@ class RateLimitMiddleware:
         request = make_request(scope, client)
         client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            if not target.admin and self._gates.update():
+            if not target.admin and self._route_hooks.update():
                 prepared = await run_async(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     await self._defer(scope, receive, send, client, prepared)
@@ -218,6 +218,8 @@ class RateLimitMiddleware:
 
     async def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
+        if self._route_hooks.may_be_exempt(method, path):
+            return True  # the route decides
         try:
             decision = category_limiter.limiter.peek(key, cost)
             if not isinstance(decision, Decision):

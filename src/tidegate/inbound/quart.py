@@ -17,7 +17,7 @@ from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settl
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
-from tidegate.inbound.limiting.view_gate import ViewGate, add_missing_headers, status_of
+from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
 
 try:
     import quart
@@ -31,7 +31,6 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
-    from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
 __all__ = ["RequestLimitExceeded", "exempt", "limit"]
@@ -93,11 +92,10 @@ class QuartFramework(ScopeRequests):
         """Raise the exception, which the error handlers of the application see."""
         raise self.make_error(response, decision, native)
 
-    def report(self, native: object, decided: list[DecidedCharge]) -> None:
-        """Set `quart.g.limited` if a limit with `block=False` is exceeded."""
+    def report(self, native: object, *, exceeded: bool) -> None:
+        """Set `quart.g.limited`."""
         del native
-        if decided:
-            quart.g.limited = any(not each.decision.within_limits for each in decided)
+        quart.g.limited = exceeded
 
 
 FRAMEWORK: Final = QuartFramework()
@@ -139,7 +137,7 @@ async def finish_standalone(request_state: RequestState, response: Any) -> Any: 
     return response
 
 
-class QuartGate(ViewGate):
+class QuartViewHook(ViewHook):
     """Decides what the middleware left pending, before the view of a route without limits runs."""
 
     def install(self) -> None:

@@ -22,7 +22,6 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
-    from tidegate.inbound.limiting.charges import DecidedCharge
 
 __all__ = ["EndpointLimitExceeded", "exempt", "limit"]
 
@@ -36,7 +35,7 @@ class EndpointLimitExceeded(HTTPException):
 
     def __init__(self, denial: responses.response.Response, decision: Decision) -> None:
         """Keep the response and the decision that denied the request."""
-        super().__init__(denial.status, denial.body.decode("utf-8", "replace"), body_free(denial))
+        super().__init__(denial.status, denial.body.decode("utf-8", "replace"), without_body_fields(denial))
         self.denial = denial
         self.decision = decision
 
@@ -115,13 +114,12 @@ class AsgiFramework(ScopeRequests):
             return self.make_response(response)
         raise error
 
-    def report(self, native: HTTPConnection, decided: list[DecidedCharge]) -> None:
-        """Set `request.state.limited` if a limit with `block=False` is exceeded."""
-        if decided:
-            native.state.limited = any(not each.decision.within_limits for each in decided)
+    def report(self, native: HTTPConnection, *, exceeded: bool) -> None:
+        """Set `request.state.limited`."""
+        native.state.limited = exceeded
 
 
-def body_free(response: responses.response.Response) -> dict[str, str]:
+def without_body_fields(response: responses.response.Response) -> dict[str, str]:
     """Return the header fields of a response that do not describe its body."""
     return {name: value for name, value in response.headers if name.lower() not in BODY_HEADERS}
 

@@ -20,7 +20,7 @@ from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
-from tidegate.inbound.limiting.route_gates import Gates, wrapped_apps
+from tidegate.inbound.limiting.route_hooks import RouteHooks, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import wsgi_routes
@@ -70,8 +70,8 @@ class RateLimitMiddleware:
         self.app = app
         # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
-        self._gates: Gates = AppGates(app, self.request_limiter)
-        self.request_limiter.gates = self._gates
+        self._route_hooks: RouteHooks = AppRouteHooks(app, self.request_limiter)
+        self.request_limiter.route_hooks = self._route_hooks
 
     def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0911, PLR0912, PLR0915 - extra function calls would slow down every request
         """Pass a request to the application, or deny it."""
@@ -87,7 +87,7 @@ class RateLimitMiddleware:
             client = request_limiter.client_identifier.find(peer, forwarding_headers(environ))
             if target.special or client.special or request_limiter.special:
                 return self._handle_special(environ, start_response, target, client)
-            self._gates.update()
+            self._route_hooks.update()
         cost = target.cost
         category_limiter: CategoryLimiter = target.category_limiter  # type: ignore[assignment]  # None is special
         key: Key = client.key  # type: ignore[assignment]  # as above
@@ -96,8 +96,8 @@ class RateLimitMiddleware:
         request_state.client = client
         outer = environ.get(STATE_KEY)
         last_decisions = category_limiter.last_decisions
-        gated = self._gates.limited
-        if gated or (outer is not None and outer.is_pending):
+        has_route_limits = self._route_hooks.limited
+        if has_route_limits or (outer is not None and outer.is_pending):
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
             if last is not None and not last[0] and not self._may_pass(category_limiter, key, cost, method, path):
@@ -135,7 +135,7 @@ class RateLimitMiddleware:
         starting = add_fields(request_state, environ, start_response)
         if outer is not None:
             request_state.nest(outer)
-            if not gated:
+            if not has_route_limits:
                 denial = decide_pending(environ)
                 if denial is not None:
                     return respond(environ, starting, denial, [])
@@ -171,7 +171,7 @@ class RateLimitMiddleware:
         request = make_request(environ, client)
         client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
-            if not target.admin and self._gates.update():
+            if not target.admin and self._route_hooks.update():
                 prepared = run(self.request_limiter.prepare_flow(request, target, client), call)
                 if not isinstance(prepared, LimitOutcome):
                     return self._defer(environ, start, client, prepared)
@@ -182,6 +182,8 @@ class RateLimitMiddleware:
 
     def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
+        if self._route_hooks.may_be_exempt(method, path):
+            return True  # the route decides
         try:
             decision: Any = category_limiter.limiter.peek(key, cost)
         except RateLimitError:
@@ -387,35 +389,37 @@ def decide_pending(environ: Environ) -> Response | None:
     return None if result.allowed else write_result(result, request, request)
 
 
-class AppGates(Gates):
-    """The object that decides pending charges at the routes of a Flask or Django application."""
+class AppRouteHooks(RouteHooks):
+    """The hooks of a Flask or Django application; the first request finds out which of the two it is."""
 
     def __init__(self, app: App, request_limiter: RequestLimiter) -> None:
         """Look for limits in this application."""
         super().__init__(request_limiter)
         self._app = app
-        self._gates: Gates | None = None
+        self._route_hooks: RouteHooks | None = None
 
     def find_limits(self) -> bool:
         """Return whether the application has limits on routes; they are decided together with the categories."""
-        if self._gates is None:
-            self._gates = find_gates(self._app, self.request_limiter)
-            self.watched.extend(self._gates.watched)
-        return self._gates.inspect()
+        if self._route_hooks is None:
+            self._route_hooks = find_route_hooks(self._app, self.request_limiter)
+            self.watched.extend(self._route_hooks.watched)
+        limited = self._route_hooks.inspect()
+        self.exempts = self._route_hooks.exempts
+        return limited
 
 
-def find_gates(app: App, request_limiter: RequestLimiter) -> Gates:
-    """Return the gates of a Flask or Django application."""
+def find_route_hooks(app: App, request_limiter: RequestLimiter) -> RouteHooks:
+    """Return the hooks of a Flask or Django application."""
     for wrapped in wrapped_apps(app):
         if hasattr(wrapped, "view_functions") and hasattr(wrapped, "before_request_funcs"):
             from tidegate.inbound import flask  # noqa: PLC0415 - only a Flask application needs it
 
-            return flask.FlaskGate(wrapped, request_limiter)
+            return flask.FlaskViewHook(wrapped, request_limiter)
         if hasattr(wrapped, "_view_middleware"):
             from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
-            return django.DjangoGate(wrapped, request_limiter)
-    return Gates(request_limiter)
+            return django.DjangoViewHook(wrapped, request_limiter)
+    return RouteHooks(request_limiter)
 
 
 def respond(environ: Environ, start: Start, response: Response, fields: Fields) -> Iterable[bytes]:

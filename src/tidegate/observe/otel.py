@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER_LABEL, LabelNames
+from tidegate.observe.labels import OTHER_LABEL, LabelNames
 
 try:
     from opentelemetry import metrics, trace

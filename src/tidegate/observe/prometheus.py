@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.errors import ConfigError
-from tidegate.observe.names import OTHER_LABEL, LabelNames
+from tidegate.observe.labels import OTHER_LABEL, LabelNames
 
 try:
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram

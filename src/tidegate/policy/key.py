@@ -13,7 +13,7 @@ Key = str | tuple[str, ...]
 
 
 class GroupedKey(tuple[str, ...]):  # noqa: SLOT001 - it has an attribute, and a tuple has no slot for one
-    """A key with a group: the keys that one client can invent in any number, such as values of a header.
+    """A key that belongs to a group: all keys that one client can invent, such as values of a header.
 
     The group is not part of the key: keys compare equal regardless of their group.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidegate.service.config.settings import ListenAddress, Settings
     from tidegate.stores import Store
 
-Level = Literal["well", "note", "wrong"]
+Level = Literal["ok", "note", "problem"]
 
 SECRET_SETTINGS: Final = ("decision_token", "admin_token", "metrics_token", "reservation_secret")
 STORE_PROBES: Final = 20  # calls to the store
@@ -59,16 +59,16 @@ SCHEME_EXTRAS: Final = {
 
 
 class Finding(NamedTuple):
-    """One result of a check and, unless it is `well`, how to fix it."""
+    """One result of a check and, unless it is `ok`, how to fix it."""
 
     level: Level
     what: str
     to_do: str = ""
 
 
-def well(what: str) -> Finding:
+def ok(what: str) -> Finding:
     """Return a finding that something is correct."""
-    return Finding("well", what)
+    return Finding("ok", what)
 
 
 def note(what: str, to_do: str) -> Finding:
@@ -76,9 +76,9 @@ def note(what: str, to_do: str) -> Finding:
     return Finding("note", what, to_do)
 
 
-def wrong(what: str, to_do: str) -> Finding:
+def problem(what: str, to_do: str) -> Finding:
     """Return a finding that needs to be fixed."""
-    return Finding("wrong", what, to_do)
+    return Finding("problem", what, to_do)
 
 
 def examine(
@@ -102,9 +102,9 @@ def check_packages(settings: Settings) -> Iterator[Finding]:
                 installed.append(f"{package} {version(package)}")
             except PackageNotFoundError:
                 if extra in needed:
-                    yield wrong(f"{package} is not installed", f"pip install 'tidegate[{extra}]'")
+                    yield problem(f"{package} is not installed", f"pip install 'tidegate[{extra}]'")
     python = ".".join(map(str, sys.version_info[:3]))
-    yield well(f"tidegate {version('tidegate')} on Python {python}, with {', '.join(installed)}")
+    yield ok(f"tidegate {version('tidegate')} on Python {python}, with {', '.join(installed)}")
 
 
 def needed_extras(settings: Settings) -> Iterator[str]:
@@ -134,7 +134,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
     try:
         opened = OpenedStore.open(settings.store).store
     except RateLimitError as error:
-        yield wrong(f"the store {name} cannot be opened: {error}", "correct its URL, or install its extra")
+        yield problem(f"the store {name} cannot be opened: {error}", "correct its URL, or install its extra")
         return
     try:
         durations, skews = [], []
@@ -143,7 +143,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
             decision = opened.apply("peek", ((PROBE_POLICY, "ready", (1,)),))[0]
             duration = clock.steady() - started
             if isinstance(decision, LocalDecision):
-                yield wrong(*explain_no_response(opened, name))
+                yield problem(*explain_no_response(opened, name))
                 return
             durations.append(duration)
             skews.append(decision.at - (clock.ns() // 1000 - duration // 2))
@@ -172,15 +172,15 @@ def judge_store(name: str, duration: float, skew: float) -> Iterator[Finding]:
             f"{measured}, which delays every decision", "use a store nearby, or take permits in advance: lease: true"
         )
     else:
-        yield well(measured)
+        yield ok(measured)
     if abs(skew) > MAX_CLOCK_SKEW:
         ahead = "ahead of" if skew > 0 else "behind"
-        yield wrong(
+        yield problem(
             f"the clock of the store is {abs(skew) / SECOND:.1f} s {ahead} the clock of this machine",
             "synchronise both with NTP: limits use the clock of the store, logs and reservations that of this machine",
         )
     else:
-        yield well("the clocks of the store and of this machine agree")
+        yield ok("the clocks of the store and of this machine agree")
 
 
 def check_buses(settings: Settings) -> Iterator[Finding]:
@@ -191,13 +191,13 @@ def check_buses(settings: Settings) -> Iterator[Finding]:
         try:
             with open_bus(url) as bus:
                 if bus.wait(BUS_TIMEOUT):
-                    yield well(f"the bus {redact(url)} responds")
+                    yield ok(f"the bus {redact(url)} responds")
                 else:
-                    yield wrong(
+                    yield problem(
                         f"the bus {redact(url)} does not respond", "start it, check its address, login and firewall"
                     )
         except RateLimitError as error:
-            yield wrong(f"the bus {redact(url)} cannot be opened: {error}", "correct its URL, or install its extra")
+            yield problem(f"the bus {redact(url)} cannot be opened: {error}", "correct its URL, or install its extra")
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -210,18 +210,18 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         try:
             mode = path.stat().st_mode
         except OSError as error:
-            yield wrong(f"{path} cannot be checked: {error.strerror}", "correct the path, or the owner of the file")
+            yield problem(f"{path} cannot be checked: {error.strerror}", "correct the path, or the owner of the file")
             continue
         count += 1
         if mode & WRITABLE_BY_OTHERS:
-            yield wrong(f"other users can change {path} ({stat.filemode(mode)})", f"chmod go-w {path}")
+            yield problem(f"other users can change {path} ({stat.filemode(mode)})", f"chmod go-w {path}")
         if secret and mode & GROUP_AND_OTHERS & ~WRITABLE_BY_OTHERS:
             mask = "700" if stat.S_ISDIR(mode) else "600"
-            yield wrong(
+            yield problem(
                 f"other users can read {path}, which contains secrets ({stat.filemode(mode)})", f"chmod {mask} {path}"
             )
     if count:
-        yield well(f"checked the modes of {count} files and directories")
+        yield ok(f"checked the permissions of {count} files and directories")
 
 
 def files_of(settings: Settings) -> Iterator[tuple[Path, bool]]:
@@ -263,10 +263,12 @@ def check_disk_space(settings: Settings) -> Iterator[Finding]:
         (path for path in (settings.data_folder, *settings.data_folder.absolute().parents) if path.exists()), Path()
     )
     if not os.access(folder, os.W_OK):
-        yield wrong(f"{folder} cannot be written to", "set data to another directory, or change the owner of this one")
+        yield problem(
+            f"{folder} cannot be written to", "set data to another directory, or change the owner of this one"
+        )
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
-        yield wrong(
+        yield problem(
             f"only {free // 2**20} MB are free for {settings.data_folder}",
             "free disk space, or set data to another directory",
         )
@@ -282,7 +284,7 @@ def check_addresses(settings: Settings) -> Iterator[Finding]:
         if address is None:
             continue
         if address.loopback:
-            yield well(f"{name} {address}: only this machine can connect")
+            yield ok(f"{name} {address}: only this machine can connect")
         elif name == "grpc" or settings.decision_token is None:
             reason = "Envoy sends no token" if name == "grpc" else "no token is set"
             yield note(
@@ -325,9 +327,9 @@ def check_policies(settings: Settings) -> Iterator[Finding]:
     """Check that there are policies, and what they do while the store is unavailable."""
     entries, domains = settings.policies.entries, settings.policies.domains
     if not entries and not domains and not settings.runs_sources:
-        yield wrong("no policy is configured", "add policies to the file, or use --policy api=100/1m")
+        yield problem("no policy is configured", "add policies to the file, or use --policy api=100/1m")
         return
-    yield well(f"policies: {len(entries)}, domains: {len(domains)}")
+    yield ok(f"policies: {len(entries)}, domains: {len(domains)}")
     unlimited = sorted(name for name, entry in entries.items() if entry.policy.on_store_error == "allow")
     if unlimited and not settings.store.startswith("memory:"):
         yield note(
@@ -339,7 +341,7 @@ def check_policies(settings: Settings) -> Iterator[Finding]:
 def check_proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check that only proxies are trusted to name the address of a client."""
     if environment.get("FORWARDED_ALLOW_IPS", "").strip() == "*":
-        yield wrong(
+        yield problem(
             "FORWARDED_ALLOW_IPS is *: every client can choose its address",
             "set it to the addresses of your proxies",
         )
@@ -347,7 +349,7 @@ def check_proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Ite
         return
     everyone = [network for network in trusted if network.strip() in ("*", "0.0.0.0/0", "::/0")]
     if everyone:
-        yield wrong(
+        yield problem(
             f"trusted proxies {everyone[0]}: every client can choose its address, and so its limits",
             "list only the addresses or networks of your proxies",
         )
@@ -355,9 +357,9 @@ def check_proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Ite
     try:
         TrustedProxies(trusted)
     except ConfigError as error:
-        yield wrong(str(error), "use addresses such as 10.0.0.1 or networks such as 10.0.0.0/8")
+        yield problem(str(error), "use addresses such as 10.0.0.1 or networks such as 10.0.0.0/8")
     else:
-        yield well(f"trusted proxies: {', '.join(trusted)}")
+        yield ok(f"trusted proxies: {', '.join(trusted)}")
 
 
 CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (

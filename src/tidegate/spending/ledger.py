@@ -32,11 +32,13 @@ CREATE TABLE IF NOT EXISTS spending (
     PRIMARY KEY (day, source, member, model, team, tag, unit)
 ) WITHOUT ROWID
 """
-ADD: Final = """
+INSERT_SPENDING: Final = """
 INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     calls = calls + excluded.calls, amount = amount + excluded.amount, overrun = overrun + excluded.overrun
 """
-READ: Final = "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
+SELECT_SPENDING: Final = (
+    "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
+)
 
 
 class SpendingEntry(NamedTuple):
@@ -68,7 +70,7 @@ def read_ledger(path: str | os.PathLike[str], since: str = "", until: str = "999
     try:
         connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)
         try:
-            for row in connection.execute(READ, (since, until)):
+            for row in connection.execute(SELECT_SPENDING, (since, until)):
                 yield SpendingEntry(*row)
         finally:
             connection.close()
@@ -162,7 +164,7 @@ class Ledger:
             connection = self._connect()
             try:
                 with connection:
-                    connection.executemany(ADD, [(*key, *sums) for key, sums in pending.items()])
+                    connection.executemany(INSERT_SPENDING, [(*key, *sums) for key, sums in pending.items()])
             finally:
                 connection.close()
         except (sqlite3.Error, StoreUnavailable):

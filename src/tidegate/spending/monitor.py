@@ -1,4 +1,4 @@
-"""Spending: records what calls cost in a ledger, and warns when money limits approach their ceiling."""
+"""Spending: records what calls cost in a ledger, and warns when spending approaches a money limit."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Spending:
         opened = ledger is None or isinstance(ledger, Ledger)
         self.ledger: Ledger | None = ledger if opened else Ledger(ledger, timezone, self._clock)  # type: ignore[assignment, arg-type]  # one of the two
         self.webhook: Webhook | None = Webhook(webhook, secret) if webhook else None
-        # Of limits whose windows are fixed, and of limits that count any period.
+        # By whether the windows of the limits are fixed or rolling.
         self._milestones = {fixed: Milestones(milestones, fixed=fixed) for fixed in (True, False)}
         self._highest = max(milestones, default=FULL_PERCENT)
         self._lock = fork_safe(threading.Lock())
@@ -91,7 +91,7 @@ class Spending:
     def observe(self, name: str, decision: Decision) -> None:
         """Warn if a decision shows that money limits have reached a milestone; `name` is what they belong to.
 
-        A call that is denied by such a limit has reached 100 %: the rest does not pay for it.
+        If such a limit denies the call, 100 % are reported: less is left than the call costs.
         """
         usages: dict[bool, dict[str, CeilingUsage]] = {True: {}, False: {}}  # by whether windows are fixed
         views = decision.views

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DIMENSIONS: Final = ("day", "source", "member", "model", "team", "tag")
 SUMS: Final = ("calls", "amount", "overrun")
 MICROS: Final = "_micros"
-FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute these
+FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would evaluate these as formulas
 
 
 class SpendingForecast(NamedTuple):
@@ -66,7 +66,7 @@ def format_amount(amount: int, unit: str) -> str:
 
 
 def to_csv(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> str:
-    """Write rows as CSV, with a header; a value that a spreadsheet would compute gets an apostrophe."""
+    """Write rows as CSV, with a header; a value that a spreadsheet would evaluate as a formula gets an apostrophe."""
     text = io.StringIO()
     writer = csv.DictWriter(text, (*by, "unit", *SUMS), lineterminator="\n")
     writer.writeheader()

@@ -20,7 +20,7 @@ from tidegate.errors import ConfigError
 from tidegate.policy.setting_values import expand_variables, read_path, read_string_file
 from tidegate.spending.milestones import FULL_PERCENT
 from tidegate.spending.monitor import DEFAULT_MILESTONES, Spending
-from tidegate.urls import split_url
+from tidegate.urls import redact, split_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ SPENDING_SCHEMA: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SpendingSettings:
-    """Where costs are recorded (None: nowhere), and at which percentages of a ceiling who is warned."""
+    """Where costs are recorded (None: nowhere), and which percentages of a ceiling are reported to which webhook."""
 
     ledger: Path | None = None
     timezone: str = "UTC"
@@ -73,7 +73,7 @@ def read_spending(setting: ConfigValue) -> SpendingSettings:
     for name, each in fields.items():
         found[name.removesuffix("_file")] = READERS[name](each)
     if "secret" in found and "webhook" not in found:
-        raise setting.error("has a secret, but no webhook that it signs: set webhook")
+        raise setting.error("has a secret to sign webhook requests, but no webhook: set webhook")
     return SpendingSettings(**found)
 
 
@@ -93,7 +93,7 @@ def _read_milestones(setting: ConfigValue) -> tuple[int, ...]:
 def _read_webhook(setting: ConfigValue) -> str:
     url = setting.string()
     if not url.startswith(("http://", "https://")):
-        raise setting.error("expected an http or https URL such as https://example.com/hook")
+        raise setting.error(f"expected an http or https URL such as https://example.com/hook, not {redact(url)!r}")
     with setting.locate_errors():
         split_url(url, "")
     return url

@@ -49,7 +49,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Return None, which makes urllib raise an HTTPError."""
 
 
-class _Stream(io.RawIOBase):
+class _DeadlineStream(io.RawIOBase):
     """Reads from a socket until a deadline; the timeout of a socket starts again with every byte."""
 
     def __init__(self, connection: socket.socket, opened: io.BufferedIOBase) -> None:
@@ -78,25 +78,25 @@ class _Response(HTTPResponse):
 
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as http.client has it
         super().__init__(sock, *args, **options)
-        self.fp = io.BufferedReader(_Stream(sock, self.fp))
+        self.fp = io.BufferedReader(_DeadlineStream(sock, self.fp))
 
 
-class _Plain(HTTPConnection):
+class _HTTPConnection(HTTPConnection):
     response_class = _Response
 
 
-class _Encrypted(HTTPSConnection):
+class _HTTPSConnection(HTTPSConnection):
     response_class = _Response
 
 
-class _PlainHandler(urllib.request.HTTPHandler):
+class _HTTPHandler(urllib.request.HTTPHandler):
     def http_open(self, request: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(_Plain, request)
+        return self.do_open(_HTTPConnection, request)
 
 
-class _EncryptedHandler(urllib.request.HTTPSHandler):
+class _HTTPSHandler(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(_Encrypted, request)
+        return self.do_open(_HTTPSConnection, request)
 
 
 class Webhook:
@@ -123,7 +123,7 @@ class Webhook:
         self._clock: Clock = clock or SystemClock()
         self._max_queued = max_queued
         self._closed = False
-        self._opener = urllib.request.build_opener(_NoRedirects, _PlainHandler, _EncryptedHandler)
+        self._opener = urllib.request.build_opener(_NoRedirects, _HTTPHandler, _HTTPSHandler)
         at_fork(child=self._start_over)
         self._start_over()
 

@@ -100,7 +100,7 @@ class WaitQueue(Protocol):
 
 
 class WaitQueueRefs:
-    """The wait queues of a store's limiters, by weak references: every correction wakes them, so iterating is fast."""
+    """The wait queues of a store's limiters, by weak references; fast to iterate over, as every correction does."""
 
     __slots__ = ("_refs",)
 
@@ -168,7 +168,7 @@ class Store(ABC):
         return None
 
     def fast_together(self, policies: Sequence[Policy]) -> AcquireTogether | None:
-        """Build a function that charges 1 to a key of each policy, faster than `apply`; None, the default: none.
+        """Build a faster function that charges 1 to a key of each policy; None, the default, if the store has none.
 
         It charges all keys together if it can decide at once and all limits allow it, and returns the time and the view
         of the limit of each policy. Otherwise it returns None, and `apply` decides.

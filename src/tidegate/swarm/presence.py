@@ -149,7 +149,7 @@ def _read(fields: dict[str, Any]) -> tuple[str, dict[str, Capacity]]:
     for capacity in resources.values():
         counts = (capacity.available, capacity.total, capacity.in_flight, capacity.original)
         if not (all(map(_is_count, counts)) and _is_time(capacity.window) and _is_time(capacity.frozen_for)):
-            raise MalformedError(f"a number of {capacity.resource!r} is not an integer or is out of range")
+            raise MalformedError(f"a field of resource {capacity.resource!r} is not an integer, or is out of range")
     if not is_name(fields["agent_id"]) or not all(map(is_name, resources)):
         raise MalformedError("the names of an agent and its resources must be strings")
     return fields["agent_id"], resources

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OpenBus = Callable[[], Bus]
-PROMISE_TIMEOUT: Final = 20.0  # seconds to wait for something that a bus promises
+GUARANTEE_TIMEOUT: Final = 20.0  # seconds to wait for something that a bus guarantees
 MESSAGE_COUNT: Final = 300
 
 
@@ -30,14 +30,14 @@ def verify_bus(
     subjects `verify.SEED.…`; the buses are closed at the end. `stop()` stops the server and `start()` starts it again:
     if both are given, the guarantees for lost connections are tested too.
     """
-    promises = PROMISES if stop is None or start is None else (*PROMISES, *restart_promises(stop, start))
-    for number, promise in enumerate(promises):
+    guarantees = GUARANTEES if stop is None or start is None else (*GUARANTEES, *restart_guarantees(stop, start))
+    for number, guarantee in enumerate(guarantees):
         trial = BusTrial(open_bus, f"verify.{seed}.p{number}")
         try:
-            promise(trial)
+            guarantee(trial)
         except AssertionError as broken:
-            name = promise.__name__.replace("_", " ")
-            raise AssertionError(f"the bus violates a guarantee: {name}\n{promise.__doc__}\n{broken}") from None
+            name = guarantee.__name__.replace("_", " ")
+            raise AssertionError(f"the bus violates a guarantee: {name}\n{guarantee.__doc__}\n{broken}") from None
         finally:
             trial.close()
 
@@ -70,9 +70,9 @@ class RecordingSubscriber:
     def wait_until(self, done: Callable[[RecordingSubscriber], bool], what: str) -> None:
         """Wait until a condition holds."""
         with self._changed:
-            if not self._changed.wait_for(lambda: done(self), PROMISE_TIMEOUT):
+            if not self._changed.wait_for(lambda: done(self), GUARANTEE_TIMEOUT):
                 raise AssertionError(
-                    f"{what}: not within {PROMISE_TIMEOUT:g} s; received {self.payloads[-5:]}, {self.synced}"
+                    f"{what}: not within {GUARANTEE_TIMEOUT:g} s; received {self.payloads[-5:]}, {self.synced}"
                 )
 
 
@@ -88,7 +88,7 @@ class BusTrial:
         """Open another bus."""
         bus = self._open()
         self._buses.append(bus)
-        assert bus.wait(PROMISE_TIMEOUT), "the bus does not connect"  # noqa: S101 - a failure of the test
+        assert bus.wait(GUARANTEE_TIMEOUT), "the bus does not connect"  # noqa: S101 - a failure of the test
         return bus
 
     def listen(self, bus: Bus, subject: str | None = None) -> RecordingSubscriber:
@@ -110,7 +110,7 @@ def expect(found: object, wanted: object, what: str) -> None:
         raise AssertionError(f"{what}: expected {wanted!r}, got {found!r}")
 
 
-# ---- promises --------------------------------------------------------------------------------------------------------
+# ---- guarantees ------------------------------------------------------------------------------------------------------
 
 
 def every_subscriber_gets_every_message_in_order(trial: BusTrial) -> None:
@@ -229,7 +229,7 @@ def publishers_do_not_block(trial: BusTrial) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PROMISE_TIMEOUT)
+        thread.join(GUARANTEE_TIMEOUT)
     expect([thread.name for thread in threads if thread.is_alive()], [], "the publishers that still block")
     subscriber.wait_until(
         lambda subscriber: len(subscriber.events) >= MESSAGE_COUNT - bus.metrics()["dropped"],
@@ -250,7 +250,7 @@ def a_closed_bus_raises_closed(trial: BusTrial) -> None:
         raise AssertionError("a closed bus did not raise Closed")
 
 
-PROMISES: Final = (
+GUARANTEES: Final = (
     every_subscriber_gets_every_message_in_order,
     subjects_are_separate,
     payloads_are_delivered_unchanged,
@@ -278,7 +278,9 @@ def wait_until_retained(trial: BusTrial, key: str, version: int) -> RecordingSub
     raise AssertionError(f"{key!r} is not retained")
 
 
-def restart_promises(stop: Callable[[], object], start: Callable[[], object]) -> tuple[Callable[[BusTrial], None], ...]:
+def restart_guarantees(
+    stop: Callable[[], object], start: Callable[[], object]
+) -> tuple[Callable[[BusTrial], None], ...]:
     """Return the tests of the guarantees for a server that stops and starts again."""
 
     def connections_recover_after_a_restart(trial: BusTrial) -> None:
@@ -292,7 +294,7 @@ def restart_promises(stop: Callable[[], object], start: Callable[[], object]) ->
             wait_until_disconnected(bus, other)
             start()
             subscriber.wait_until(lambda sub, count=number + 2: len(sub.synced) >= count, "synced is called again")  # type: ignore[misc]  # bound at once
-            expect(bus.wait(PROMISE_TIMEOUT) and "connected", "connected", "the publisher")
+            expect(bus.wait(GUARANTEE_TIMEOUT) and "connected", "connected", "the publisher")
             payload = b"after %d" % number
             bus.publish(trial.subject, payload)
             subscriber.wait_until(lambda sub, payload=payload: payload in sub.payloads, "a new message arrives")  # type: ignore[misc]  # bound at once
@@ -315,7 +317,7 @@ def restart_promises(stop: Callable[[], object], start: Callable[[], object]) ->
 def wait_until_disconnected(*buses: Bus) -> None:
     """Wait until the buses have noticed the lost connection."""
     waiting = threading.Event()
-    for _ in range(round(PROMISE_TIMEOUT * 100)):
+    for _ in range(round(GUARANTEE_TIMEOUT * 100)):
         if not any(bus.connected for bus in buses):
             return
         waiting.wait(0.01)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.stores.base import Store
 from tidegate.testing.reference import ExpectedAnswer, ReferenceStore, answer_of
-from tidegate.testing.store_promises import PROMISES
+from tidegate.testing.store_guarantees import GUARANTEES
 from tidegate.testing.vectors import Vector, random_vectors
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
     is reported. Makes about 3,000 calls by default.
     """
     alternatives = False
-    for promise in PROMISES:
+    for guarantee in GUARANTEES:
         with _opened(open_store) as store:
             alternatives = store.decides_alternatives
             try:
-                promise(store)
+                guarantee(store)
             except AssertionError as broken:
-                name = promise.__name__.replace("_", " ")
-                raise AssertionError(f"the store violates a guarantee: {name}\n{promise.__doc__}\n{broken}") from None
+                name = guarantee.__name__.replace("_", " ")
+                raise AssertionError(f"the store violates a guarantee: {name}\n{guarantee.__doc__}\n{broken}") from None
     for number in range(rounds):
         vectors = list(random_vectors(seed * 1_000_003 + number, ROUND_LENGTH, alternatives=alternatives))
         if number % 4:

@@ -1,4 +1,4 @@
-"""A process that fetches one source once, and tells what came of it and how much memory it needed."""
+"""A process that fetches one source once, and reports the result and the memory that it used."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A server that sends whatever bytes it is told to, however slowly; and what a process that fetches from it needs."""
+"""A server that sends any bytes, at any speed; and the memory and time of a process that fetches from it."""
 
 from __future__ import annotations
 

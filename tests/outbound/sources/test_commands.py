@@ -1,4 +1,4 @@
-"""`tidegate start`, `add` and `sources`, as a person would use them."""
+"""`tidegate start`, `add` and `sources` as processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a source without a schedule does, and what a fetch that did not succeed says."""
+"""The default interval of a source without a schedule, and the messages of failed fetches."""
 
 import logging
 import socket

@@ -1,4 +1,4 @@
-"""Servers that send too much, too slowly or without end: what a source needs of memory and time is bounded."""
+"""Servers that send too much, too slowly or without end: the memory and time of a fetch are bounded."""
 
 import asyncio
 import gzip

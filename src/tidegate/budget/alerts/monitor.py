@@ -87,7 +87,7 @@ class BudgetMonitor:
             self._denying = set(result.exceeded)
         if microseconds is not None:
             outcome = "allowed" if result.allowed else "denied"
-            log.debug("a check of %d tasks took %.3f ms: %s", result.task_count, microseconds / 1000, outcome)
+            log.debug("checking %d tasks took %.3f ms: %s", result.task_count, microseconds / 1000, outcome)
         self.record_usage(result.usage, result.at)
         if not result.allowed:
             log.log(logging.WARNING if started else logging.DEBUG, "rate limit exceeded: %s", result.reason)
@@ -124,7 +124,7 @@ class BudgetMonitor:
         """Count how long it took to record tasks."""
         with self._lock:
             self.records.add(microseconds)
-        log.debug("a record of %d tasks took %.3f ms", tasks, microseconds / 1000)
+        log.debug("recording %d tasks took %.3f ms", tasks, microseconds / 1000)
 
     def count_settled(self, recorded: int, returned: int) -> None:
         """Count tasks that were recorded, and tasks that were returned."""

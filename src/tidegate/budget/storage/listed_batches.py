@@ -89,7 +89,7 @@ class ListedBatches:
         self.owner: Owner | None = None
         self._heartbeat_at = 0  # when the last heartbeat began, in steady time
         self._free: deque[Slot] = deque()
-        self._resting: deque[tuple[int, Slot]] = deque()  # slots of failed checks, and until when they are not used
+        self._suspended: deque[tuple[int, Slot]] = deque()  # slots of failed checks, and when each may be used again
         self._slots = 0
         self._numbers = count()
         self._entries: dict[int, Entry] = {}  # of open batches, by their number
@@ -122,8 +122,8 @@ class ListedBatches:
                 except IndexError:
                     if self.owner is None:
                         return None
-                    if (rested := self._take_rested()) is not None:
-                        yield from self._free_if_empty_flow(policy, rested)
+                    if (suspended := self._take_suspended()) is not None:
+                        yield from self._free_if_empty_flow(policy, suspended)
                         continue
                     owner = self.owner
                     more = yield from self._owners.add_slots_flow(owner, self._slots)
@@ -153,7 +153,7 @@ class ListedBatches:
 
     def _stop_listing(self, reason: str) -> None:
         self._unlisted_reason = reason
-        log.warning("cannot list open batches in the store; if this process is killed, they stay charged: %s", reason)
+        log.warning("cannot record open batches in the store; if this process is killed, they stay charged: %s", reason)
 
     def entry_ask(self, policy: Policy, slot: Slot, costs: tuple[int, ...]) -> Ask:
         """Return the ask that lists a batch."""
@@ -171,17 +171,17 @@ class ListedBatches:
         if slot.owner == self.owner:
             self._free.append(slot)
 
-    def rest(self, slot: Slot) -> None:
-        """Reuse the slot of a check that was cancelled or failed, but only after a lease, and if its entry is empty.
+    def suspend(self, slot: Slot) -> None:
+        """Suspend the slot of a check that was cancelled or failed: it is reused after a lease, if its entry is empty.
 
-        An entry that other batches use, too, would have the instant of another charge.
+        The check may still write the entry. If another batch used it then, it would have the instant of that charge.
         """
-        self._resting.append((self._clock.steady() + self.lease, slot))
+        self._suspended.append((self._clock.steady() + self.lease, slot))
 
-    def _take_rested(self) -> Slot | None:
+    def _take_suspended(self) -> Slot | None:
         with self._lock:
-            if self._resting and self._resting[0][0] <= self._clock.steady():
-                return self._resting.popleft()[1]
+            if self._suspended and self._suspended[0][0] <= self._clock.steady():
+                return self._suspended.popleft()[1]
         return None
 
     def _free_if_empty_flow(self, policy: Policy, slot: Slot) -> Flow[StoreStep, None]:

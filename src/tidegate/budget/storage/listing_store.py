@@ -155,7 +155,7 @@ class ListingStore(Store):
         try:
             decisions = yield StoreStep("hold", asks, has_fallback=True)
         except BaseException:  # it may be listed, and refunded later
-            self.batches.rest(slot)
+            self.batches.suspend(slot)
             raise
         if decisions[0].within_limits and not isinstance(decisions[0], LocalDecision):
             self.batches.add(slot, decisions[0].at, costs)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.charges import ChargeResult
-    from tidegate.inbound.responses.response import Denying, Response
+    from tidegate.inbound.responses.response import DenialHandler, Response
 
 
 def write_result(result: ChargeResult, request: Request, native: object) -> Response:
@@ -29,7 +29,7 @@ def write_result(result: ChargeResult, request: Request, native: object) -> Resp
     return writer.write_denial(request, decision.with_views(), charge.policy)
 
 
-def _call_with_native(denied: Denying, native: object, request: Request, decision: Decision) -> Any:  # noqa: ANN401 - see Denying
+def _call_with_native(denied: DenialHandler, native: object, request: Request, decision: Decision) -> Any:  # noqa: ANN401 - see DenialHandler
     """Call the function of a route limit, which receives the framework's own request."""
     del request
     return denied(native, decision)

@@ -44,7 +44,8 @@ class ChargePlan:
         self.is_simple: bool = len(stack.uses) == 1 and not stack.uses[0].limit.has_key
         self.acquire: AcquireTogether = charge_nothing
         self.write: FieldWriter | None = None
-        if stack.is_plain and not (category_limiter is not None and category_limiter.reserves):
+        has_key_function = request_limiter.client_identifier.key_function is not None
+        if stack.is_plain and not has_key_function and not (category_limiter is not None and category_limiter.reserves):
             self.limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
             policies = [limiter.policy for limiter, _ in self.limits]
             self.acquire, self.write = request_limiter.prepare_fast_path(
@@ -82,7 +83,7 @@ def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> 
         request_state.override_defaults(stack.uses, "")
         category_limiter = request_state.deferred
     if category_limiter is None:
-        return decide_unlimited(stack, request_state, native)
+        return decide_route_limits(stack, request_state, native)
     plan = stack.plans.get(category_limiter)
     if plan is None or plan.policy is not category_limiter.policy:
         plan = stack.plans[category_limiter] = ChargePlan(stack, request_state.request_limiter, category_limiter)
@@ -127,8 +128,8 @@ def decide_deferred(request_state: RequestState) -> bool:
     return True
 
 
-def decide_unlimited(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
-    """Decide the limits of a stack for a request for which nothing is pending, and nothing was decided so far."""
+def decide_route_limits(stack: LimitStack, request_state: RequestState, native: Any) -> bool:  # noqa: ANN401 - any request
+    """Decide the limits of a stack, if the request has no pending charges and no decisions so far."""
     request_limiter = request_state.request_limiter
     if request_state.is_pending or request_state.has_decisions or request_state.covered is not None:
         return False
@@ -141,7 +142,7 @@ def decide_unlimited(stack: LimitStack, request_state: RequestState, native: Any
     return decide_plan(plan, request_state, client, native)
 
 
-def decide_alone(
+def decide_standalone(
     stack: LimitStack,
     native: Any,  # noqa: ANN401 - any request
     mapping: Any,  # noqa: ANN401 - its scope or environ

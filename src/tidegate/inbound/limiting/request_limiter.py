@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
-    from tidegate.inbound.limiting.route_gates import Gates
+    from tidegate.inbound.limiting.route_hooks import RouteHooks
     from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.model import Category, Match, Rules
     from tidegate.inbound.rules.path_readings import Route
@@ -179,7 +179,7 @@ class RequestLimiter:
         self.fast_path_until: int = 0  # the fast path is used before this time; 0: never, because of observers
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
-        self.gates: Gates | None = None  # of the application; they depend on the rules
+        self.route_hooks: RouteHooks | None = None  # of the application; they depend on the rules
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
         self._log_start(has_config=config is not None or bool(extra))
@@ -241,8 +241,8 @@ class RequestLimiter:
         else:
             self.denial_blocks.update(block)
         self.update_special()
-        if self.gates is not None:
-            self.gates.invalidate()
+        if self.route_hooks is not None:
+            self.route_hooks.invalidate()
 
     def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
         return (AsyncLimiter if self.tasks else Limiter)(policy, store=self.store, clock=self.own_clock)
@@ -278,8 +278,8 @@ class RequestLimiter:
         self.blocked_clients.remove_expired(now)
         self.allowed_clients.remove_expired(now)
         self.update_special()
-        if self.gates is not None:
-            self.gates.update()
+        if self.route_hooks is not None:
+            self.route_hooks.update()
         if self._source.is_file:
             self._reload(self._source.changed())
 

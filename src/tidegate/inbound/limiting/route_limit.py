@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
-from tidegate.inbound.client.request import FrameworkRequest
+from tidegate.inbound.client.request import FrameworkRequest, by_address
 from tidegate.inbound.limiting.category_limiter import holds_slots
 from tidegate.inbound.limiting.charges import RequestCharge
 from tidegate.inbound.limiting.denials import write_result
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
     from tidegate.inbound.limiting.charges import ChargeResult
-    from tidegate.inbound.responses.response import Denying, Response
+    from tidegate.inbound.responses.response import DenialHandler, Response
     from tidegate.policy import Cost, Key
     from tidegate.policy.model import Mode, OnStoreError
     from tidegate.stores import Store
@@ -64,13 +64,13 @@ METHOD_COUNTS: Final = {
 }
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
-MANY_COUNTS: Final = 10  # limits of the same name, each with its own count
+WARN_AFTER_COPIES: Final = 10  # limits of the same name, each with its own count, after which a warning is logged
 
 separate_counts: Counter[str] = Counter()  # limits without a middleware, by name; only to warn of a mistake
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 
-class OwnLimiter:
+class StandaloneLimiter:
     """The request limiter of limits without a middleware in front; limits on one function share it."""
 
     __slots__ = ("joined", "request_limiter")
@@ -78,16 +78,16 @@ class OwnLimiter:
     def __init__(self) -> None:
         """Start without a request limiter; the first request creates it."""
         self.request_limiter: RequestLimiter | None = None
-        self.joined: OwnLimiter | None = None
+        self.joined: StandaloneLimiter | None = None
 
-    def found(self) -> OwnLimiter:
-        """Return the one that is used: this one, or the one that it has joined."""
+    def found(self) -> StandaloneLimiter:
+        """Return the object to use: this one, or the one that it has joined."""
         own = self
         while own.joined is not None:
             own = own.joined
         return own
 
-    def share(self, other: OwnLimiter) -> None:
+    def share(self, other: StandaloneLimiter) -> None:
         """Use one request limiter with another from now on, unless both have one already."""
         mine, others = self.found(), other.found()
         if mine is others or (mine.request_limiter is not None and others.request_limiter is not None):
@@ -105,7 +105,7 @@ class RouteLimit:
     request; `tidegate.inbound.common_request(request)` returns the Request that is the same for all frameworks.
     """
 
-    limits_routes: Final = True  # how `route_gates` recognizes a limit among dependencies
+    limits_routes: Final = True  # how `route_hooks` recognizes a limit among dependencies
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class RouteLimit:
         store: str | Store | None = None,
         trusted_proxies: Iterable[str] = (),
         headers: Style | Mapping[str, str] = "x",
-        denied: Denying | None = None,
+        denied: DenialHandler | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Take a string such as "5/1m", a Limit, several, or a function of the request that returns one of these.
@@ -174,7 +174,7 @@ class RouteLimit:
         proxies = TrustedProxies(trusted_proxies)
         self._options: dict[str, Any] = {"trusted_proxies": proxies, "headers": headers, "clock": clock}
         self._origin = (tuple(trusted_proxies), headers, clock)  # limits that agree in these may share a store
-        self._own = OwnLimiter()
+        self._own = StandaloneLimiter()
         self.denied = denied
         self._parsed: dict[object, tuple[Limit, ...]] = {}
         self._limiters: dict[object, tuple[Store, Limiter | AsyncLimiter]] = {}
@@ -185,9 +185,10 @@ class RouteLimit:
         )
         self.counts_by_response: bool = count is not None
         self.reserves: bool = holds_slots(fixed or ()) or self.counts_by_response
-        self._warned = False
-
+        self._fixed_cost: Cost | None = None if fixed is None or callable(cost) else cost  # checked above
+        self._logged: set[str] = set()
         self.has_key: bool = key is not None
+        self.by_address: bool = key is by_address  # not by the key of the middleware
         self.is_plain: bool = (
             fixed is not None
             and len(fixed) == 1
@@ -216,7 +217,7 @@ class RouteLimit:
         own = self._own.found()
         if own.request_limiter is None:
             if self.scope is not None and self._own_store is None:
-                warn_of_many(f"{self.scope}:{self.name}")
+                warn_of_separate_counts(f"{self.scope}:{self.name}")
             rules = {"defaults": False, "unmatched": None}
             own.request_limiter = RequestLimiter(rules, self._own_store or "memory://", **self._options)
         return own.request_limiter
@@ -250,7 +251,7 @@ class RouteLimit:
         if self._per_method:
             name = f"{name}:{METHOD_COUNTS.get(request.method.upper(), 'other')}"
         limiter = self._limiter(request_limiter, name, limits, tasks=tasks)
-        cost = self._cost(native) if callable(self._cost) else self._cost
+        cost = self._read_cost(native, limiter.policy) if self._fixed_cost is None else self._fixed_cost
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
         reserves = self.reserves or (limits is not None and holds_slots(limits))
         return RequestCharge(request_limiter, limiter, key, cost, None, self, reserves, native if reserves else None)
@@ -283,16 +284,35 @@ class RouteLimit:
                 return None
             self._valid = self._parse(chosen)
         except ConfigError as error:
-            if not self._warned:
-                self._warned = True
-                then = "the last valid limit applies" if self._valid else f"{FALLBACK_LIMIT} applies"
+            then = "the last valid limit applies" if self._valid else f"{FALLBACK_LIMIT} applies"
+            if self._is_first_time("limits"):
                 log.error("%s: the limit function returned an invalid limit, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
         return self._valid or read_exact_limits(FALLBACK_LIMIT)
+
+    def _read_cost(self, native: object, policy: Policy) -> Cost:
+        """Return the cost of a request; 1 replaces an invalid one, so that it neither fails requests nor admits all."""
+        cost = self._cost(native) if callable(self._cost) else self._cost
+        try:
+            policy.costs(cost)
+        except ConfigError as error:
+            if self._is_first_time("cost"):
+                log.error("%s: a request has an invalid cost, a cost of 1 applies: %s", self.name, error)  # noqa: TRY400 - as above
+            return dict.fromkeys(policy.units, 1)
+        return cost
+
+    def _is_first_time(self, invalid: str) -> bool:
+        """Return whether this is the first invalid result of a function, which is logged."""
+        first = invalid not in self._logged
+        self._logged.add(invalid)
+        return first
 
     def _parse(self, chosen: Limits) -> tuple[Limit, ...]:
         """Read limits that a function has chosen; the last ones are cached."""
         cache_key = chosen if isinstance(chosen, str) or not isinstance(chosen, Iterable) else tuple(chosen)
-        found = self._parsed.get(cache_key)
+        try:
+            found = self._parsed.get(cache_key)
+        except TypeError:  # something that cannot be hashed is no limit: this raises a ConfigError
+            return read_exact_limits(cache_key)
         if found is None:
             if len(self._parsed) >= MAX_CACHED_LIMITS:
                 self._parsed.clear()
@@ -340,10 +360,15 @@ def decide_uses_flow(
 ) -> CallFlow[ChargeResult]:
     """Decide the limits of a route together with what is pending. `more`: other limits may be decided later."""
     request_state.override_defaults(uses, request.method)
+    chosen = request_state.chosen_client
+    if chosen is None:
+        identifier = request_state.request_limiter.client_identifier
+        chosen = request_state.chosen_client = identifier.choose_client(request, client)
     charges = []
     for use in uses:
         request_limiter = use.limit.request_limiter_for(request_state)
-        charge = use.limit.make_charge(request, native, request_limiter, client, use, tasks=tasks)
+        sender = client if use.limit.by_address else chosen
+        charge = use.limit.make_charge(request, native, request_limiter, sender, use, tasks=tasks)
         if charge is not None:
             charges.append(charge)
     result = yield from request_state.charge_flow(charges, request, tasks=tasks, more=more, client=client)
@@ -364,17 +389,17 @@ def call_on_denied(limit: RouteLimit, native: object, decision: Decision) -> Non
         log.exception("%s: the function on_denied failed", limit.name)
 
 
-def warn_of_many(name: str) -> None:
+def warn_of_separate_counts(name: str) -> None:
     """Log once if a limit with a scope was created many times without a middleware: each has its own count."""
     if len(separate_counts) >= MAX_CACHED_LIMITS:
         separate_counts.clear()
     separate_counts[name] += 1
-    if separate_counts[name] == MANY_COUNTS:
+    if separate_counts[name] == WARN_AFTER_COPIES:
         log.warning(
             "%s: this limit was created %d times without a middleware, and each has its own count: create it once, "
             "outside of the function that handles requests",
             name,
-            MANY_COUNTS,
+            WARN_AFTER_COPIES,
         )
 
 

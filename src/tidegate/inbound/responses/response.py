@@ -76,7 +76,7 @@ class PlainDenial(Response):
 
 
 # Returns the response to a denied request: a string, a mapping (JSON), a Response, or None for the default.
-Denying = Callable[[FrameworkRequest, Decision], "Response | str | bytes | Mapping[str, object] | None"]
+DenialHandler = Callable[[FrameworkRequest, Decision], "Response | str | bytes | Mapping[str, object] | None"]
 
 
 class ResponseWriter:
@@ -87,7 +87,7 @@ class ResponseWriter:
         headers: Style | Mapping[str, str] = "x",
         *,
         expose: bool = False,
-        denied: Denying | None = None,
+        denied: DenialHandler | None = None,
         html: object = None,
     ) -> None:
         """Set the style of the headers, or custom names; `expose` them to other origins.
@@ -108,7 +108,7 @@ class ResponseWriter:
         self._text_form: FieldForm[str] = FieldForm(tuple(names.values()), str, self._extra)
         self._negotiated = (b"json", b"html") if self._html is not None else (b"json",)
 
-    def with_denied(self, denied: Denying | None) -> ResponseWriter:
+    def with_denied(self, denied: DenialHandler | None) -> ResponseWriter:
         """Return a writer of the same denials, with another function for custom responses; None: this one."""
         if denied is None:
             return self

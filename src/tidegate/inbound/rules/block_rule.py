@@ -16,8 +16,9 @@ BLOCKS_POLICY: Final = "tidegate-blocks"  # has one permit per client, taken whi
 class BlockRule(NamedTuple):
     """Blocks a client for some time after a number of denials within a period.
 
-    Both are policies, so that the store keeps them and all processes that share it agree: the denial that finds no
-    permit in `denials` takes the only permit of `blocks`, and a client is blocked until that permit is free again.
+    `denials` and `blocks` are policies, so that the store keeps them and all processes that share it agree: the denial
+    that finds no permit in `denials` takes the only permit of `blocks`, and a client is blocked until that permit is
+    free again.
     """
 
     denials: Policy

@@ -3,9 +3,9 @@
     x-ratelimit-limit-tokens: 30000, x-ratelimit-reset-tokens: 59.8s       a file that says 90,000 per minute
 
 A reported quota is used instead of the configured one if it is lower, and if its period is that of the limit: the
-response says so, or its reset is a whole period away. A response without a period cannot lower `60/1m` to the ten
-permits of a second. A quota that differs from the one reported before (a path with its own limit) is used only after
-the same one was reported for a whole period; until then, the configured one is.
+response says so, or its reset is a whole period away. So a response that reports ten permits per second, without a
+period, does not lower `60/1m` to ten. A quota that differs from the one reported before (a path with its own limit) is
+used only after the same one was reported for a whole period; until then, the configured one is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class QuotaReport(NamedTuple):
 
 
 class LearnedQuotas:
-    """The quotas that a provider reported for the limits of an account, as its file says them."""
+    """The quotas that a provider reported for the limits of an account, which are those of its file."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
         """Start with what is configured."""

@@ -17,7 +17,7 @@ IDEMPOTENT_METHODS: Final = (
     "PUT",
     "DELETE",
     "TRACE",
-)  # may be sent twice with the effect of once
+)  # sent twice, they have the same effect as sent once
 FIRST_PAUSE: Final = 250_000  # microseconds, the average of the first pause; it doubles
 MAX_PAUSE: Final = 30 * SECOND
 

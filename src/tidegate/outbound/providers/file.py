@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, ConfigValue]
 
-MISSPELLED: Final = 0.8  # similarity from which a unit is taken for a misspelled one
+MISSPELLING_SIMILARITY: Final = 0.8  # a unit at least this similar to a known one is taken for a misspelling of it
 LIMIT_FIELDS: Final = ("limit", "period", "unit", "algorithm", "burst", "timezone", "reset_day", "reset_hour")
 PROVIDER_FIELDS: Final = (
     "domain",
@@ -164,7 +164,7 @@ def _check_units(fields: Fields, provider: Provider) -> None:
         with place.locate_errors():
             check_units(limits, provider.prices, told)
         for unit in {limit.unit for limit in limits}.difference(told, TOKEN_UNITS, (CONCURRENCY_UNIT,)):
-            if closest(unit, TOKEN_UNITS, MISSPELLED) is not None:
+            if closest(unit, TOKEN_UNITS, MISSPELLING_SIMILARITY) is not None:
                 raise place.error(f"nothing is counted in the unit {unit!r}: {did_you_mean(unit, TOKEN_UNITS)}")
 
 
@@ -237,6 +237,8 @@ def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None, 
 
     The default algorithm is an exact log: no window of the provider exceeds the limit, wherever it begins.
     """
+    if "limit" in fields and (fields["limit"].is_list or "/" in str(fields["limit"])):
+        raise fields["limit"].error(f"expected an integer, not {fields['limit']}: did you mean 'limits'?")
     for needed, example in (("limit", "300"), ("period", "1m")):
         if needed not in fields:
             raise location.error(f"needs a {needed}, such as {needed}: {example}")

@@ -65,7 +65,10 @@ def to_micros(limit: Limit, prices: Prices | None, scale: int = 1) -> Limit:
         return limit
     quota = limit.quota * MILLION // scale
     if not 1 <= quota <= MAX_INTEGER:
-        raise ConfigError(f"must be from 0.000001 to {MAX_INTEGER // MILLION} {prices.currency}", field="quota")
+        raise ConfigError(
+            f"must be from 0.000001 to {MAX_INTEGER // MILLION} {prices.currency}, not {limit.quota / scale:.15g}",
+            field="quota",
+        )
     burst = limit.burst * MILLION // scale if limit.burst != limit.quota else 0
     return replace(limit, quota=quota, burst=burst, unit=prices.unit)
 

@@ -31,6 +31,7 @@ FailedCost = Literal["free", "input", "estimate"]  # what a call costs that fail
 OutputCounted = Literal["start", "produced"]  # when the provider counts output: with the request, or as it is produced
 UsagePart = Literal["input", "cache_read", "cache_write", "output", "reasoning", "audio", "audio_output", "total"]
 FieldPath = tuple[str, ...]  # the keys that lead to a value of a JSON document; `*` is every entry of a list
+WHOLE_DOCUMENT: Final[FieldPath] = ()
 
 TOKEN_UNITS: Final = ("tokens", "input-tokens", "output-tokens")
 MAX_PATHS: Final = 1024  # paths of requests that are remembered
@@ -66,6 +67,7 @@ class ProfileEndpoint(NamedTuple):
     bound: FieldPath = ()  # the field that bounds the output, if a request sets none
     images: FieldPath = ()  # the field that says how many images are requested, if the output is images
     streams: str | None = None  # the query with which every output is streamed as events, such as `alt=sse`
+    media: str = ""  # what a body that is not JSON contains, such as the audio file of a form
 
 
 ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))
@@ -92,6 +94,7 @@ class Profile:
     output_counted: OutputCounted = "start"
     failed: FailedCost = "free"
     stream_fields: frozenset[str] = frozenset()
+    stream_repeats: re.Pattern[str] | None = None  # types of events whose text has arrived before
     stream_ends: tuple[bytes, ...] = ()
     refusals: tuple[RefusalRule, ...] = ()
     denial: Any = None  # a JSON document with {message}, {seconds} in its strings
@@ -111,7 +114,7 @@ class Profile:
         """Prepare what is searched for in bodies."""
         names = b"|".join(re.escape(name.encode()) for name in self.media)
         object.__setattr__(self, "media_pattern", re.compile(b'"(?:' + names + b')"') if names else None)
-        object.__setattr__(self, "usage_markers", tuple({path[-1].encode() for path in self.usage_at}))
+        object.__setattr__(self, "usage_markers", tuple({path[-1].encode() for path in self.usage_at if path}))
         units = tuple((unit, "input" in parts, "output" in parts) for unit, parts in self.counts.items())
         object.__setattr__(self, "estimated_units", units)
         signed = tuple(

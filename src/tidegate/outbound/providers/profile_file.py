@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, get_args
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.profile import (
     TOKEN_UNITS,
+    WHOLE_DOCUMENT,
     Charges,
     FailedCost,
     FieldPath,
@@ -129,7 +130,20 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     for field, read_entry in entries:
         if field in fields:
             options[field] = tuple(read_entry(entry) for entry in fields[field].items())
+    _check_media(fields, options)
     return Profile(name, **options, file=section.file)
+
+
+def _check_media(fields: Fields, options: dict[str, Any]) -> None:
+    """Refuse an endpoint whose medium has no estimate."""
+    media = options.get("media", {})
+    for index, endpoint in enumerate(options.get("endpoints", ())):
+        if endpoint.media and endpoint.media not in media:
+            place = list(fields["endpoints"].items())[index]
+            example = f"add {endpoint.media}: {{bytes_per_token: 1000}}, or similar"
+            raise place.error(
+                f"'input.media' has no entry {endpoint.media!r}: {did_you_mean(endpoint.media, media) or example}"
+            )
 
 
 def _model(setting: ConfigValue) -> dict[str, Any]:
@@ -141,7 +155,8 @@ def _model(setting: ConfigValue) -> dict[str, Any]:
         if text.count(MODEL_PLACE) != 1 or not text.startswith(("/", "*")):
             raise entry.error(f"expected a path with {MODEL_PLACE}, such as /models/{MODEL_PLACE}/*, not {entry}")
         before, after = (_path_pattern(part) for part in text.split(MODEL_PLACE))
-        paths.append(re.compile(f"{before}(?P<model>[^/:]+){after}"))
+        name = "[^/:]+" if after.startswith(":") else "[^/]+"  # Bedrock's models contain colons
+        paths.append(re.compile(f"{before}(?P<model>{name}){after}"))
     return {"model_fields": _paths(fields, "body"), "model_paths": tuple(paths)}
 
 
@@ -180,19 +195,25 @@ def _usage(setting: ConfigValue) -> dict[str, Any]:
     """Read `usage: {at: [usage], input: [prompt_tokens], output: [completion_tokens]}`."""
     fields = setting.fields("at", *USAGE_PARTS)
     if "at" not in fields:
-        raise setting.error("needs the field of a response that contains the usage, such as at: [usage]")
+        raise setting.error("needs at, the field of a response that contains the usage, such as at: [usage]")
     parts = {
         part: tuple(entry.string() for entry in fields[part].one_or_many()) for part in USAGE_PARTS if part in fields
     }
-    return {"usage_at": _paths(fields, "at"), "usage": parts}
+    at = tuple(WHOLE_DOCUMENT if entry.string() == "$" else _path(entry) for entry in fields["at"].one_or_many())
+    return {"usage_at": at, "usage": parts}
 
 
 def _stream(setting: ConfigValue) -> dict[str, Any]:
-    """Read `stream: {text: [content], ends: ["data: [DONE]"]}`."""
-    fields = setting.fields("text", "ends")
+    """Read `stream: {text: [content], repeats: ["*.done"], ends: ["data: [DONE]"]}`."""
+    fields = setting.fields("text", "repeats", "ends")
     texts = {name: [each.string() for each in value.one_or_many()] for name, value in fields.items()}
     ends = tuple(line.encode() for line in texts.get("ends", ()))
-    return {"stream_fields": frozenset(texts.get("text", ())), "stream_ends": ends}
+    repeats = "|".join(map(_path_pattern, texts.get("repeats", ())))
+    return {
+        "stream_fields": frozenset(texts.get("text", ())),
+        "stream_repeats": re.compile(repeats) if repeats else None,
+        "stream_ends": ends,
+    }
 
 
 def _counts(setting: ConfigValue, usage: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
@@ -219,7 +240,7 @@ def _refusal(setting: ConfigValue) -> RefusalRule:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise fields[says].error(f"expected a regular expression: {error}") from None
+        raise fields[says].error(f"expected a regular expression, not {text!r}: {error}") from None
     needed = {"retry_after"} if says == "retry_after" else {"unit", "period"}
     if not needed <= pattern.groupindex.keys():
         names = " and ".join(f"(?P<{name}>…)" for name in sorted(needed))
@@ -248,7 +269,7 @@ def _document(setting: ConfigValue) -> Any:  # noqa: ANN401 - any JSON value
 
 def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
     """Read `{path: /v1/embeddings, output: no}`."""
-    fields = setting.fields("path", "output", "counted", "bound", "images", "streams")
+    fields = setting.fields("path", "output", "counted", "bound", "images", "streams", "media")
     if "path" not in fields:
         raise setting.error("needs a path, such as {path: /v1/embeddings, output: no}")
     path = fields["path"].string()
@@ -261,6 +282,7 @@ def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
         _path(fields["bound"]) if "bound" in fields else (),
         _path(fields["images"]) if "images" in fields else (),
         fields["streams"].string() if "streams" in fields else None,
+        fields["media"].string() if "media" in fields else "",
     )
 
 

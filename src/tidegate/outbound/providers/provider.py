@@ -44,7 +44,7 @@ class EndpointCost(NamedTuple):
 class KeyLocation(NamedTuple):
     """Where the key is sent: in a header (with a prefix, as in `Bearer …`) or in a query parameter.
 
-    It is sent over https and to this machine only, unless `plain_http` allows plain http to any host.
+    The key is sent only over https, or to this machine, unless `plain_http` allows plain http to any host.
     """
 
     kind: Literal["header", "query"]

@@ -63,7 +63,7 @@ def recovery_settings(provider: Provider) -> RecoverySettings:
 def narrowest_index(limits: tuple[Limit, ...]) -> int:
     """Return the index of the limit that a refusal most likely concerns: the shortest that counts requests.
 
-    One that counts slots is taken only if there is no other, and money is no quota of the provider.
+    A limit that counts slots or money is chosen only if there is no other.
     """
 
     def rank(limit: Limit) -> tuple[bool, bool, bool, int]:
@@ -313,8 +313,8 @@ class Account:
     def charge_pieces_flow(self, pieces: Sequence[tuple[Mapping[str, int], int]]) -> CallFlow[Any]:
         """Charge what has been used, whether it fits or not: amounts, each from an instant of the monotonic clock on.
 
-        Only a log can be charged for the past, at its next entry from then on: the last piece makes one now.
-        Other limits are charged now. Returns the instants by the store's clock.
+        Only a log can be charged for a past instant: the amount is added to its next entry, and the last piece adds an
+        entry now. Other limits are charged now. Returns the instants by the store's clock.
         """
         limits = self.provider.limits
         costs = [[amounts.get(limit.unit, 0) for limit in limits] for amounts, _ in pieces]

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.profile import ANY_ENDPOINT
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
+from tidegate.outbound.quota.decoding import decoded
 from tidegate.outbound.quota.exchange import credential_of
 from tidegate.outbound.quota.production import most_in_a_period
 from tidegate.outbound.quota.request_tokens import RequestTokens, read_request, units_of
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 STRICT_INPUT_PERCENT: Final = 99  # of recent inputs that had no more tokens per byte than a strict call reserves
 INPUT_PERCENT: Final = 50
 FREE_METHODS: Final = ("GET", "HEAD", "OPTIONS", "DELETE")  # of requests that no model answers
+NOT_COUNTED: Final = ANY_ENDPOINT._replace(counted=False)
+SIGNATURE_PREFIX: Final = "AWS4-"  # in Authorization
+BODY_HEADERS: Final = ("content-encoding", "content-digest", "digest", "content-md5", "x-amz-content-sha256")
 
 
 class CallPlan(NamedTuple):
@@ -84,7 +89,13 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
     """Read what a request asks for, with the model that its name stands for; None: the provider needs none of it."""
     if not provider.reads_requests:
         return None
-    request = read_request(provider.counting, call.url, call.body())
+    body = call.body()
+    request = read_request(provider.counting, call.url, body)
+    if body and not request.document and (coding := call.header("content-encoding")):
+        request = read_request(provider.counting, call.url, decoded(body, coding))
+    is_free = call.method.upper() in FREE_METHODS and not call.is_permit and not provider.estimate
+    if is_free and request.endpoint.counted:
+        request = request._replace(endpoint=NOT_COUNTED, bound=0, times=1, stated=True)
     if model is None and provider.prices is None and not provider.aliases:
         return request
     named = provider.resolve_model(model or request.model)
@@ -154,18 +165,27 @@ def _plan_output(
         # Learned from requests of another kind, such as references to files. If it denied calls, none could correct it.
         input_tokens = request.estimate_input()
     if not strict:
-        output_tokens = bound if expected is None or profile.charges != "usage" else min(bound, expected)
+        output_tokens = bound if expected is None or profile.charges != "usage" else min(request.longest, expected)
         return CallPlan(cost, request, key, input_tokens, output_tokens)
     largest = account.largest_output(request, input_tokens)
     if profile.charges == "usage" and request.streams and request.endpoint.has_output:
         first = profile.default_output if expected is None else expected
         if profile.output_counted == "produced" and estimates is not None:
             first = min(first, most_in_a_period(account.output_limits(request), estimates.learned.fastest(key)))
-        return CallPlan(cost, request, key, input_tokens, max(1, min(bound, first, largest)), tops_up=True)
-    output_tokens = max(1, min(bound if expected is None else expected, bound, largest))
-    body = request.clamped(output_tokens) if call.rewrites and (output_tokens < bound or not request.stated) else None
+        return CallPlan(cost, request, key, input_tokens, max(1, min(request.longest, first, largest)), tops_up=True)
+    longest = request.longest if profile.charges == "usage" else bound
+    output_tokens = max(1, min(bound if expected is None else expected, longest, largest))
+    body = None
+    if call.rewrites and (output_tokens < bound or not request.stated) and not has_fixed_body(call):
+        body = request.clamped(output_tokens)
     if body is None:
         # If nothing bounds the output, it may cost whatever the provider's own maximum is.
         unbounded = not request.stated and request.price is not None and request.price.dearest_output > 0
         output_tokens = max(bound, largest) if unbounded else bound
     return CallPlan(cost, request, key, input_tokens, output_tokens, body)
+
+
+def has_fixed_body(call: OutboundRequest) -> bool:
+    """Return whether a request would be invalid with another body, since it is signed (AWS) or encoded."""
+    signed = (call.header("authorization") or "").startswith(SIGNATURE_PREFIX)
+    return signed or any(call.header(name) for name in BODY_HEADERS)

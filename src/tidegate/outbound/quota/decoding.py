@@ -15,6 +15,7 @@ IDENTITY_CODINGS: Final = ("", "identity")
 ACCEPT_ENCODING: Final = "gzip, deflate"  # for Accept-Encoding
 DEFLATE_METHOD: Final = 8
 MAGIC_BYTES: Final = 2  # enough to distinguish the codings
+MAX_DECODED_BODY: Final = 8 * 2**20  # bytes of a whole body
 
 
 class DecodingError(Exception):
@@ -77,3 +78,16 @@ class BodyDecoder:
             self._engine = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._started = True
         return self._engine is not None
+
+
+def decoded(body: bytes, coding: str) -> bytes:
+    """Return a whole body without its Content-Encoding; unchanged if that is impossible."""
+    found = bytearray()
+    try:
+        for part in BodyDecoder(coding).feed(body):
+            found += part
+            if len(found) > MAX_DECODED_BODY:
+                return body
+    except DecodingError:
+        return body
+    return bytes(found)

@@ -60,8 +60,8 @@ def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
     """Send the requests of a block with another `timeout`, `priority` or `cost` (a mapping from units to amounts).
 
     `model` is the model that is charged, `tag` a kind of call whose outputs are learned separately, `strict` whether
-    the output can never take more tokens than are reserved for it. `team`
-    and `tag` are what the call is charged to, where a spending ceiling is per team or tag.
+    the output can never take more tokens than are reserved for it. `team` and `tag` select the ceiling that the call is
+    charged to, if a spending ceiling is per team or tag.
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
@@ -83,7 +83,8 @@ class OutboundRequest(NamedTuple):
 
     `header` returns a header; `body` returns the body if it is in memory; `replays` is whether it can be sent again;
     `unreached` returns whether an error means that the request was never sent; `rewrites` is whether `send` takes
-    another body as its second argument; `reports_write` whether it takes a RequestWrite as its third.
+    another body as its second argument; `reports_write` whether it takes a RequestWrite as its third. `is_permit`: the
+    program sends the request itself, and its method is not known.
     """
 
     method: str
@@ -94,6 +95,7 @@ class OutboundRequest(NamedTuple):
     unreached: Callable[[BaseException], bool]
     rewrites: bool = False
     reports_write: bool = False
+    is_permit: bool = False
 
 
 class RequestWrite(NamedTuple):

@@ -162,11 +162,9 @@ class _Gate(GateResponses):
             candidate, charge = yield from self._reserve_flow(candidates, options, began)
             own, account, plan, _ = candidate
             sent = self.clock.steady()
-            if call.reports_write and account.delays.watches_writes:
-                send_once = partial(send, own, plan.body, self._watch_write(account, charge))
-            else:
-                send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
-            response = yield from self._send_once_flow(account, call, send_once, charge)
+            response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge)
+            if response is None:
+                continue
             try:
                 pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
                 if pause is None and own.member:
@@ -191,6 +189,29 @@ class _Gate(GateResponses):
             self._counts["retried"] += 1
             yield response.close
             yield partial(self._sleep, self.clock.steady() + pause)
+
+    def _send_or_drop_flow(
+        self,
+        candidates: list[Candidate],
+        candidate: Candidate,
+        call: OutboundRequest,
+        send: Callable[..., Any],
+        charge: Charge,
+    ) -> CallFlow[Any]:
+        """Send; None: nothing was sent, and another member of the pool must send the call."""
+        own, account, plan, _ = candidate
+        if call.reports_write and account.delays.watches_writes:
+            send_once = partial(send, own, plan.body, self._watch_write(account, charge))
+        else:
+            send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
+        try:
+            return (yield from self._send_once_flow(account, call, send_once, charge))
+        except Exception as error:
+            if not own.member or len(candidates) == 1 or not call.unreached(error):
+                raise
+            candidates.remove(candidate)
+            self._counts["retried"] += 1
+            return None
 
     def _watch_write(self, account: Account, charge: Charge) -> RequestWrite:
         recharge: Callable[[], Any] = lambda: self.run(account.recharge_written_flow(charge))  # noqa: E731 - typed

@@ -1,6 +1,6 @@
 """Parses JSON bodies: with msgspec if it is installed, in a quarter of the time, else with the standard library.
 
-Both return the same values. What only the standard library accepts (NaN, lone surrogates, UTF-16) it parses again.
+Both return the same values: a body that msgspec refuses (NaN, lone surrogates, UTF-16) is parsed again by the latter.
 """
 
 from __future__ import annotations

@@ -199,7 +199,8 @@ def find_target(providers: Providers, target: object) -> tuple[Provider, Outboun
         host = provider.domain if url == provider.name else url
         url = f"https://[{host}]/" if ":" in host else f"https://{host}/"
     no_header: Callable[[str], str | None] = lambda _name: None  # noqa: E731 - typed
-    return provider, OutboundRequest("GET", url, no_header, lambda: None, replays=False, unreached=lambda _error: False)
+    unreached: Callable[[BaseException], bool] = lambda _error: False  # noqa: E731 - typed
+    return provider, OutboundRequest("GET", url, no_header, lambda: None, False, unreached, is_permit=True)  # noqa: FBT003 - replays
 
 
 def read_cost(cost: Cost | None) -> Mapping[str, int] | None:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 SAMPLES_PER_PERIOD: Final = 120
 RENEWALS_PER_PERIOD: Final = 2  # a reservation is renewed while its output is streamed
 MAX_PIECES: Final = 12  # that an output is split into at a time
-FASTER: Final = (9, 8)  # at most how much faster than the fastest recent output an output can be
+MAX_SPEEDUP: Final = (9, 8)  # an output is at most 9/8 as fast as the fastest recent one
 
 
 def most_in_a_period(limits: Sequence[Limit], fastest: int | None) -> int:
     """Return how many tokens of one output can count at the same time; `fastest` is as for `ProducedOutput.pieces`."""
     if not fastest or not limits:
         return MAX_INTEGER
-    numerator, denominator = FASTER
+    numerator, denominator = MAX_SPEEDUP
     return min(MAX_INTEGER, -(-fastest * max(limit.length for limit in limits) * numerator // (SECOND * denominator)))
 
 
@@ -87,7 +87,7 @@ class ProducedOutput:
             return merged(_scaled(self._samples, left, ended))
         if self.counted or not fastest or not left:
             return [OutputPiece(left, ended)]
-        numerator, denominator = FASTER
+        numerator, denominator = MAX_SPEEDUP
         duration = left * SECOND * denominator // (fastest * numerator)  # of the production, at least
         count = max(1, min(MAX_PIECES, duration // self._interval, left))
         ends = [left * number // count for number in range(count + 1)]

@@ -34,7 +34,7 @@ MAX_TEXT: Final = 10_000  # characters of a message that are searched
 UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)")
 PERIODS: Final = {"day": 86_400.0, "hour": 3600.0, "minute": 60.0, "min": 60.0}
-# Only long periods are used up by a refusal: a minute's quota returns step by step, as Retry-After says.
+# A refusal means that a quota of at least this period (seconds) is used up. A shorter one recovers within Retry-After.
 USED_UP_PERIOD: Final = 3600.0
 UNITS: Final = {"requests": "requests", "tokens": "tokens", "inputtokens": "input-tokens"}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,19 +21,21 @@ if TYPE_CHECKING:
 
     from tidegate.outbound.providers.prices import ModelPrice
 
-    Tokenizer = Callable[[str], int]
+    Tokenizer = Callable[[str], int | None]
 
 MAX_MODEL_LENGTH: Final = 200  # characters of a model's name that are used
 MAX_DEPTH: Final = 50  # levels of a request that are searched for media
+MAX_COUNT_DIGITS: Final = 15  # of a number of tokens that is written as a string
+TOOL_FIELDS: Final = ("tools", "toolConfig", "functions")  # contain schemas: a property called `image` is not an image
 
 
 class RequestTokens(NamedTuple):
     """What a request asks for.
 
-    `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is the
-    most that one output may take, `stated` whether the request says so, `times` how many outputs it requests. `price`
-    is that of its model, if the provider has prices; `images` is how many images it requests. `streams` is whether the
-    output is streamed as events.
+    `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is how
+    long one output may become, `stated` whether the request says so (else it is the profile's default), `times` is how
+    many outputs it requests. `price` is that of its model, if the provider has prices; `images` is how many images it
+    requests. `streams` is whether the output is streamed as events.
     """
 
     profile: Profile
@@ -49,6 +52,11 @@ class RequestTokens(NamedTuple):
     streams: bool = False
 
     @property
+    def longest(self) -> int:
+        """The most tokens that one output may take: without a bound in the request, nothing limits it."""
+        return self.bound if self.stated else MAX_INTEGER
+
+    @property
     def fee(self) -> int:
         """What the request costs apart from its tokens, in micros."""
         return 0 if self.price is None else self.price.fee(self.images)
@@ -58,7 +66,10 @@ class RequestTokens(NamedTuple):
         if not self.endpoint.counted:
             return 0
         if tokenizer is not None and self.document:
-            return self.fixed + tokenizer("\n".join(_texts(self.document, self.profile)))
+            texts, numbers = _texts(self.document, self.profile)
+            counted = tokenizer("\n".join(texts))
+            if counted is not None:
+                return self.fixed + numbers + counted
         return self.fixed + (-(-self.text_length // self.profile.bytes_per_token) if learned is None else learned)
 
     def clamped(self, output_tokens: int) -> bytes | None:
@@ -67,11 +78,12 @@ class RequestTokens(NamedTuple):
         fallback = self.endpoint.bound or (bounds[0] if bounds else ())
         if not self.document or not fallback:
             return None
-        document = self.document
+        document, bounded = self.document, False
         for path in bounds:
-            if (_largest_at(document, (path,)) or 0) > output_tokens:
-                document = _with_value(document, path, output_tokens)
-        if not self.stated:
+            values = [value for value in values_at(document, path) if value is not None]
+            if values and not all(is_count(value) and value <= output_tokens for value in values):
+                document, bounded = _with_value(document, path, output_tokens), True
+        if not self.stated and not bounded:
             document = _with_value(document, fallback, output_tokens)
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
@@ -90,7 +102,9 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     if not endpoint.has_output or not endpoint.counted:
         bound, times, stated = 0, 1, True
     length, fixed = len(body or b""), 0
-    if body and profile.media_pattern is not None and profile.media_pattern.search(body):
+    if body and endpoint.media and not document:  # a form with a file
+        length, fixed = 0, profile.media[endpoint.media].estimate(length)
+    elif body and profile.media_pattern is not None and profile.media_pattern.search(body):
         media_length, fixed = _media(document, profile)
         length = max(0, length - media_length)
     if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
@@ -155,9 +169,24 @@ def _largest_at(document: dict[str, Any], paths: tuple[FieldPath, ...]) -> int |
         if path[0] not in document:
             continue
         for value in (document[path[0]],) if len(path) == 1 else values_at(document, path):
-            if is_count(value) and (largest is None or value > largest):
-                largest = value
+            count = _stated_count(value)
+            if count is not None and (largest is None or count > largest):
+                largest = count
     return largest
+
+
+def _stated_count(value: Any) -> int | None:  # noqa: ANN401 - any JSON value
+    """Return a number of tokens or outputs that a request states; None: it states none, as with -1.
+
+    Some servers accept `64000.0` and `"64000"`, too. A number above MAX_INTEGER counts as MAX_INTEGER.
+    """
+    if value.__class__ is int and 0 <= value <= MAX_INTEGER:
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        return int(value) if len(value) <= MAX_COUNT_DIGITS else MAX_INTEGER
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        return None
+    return MAX_INTEGER if value > MAX_INTEGER else ceil(value)
 
 
 def _with_value(document: dict[str, Any], path: FieldPath, value: int) -> dict[str, Any]:
@@ -173,11 +202,15 @@ def _with_value(document: dict[str, Any], path: FieldPath, value: int) -> dict[s
 def _media(document: dict[str, Any], profile: Profile) -> tuple[int, int]:
     """Return the length of all media of a request, and their estimated tokens."""
     length = tokens = 0
-    for name, value in _find_media(document, profile, MAX_DEPTH):
+    for name, value in _find_media(_without_tools(document), profile, MAX_DEPTH):
         size = sum(map(len, _strings(value, MAX_DEPTH)))
         length += size
         tokens += profile.media[name].estimate(size)
     return length, tokens
+
+
+def _without_tools(document: dict[str, Any]) -> list[Any]:
+    return [value for name, value in document.items() if name not in TOOL_FIELDS]
 
 
 def _find_media(value: object, profile: Profile, depth: int) -> Iterator[tuple[str, object]]:
@@ -189,11 +222,12 @@ def _find_media(value: object, profile: Profile, depth: int) -> Iterator[tuple[s
             yield from _find_media(each, profile, depth - 1)
     elif isinstance(value, dict):
         kind = value.get("type")
+        if isinstance(kind, str) and kind in profile.media:
+            yield kind, value
+            return
         name = next((key for key in value if key in profile.media and isinstance(value[key], (dict, str))), None)
         if name is not None:
             yield name, value[name]
-        elif isinstance(kind, str) and kind in profile.media:
-            yield kind, value
         else:
             for each in value.values():
                 yield from _find_media(each, profile, depth - 1)
@@ -207,13 +241,24 @@ def _strings(value: object, depth: int) -> Iterator[str]:
             yield from _strings(each, depth - 1)
 
 
-def _texts(document: dict[str, Any], profile: Profile) -> Iterator[str]:
-    """Yield the strings of a request that are not media, for a tokenizer."""
-    media = {id(value) for _, value in _find_media(document, profile, MAX_DEPTH)}
-    waiting: list[Any] = [value for name, value in document.items() if name != "model"]
+def _texts(document: dict[str, Any], profile: Profile) -> tuple[list[str], int]:
+    """Return the strings of a request that are not media, for a tokenizer, and how many numbers its lists contain.
+
+    A list of numbers is a text that the program has tokenized itself.
+    """
+    media = {id(value) for _, value in _find_media(_without_tools(document), profile, MAX_DEPTH)}
+    texts, numbers = [], 0
+    waiting: list[Any] = [value for name, value in document.items() if name != "model"][::-1]
     while waiting:
-        value = waiting.pop(0)
+        value = waiting.pop()
         if isinstance(value, str):
-            yield value
-        elif id(value) not in media and isinstance(value, (list, dict)):
-            waiting[:0] = value.values() if isinstance(value, dict) else value
+            if id(value) not in media:
+                texts.append(value)
+        elif id(value) in media:
+            continue
+        elif isinstance(value, dict):
+            waiting += reversed(value.values())
+        elif isinstance(value, list):
+            numbers += sum(each.__class__ is int for each in value)
+            waiting += reversed(value)
+    return texts, numbers

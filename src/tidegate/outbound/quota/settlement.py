@@ -103,6 +103,8 @@ class PendingSettlement:
         request = self._plan.request
         if request is None:
             self._reader = UsageReader(coding)
+        elif not request.endpoint.counted:  # a batch, or a stored output, may report usage that is not its own
+            return None
         else:
             watch = self._plan.tops_up and self.status < FIRST_ERROR_STATUS
             self._reader = UsageReader(coding, request.profile, request.model, watch=watch)
@@ -148,7 +150,7 @@ class PendingSettlement:
         if produced < self._next_top_up:
             return
         if left <= 0:  # the provider itself ends the output
-            self._next_top_up = request.bound * request.times + 1
+            self._next_top_up = request.longest * request.times + 1
             return
         amount = min(left, self._top_up_size()) if reader.readable else left
         decision = yield from self._extend_flow(amount)
@@ -174,7 +176,7 @@ class PendingSettlement:
     def _unreserved(self) -> int:
         """Return how many tokens of output the request allows beyond those that are reserved."""
         request = self._plan.request
-        return 0 if request is None else request.bound * request.times - self.reserved_output
+        return 0 if request is None else min(MAX_INTEGER, request.longest * request.times) - self.reserved_output
 
     def _top_up_at(self) -> int:
         """Return how many tokens of the output may arrive before more is reserved."""
@@ -345,7 +347,7 @@ class PendingSettlement:
         yield from self._commit_parts_flow(rest)
 
     def _count_output_flow(self, produced: ProducedOutput, output: int) -> CallFlow[Any]:
-        """Charge an output that has ended from when it was produced; return what was counted too much before."""
+        """Charge an output that has ended from when it was produced; refund what was counted in excess."""
         plan, now = self._plan, self.account.clock.steady()
         fastest = None
         if self._learned is not None and plan.learned_key is not None and self._reader is not None:
@@ -425,7 +427,7 @@ class PendingSettlement:
                 self._learned.record_speed(plan.learned_key, output, self.account.clock.steady() - self._began)
             if request.times > 1:
                 output = -(-output // request.times)
-            if plan.body is not None and plan.output_tokens <= output < request.bound:
+            if plan.body is not None and plan.output_tokens <= output < request.longest:
                 output *= 2  # as above
         if "input" in parts and not request.fixed:
             whole = parts["input"]

@@ -13,7 +13,8 @@ stored, and nothing is read beyond `MAX_DECODED`.
 
 from __future__ import annotations
 
-import re
+import struct
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import MAX_INTEGER
@@ -24,7 +25,7 @@ from tidegate.outbound.quota.json_body import MALFORMED, parse_json, read_json
 from tidegate.outbound.quota.request_tokens import is_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tidegate.outbound.providers.profile import Profile
 
@@ -32,7 +33,9 @@ MAX_READ_BYTES: Final = 8 * 2**20  # of a response, or of one event, that are re
 MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
 MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 MAX_DOCUMENTS: Final = 20_000  # entries of a JSON list that are searched
-BINARY_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')  # in the binary events of AWS
+MAX_LAST_LINES: Final = 4  # lines of each chunk that are still parsed after MAX_USAGE_LINES
+FRAME_HEAD: Final = struct.Struct(">IIxxxx")  # of an event of AWS: its length, the length of its headers
+FRAME_OVERHEAD: Final = FRAME_HEAD.size + 4  # with the checksum at the end
 STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer than usual, so that the count is not too low
 
 Parts = dict[UsagePart, int]
@@ -166,15 +169,32 @@ class UsageReader:
             self._count_text(lines)
             return
         for marker in self._profile.usage_markers:
-            position = lines.find(marker)
-            while position >= 0 and self._usage_lines < MAX_USAGE_LINES:
+            position = 0
+            while (position := lines.find(marker, position)) >= 0:
+                if self._usage_lines >= MAX_USAGE_LINES:
+                    self._read_last(lines, marker, position)
+                    break
                 self._usage_lines += 1
-                start, end = lines.rfind(b"\n", 0, position) + 1, lines.find(b"\n", position)
-                end = len(lines) if end < 0 else end
-                if lines.startswith(b"data:", start):
-                    # Later events repeat or complete the numbers of earlier ones.
-                    self._found.update(_reported(self._profile, read_json(lines[start + 5 : end])))
-                position = lines.find(marker, end)
+                position = self._read_line(lines, position)[1]
+
+    def _read_line(self, lines: bytes, position: int) -> tuple[int, int]:
+        """Read the usage of the line at a position; returns where it starts and ends."""
+        start, end = lines.rfind(b"\n", 0, position) + 1, lines.find(b"\n", position)
+        end = len(lines) if end < 0 else end
+        if lines.startswith(b"data:", start):
+            # Later events repeat or complete the numbers of earlier ones.
+            self._found.update(_reported(self._profile, read_json(lines[start + 5 : end])))
+        return start, end
+
+    def _read_last(self, lines: bytes, marker: bytes, start: int) -> None:
+        """Read the last lines that mention usage, from `start` on: the final usage is among those of the last chunk."""
+        found: list[int] = []
+        end = len(lines)
+        while len(found) < MAX_LAST_LINES and (position := lines.rfind(marker, start, end)) >= 0:
+            found.append(position)
+            end = max(start, lines.rfind(b"\n", start, position))
+        for position in reversed(found):
+            self._read_line(lines, position)
 
     def _count_text(self, lines: bytes) -> None:
         """Count the parts of the output in complete lines, and read their usage."""
@@ -182,11 +202,16 @@ class UsageReader:
             if not line.startswith(b"data:"):
                 continue
             document = read_json(line[5:])
-            length = _text_length(document, self._profile.stream_fields)
+            length = 0 if self._repeats(document) else _text_length(document, self._profile.stream_fields)
             if length:
                 self._texts += 1
                 self._text_bytes += length
             self._found.update(_reported(self._profile, document))
+
+    def _repeats(self, document: dict[str, Any]) -> bool:
+        """Return whether the text of an event has arrived before, in parts."""
+        pattern, kind = self._profile.stream_repeats, document.get("type")
+        return pattern is not None and isinstance(kind, str) and pattern.fullmatch(kind) is not None
 
     def end(self) -> None:
         """Record that the whole body has arrived."""
@@ -224,7 +249,9 @@ class UsageReader:
         if b"data:" in line:
             self._search(bytes(line))
         if not self._events and self._size <= MAX_READ_BYTES:
-            self._found.update(_found_in(self._profile, self._whole + line if self._whole else line))
+            whole = self._whole + line if self._whole else line
+            self._events = is_frame(whole)
+            self._found.update(_found_in(self._profile, whole))
             self._whole.clear()
         self._parts = parts = usage_parts(self._profile, self._found)
         return parts
@@ -247,12 +274,32 @@ def _found_in(profile: Profile, body: bytes | bytearray) -> dict[str, int]:
     try:
         document = parse_json(body)
     except MALFORMED:
-        binary = BINARY_USAGE.findall(body)
-        return _flat(read_json(binary[-1])) if binary else {}
+        document = list(_frames(body))
     found: dict[str, int] = {}
     for each in document[-MAX_DOCUMENTS:] if isinstance(document, list) else [document]:
         found.update(_reported(profile, each))
     return found
+
+
+def is_frame(body: bytes | bytearray) -> bool:
+    """Return whether a body starts with a binary event of AWS, which begins with its own length."""
+    return len(body) > FRAME_OVERHEAD and not body[0] and FRAME_HEAD.unpack_from(body)[0] >= FRAME_OVERHEAD
+
+
+def _frames(body: bytes | bytearray) -> Iterator[dict[str, Any]]:
+    """Yield the documents in the binary events of AWS, as Bedrock streams them; some contain another one in `bytes`."""
+    start = 0
+    while start + FRAME_OVERHEAD <= len(body):
+        length, headers = FRAME_HEAD.unpack_from(body, start)
+        if length < FRAME_OVERHEAD + headers or start + length > len(body):  # not an event, or incomplete
+            return
+        document = read_json(bytes(body[start + FRAME_HEAD.size + headers : start + length - 4]))
+        inner = document.get("bytes")
+        try:
+            yield read_json(b64decode(inner)) if isinstance(inner, str) else document
+        except ValueError:  # not base64
+            yield document
+        start += length
 
 
 def _reported(profile: Profile, document: Any) -> dict[str, int]:  # noqa: ANN401 - any JSON value

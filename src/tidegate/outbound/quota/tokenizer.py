@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 EXPECTED = "a function of a string, an object with 'encode', or the name of one such as 'package.module:function'"
 
 
-def load_tokenizer(tokenizer: object) -> Callable[[str], int] | None:
-    """Return a function that counts the tokens of a string; None: there is no tokenizer."""
+log: logging.Logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(tokenizer: object) -> Callable[[str], int | None] | None:
+    """Return a function that counts the tokens of a string (None: it fails), or None if there is no tokenizer."""
     if tokenizer is None:
         return None
     found = _import(tokenizer) if isinstance(tokenizer, str) else tokenizer
     encode = getattr(found, "encode", None)
     if callable(encode):
-        return partial(_count, encode)
+        return UserTokenizer(encode)
     if callable(found):
-        return partial(_count, found)
+        return UserTokenizer(found)
     raise ConfigError(f"expected {EXPECTED}, not {tokenizer!r}", field="tokenizer")
 
 
@@ -37,7 +40,21 @@ def _import(name: str) -> Any:  # noqa: ANN401 - any object
         raise ConfigError(f"cannot load {name}: {error}", field="tokenizer") from None
 
 
-def _count(tokenize: Callable[[str], Any], text: str) -> int:
-    """Count tokens, whether the tokenizer returns their number or the tokens."""
-    found = tokenize(text)
-    return found if isinstance(found, int) else len(found)
+class UserTokenizer:
+    """Counts tokens, whether the tokenizer of the user returns their number or the tokens."""
+
+    def __init__(self, tokenize: Callable[[str], Any]) -> None:
+        """Call this function with the text of each request."""
+        self._tokenize = tokenize
+        self._failed = False
+
+    def __call__(self, text: str) -> int | None:
+        """Count the tokens of a string; None: the tokenizer failed, as some do for a text with special tokens."""
+        try:
+            found = self._tokenize(text)
+            return found if isinstance(found, int) else len(found)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                log.exception("the tokenizer failed: tidegate estimates such requests by their length")
+            return None

@@ -64,7 +64,7 @@ class SourceRunner:
         transport: httpx.AsyncBaseTransport | None = None,
         **options: Unpack[CommonGateOptions],
     ) -> None:
-        """Store all state in the folder `data`, unless `store` is where quotas are counted.
+        """Store all state in the folder `data`; quotas are counted in `store`, if one is given.
 
         A source without a schedule is fetched every `interval` seconds.
         """

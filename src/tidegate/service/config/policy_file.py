@@ -150,7 +150,7 @@ def _overrides(setting: ConfigValue, policy: Policy) -> tuple[KeyOverride, ...]:
 
 
 def _find_covering(before: list[KeyOverride], key: Key) -> Key | None:
-    """Return an earlier pattern that matches all keys of this pattern; none covers an exact key, which goes first."""
+    """Return an earlier pattern that matches all keys of this one; none for an exact key, which is matched first."""
     if not any("*" in part for part in key_parts(key)):
         return None
     return next((each.key for each in before if not each.exact and each.matches(key)), None)

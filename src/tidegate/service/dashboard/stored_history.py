@@ -1,4 +1,4 @@
-"""Keeps the history in the store, so that it outlives the process where the store does.
+"""Keeps the history in the store, so that it survives a restart of the service if the store does.
 
 Once a minute, the service writes that minute to the store: the calls of its busiest policies, the latency, the keys
 that were denied most, and changes of the rules, as compressed JSON (see `stored_bytes`), under its name and the minute
@@ -55,7 +55,7 @@ class StoredHistory:
                 log.exception("the history of a minute was not written to the store")
 
     async def write(self) -> bool:
-        """Write the last minute, unless it is written; return whether it is."""
+        """Write the last minute, unless that was done before; return whether the store has it."""
         self._history.sample()
         minutes = self._history.minutes
         if not self._durable or not minutes.steps or self._written == minutes.tick:

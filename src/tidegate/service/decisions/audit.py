@@ -1,8 +1,8 @@
 """The audit log: who reset, blocked or unblocked a key, when and why.
 
-A shared or durable store keeps the entries for 32 days, as long as the longest block and a day: so they outlive the
-service, and all services on the store write to one log. Each day has a bounded number of places, filled in order; an
-entry is a JSON object (see `stored_bytes`). A store in memory ends with the process, and so does its log.
+A shared or durable store keeps the entries for 32 days, one day longer than the longest block. So they survive a
+restart of the service, and all services on the store write to one log. Each day has a bounded number of places, filled
+in order; an entry is a JSON object (see `stored_bytes`). A store in memory ends with the process, and so does its log.
 """
 
 from __future__ import annotations

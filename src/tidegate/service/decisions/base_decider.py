@@ -367,7 +367,7 @@ class BaseDecider:
         return found
 
     def decide_now(self, policies: Sequence[str], keys: Sequence[str]) -> list[Decision | RateLimitError] | None:
-        """Take a permit for each key, of the policy at the same place; None, and nothing is done, without a fast path.
+        """Take one permit per key, from the policy at the same index; without a fast path, return None and do nothing.
 
         An invalid key gets its error as its result.
         """

@@ -54,7 +54,7 @@ class BlockDirectory:
             await self._clock.wait_async(signal, self._clock.steady() + ANNOUNCE_INTERVAL)
 
     async def announce(self) -> None:
-        """Write the blocks that the service knows, unless they are written in this period."""
+        """Write the blocks that the service knows, unless that was done before in this period."""
         if not self._blocks.active or (period := await self._period()) in (None, self._announced):
             return
         found = await self._blocks.find_all()

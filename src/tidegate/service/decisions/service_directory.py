@@ -62,7 +62,7 @@ class ServiceDirectory:
         self._cached: tuple[int, dict[int, ServiceRecord]] | None = None  # until when, in steady time; by identity
 
     async def announce(self, admitted: int, denied: int) -> bool:
-        """Write the record of the current period, unless it is written; return whether it is."""
+        """Write the record of the current period, unless that was done before; return whether the store has it."""
         if self._store.instant:
             return False
         counts = (min(count, NUMBER_LIMIT - 1) for count in (admitted, denied))

@@ -262,7 +262,7 @@ class App:
             reply = self._replays.reply(key, (verb.name, body), lambda: self._run_keyed(verb, run, request, body, key))
         if not (verb.waits and request.wait_seconds):
             return verb.name, reply
-        # The client chooses most of the time of a call that may wait.
+        # The client chooses how long such a call may wait, so it has a histogram of its own.
         return f"{verb.name} wait", self._run_waiting(reply, scope, receive)
 
     async def _run_keyed(self, verb: Verb, run: Function, request: VerbRequest, body: bytes, key: bytes) -> HTTPReply:

@@ -6,7 +6,7 @@ import hmac
 import re
 from typing import TYPE_CHECKING, Final
 
-from tidegate.headers import site
+from tidegate.headers import cross_site
 from tidegate.service.config.values import NO_TOKEN
 from tidegate.service.http.problems import ProblemError
 
@@ -101,7 +101,7 @@ class Authenticator:
 def is_cross_site(headers: dict[bytes, bytes]) -> bool:
     """Return whether a page of another site sends the request through a browser."""
     fields = (headers.get(name) for name in (b"sec-fetch-site", b"origin", b"host"))
-    return site.is_cross_site(*(None if each is None else each.decode("latin-1") for each in fields))
+    return cross_site.is_cross_site(*(None if each is None else each.decode("latin-1") for each in fields))
 
 
 def check_host_fields(fields: Iterable[tuple[bytes, bytes]], version: str) -> None:
@@ -117,7 +117,7 @@ def check_host_fields(fields: Iterable[tuple[bytes, bytes]], version: str) -> No
 
 def check_host(host: bytes) -> None:
     """Refuse a Host that is not a name of this machine."""
-    if not site.is_local_host(host.decode("latin-1")):
+    if not cross_site.is_local_host(host.decode("latin-1")):
         message = "the Host must be localhost or a loopback address, because no decision token is set"
         raise ProblemError("forbidden", message)
 

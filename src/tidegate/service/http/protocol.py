@@ -1,7 +1,7 @@
 """One HTTP/1 connection: uvicorn's httptools protocol, with bounds on the size and the time of requests.
 
-uvicorn itself never closes a connection whose client is silent, or sends the head or the body of a request byte by
-byte. It does not limit the size of a head, and it starts an unlimited number of pipelined requests. Here:
+uvicorn itself never closes a connection whose client is silent or sends a request byte by byte. It does not limit the
+size of a head, and it starts an unlimited number of pipelined requests. Here:
 
 - a request has to be complete within `read_timeout`, and an idle connection is closed after `idle_timeout`;
 - a client that does not read its responses is disconnected after `read_timeout`;

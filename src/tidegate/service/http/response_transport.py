@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ResponseTransport:
-    """The transport of one request: if its response is the last one, the connection is closed with care."""
+    """The transport of one request; closing it gives the client time to read the last response."""
 
     __slots__ = ("_connection", "is_closing", "write")
 

@@ -25,7 +25,7 @@ CALLS: Final = {"notebook": 12, "agents": 40, "nightly-job": 10}
 
 
 async def start_provider(gateway: EgressGateway, stack: AsyncExitStack) -> None:
-    """Run the fake provider, and let the gateway send what is for it there."""
+    """Run the fake provider, and make the gateway send its requests there."""
     server = web.Server(answer, access_log=None)
     listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     stack.push_async_callback(server.shutdown, 0.1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def choose_flow(
     manager: LeaseManager, verb: str, alternatives: Alternatives, now: int | None, at: int | None
 ) -> LeaseFlow:
-    """Decide alternatives in order, from shares and cached denials; the others with one request for each run."""
+    """Decide alternatives in order: from shares and cached denials, or with one request for several in a row."""
     groups, start = alternatives.groups(), 0
     decisions: list[Decision] = []
     while start < len(groups):

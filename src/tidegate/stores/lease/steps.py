@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoreRequest(NamedTuple):
-    """A request to the inner store: the arguments of `Store.apply`. A `share` may only come from the store itself."""
+    """A request to the inner store: the arguments of `Store.apply`. With `share`, no fallback may answer it."""
 
     verb: str
     asks: Sequence[Ask]

@@ -27,7 +27,7 @@ MAX_THREADS: Final = 16  # further calls wait for one of them
 MAX_DEADLINES: Final = 20  # how many deadlines a call waits that is not answered while others are
 
 
-class Silence:
+class SilenceCounter:
     """Counts the parts of a deadline for which one call has waited, and for which no call was answered."""
 
     def __init__(self, answered: Callable[[], int]) -> None:
@@ -99,7 +99,7 @@ class DeadlineThreads:
         done = ThreadSignal()
         job = DeadlineCall(call, done.set)
         self._enqueue(job)
-        silence = Silence(lambda: self._answered)
+        silence = SilenceCounter(lambda: self._answered)
         while not done.wait(seconds / DEADLINE_STEPS):
             if silence.is_late():
                 job.drop()
@@ -173,7 +173,7 @@ class DeadlineTasks:
         """Wait for a call. Raises StoreUnavailable if it is late. If this task is cancelled, the call continues."""
         self._pending.add(call)
         call.add_done_callback(self._ended)
-        silence = Silence(lambda: self._answered)
+        silence = SilenceCounter(lambda: self._answered)
         while not call.done():
             await asyncio.wait((call,), timeout=seconds / DEADLINE_STEPS)
             if not call.done() and silence.is_late():

@@ -209,11 +209,11 @@ def charge_store(ask: AskStore, key: Key, share_policy: SharePolicy, used: Seque
 
 
 def charge_log(ask: AskStore, policy: Policy, key: Key, index: int, count: int, owed: dict[str, int]) -> None:
-    """Charge a log with an entry of now.
+    """Charge a log with an entry at the current time.
 
-    Only a decision adds an entry, so one permit is acquired, and the entry raised. In a full log, one permit of the
-    latest entry is moved: refunded, and acquired again now. If another process acquires it first, its entry is
-    raised. The refunded permit is owed until everything is charged, even if a call in between fails.
+    Only a decision adds an entry, so one permit is acquired, and then the cost of that entry is raised. In a full log,
+    one permit of the latest entry is moved: refunded, and acquired again now. If another process acquires it first, its
+    entry is raised. The refunded permit is owed until everything is charged, even if a call in between fails.
     """
     limit = policy.limits[index]
 

@@ -54,17 +54,17 @@ class ConnectionRequest(Generic[T]):
 class ConnectionPool(Generic[T]):
     """At most `size` connections. A caller that finds none free waits in a FIFO queue.
 
-    It waits as long as connections become free. If none has for `patience` microseconds, the store is unavailable.
+    It waits as long as connections become free. If none has for `stall_timeout` microseconds, the store is unavailable.
 
     A signal handler may raise at any instruction, so a call can end without releasing its connection. `_used` maps each
     caller to its connection (None: it is opening one). Connections of callers that are no longer alive are closed by a
     call that finds none free, and from time to time by waiting calls.
     """
 
-    def __init__(self, size: int, patience: int, open_flow: Callable[[], IOFlow[Connection]]) -> None:
+    def __init__(self, size: int, stall_timeout: int, open_flow: Callable[[], IOFlow[Connection]]) -> None:
         """Open connections with these steps."""
         self.size = size
-        self._patience = patience
+        self._stall_timeout = stall_timeout
         self._open_flow = open_flow
         self._closed = False
         at_fork(child=self._reset_after_fork)
@@ -227,8 +227,8 @@ class ConnectionPool(Generic[T]):
         That caller may be in a blocked event loop, so it gets more time. Opening a connection has its own deadline.
         """
         if request.taken_by is None and None in self._used.copy().values():
-            return SYSTEM_CLOCK.steady() + self._patience
-        return self._last_progress + self._patience * (1 if request.taken_by is None else 2)
+            return SYSTEM_CLOCK.steady() + self._stall_timeout
+        return self._last_progress + self._stall_timeout * (1 if request.taken_by is None else 2)
 
     def take_queued(self, caller: Caller, maximum: int) -> list[ConnectionRequest[T]]:
         """Take queued calls, to be sent with the caller's own; `settle` wakes their callers."""

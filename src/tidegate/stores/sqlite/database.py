@@ -59,8 +59,8 @@ class Migration(NamedTuple):
 
     A step of the store itself is missing from a file whose version is lower than its number. A step of a subclass names
     a table that it creates, and is missing from a file without this table, so files that the subclass does not use
-    can get later steps of the store without it. So does a step that only changes views: it names a view in its first
-    line, and needs no new version, so earlier versions of tidegate can still use the file.
+    can get later steps of the store without it. A step that only changes views works in the same way: it names a
+    view in its first line, and needs no new version, so earlier versions of tidegate can still use the file.
     """
 
     number: int

@@ -50,8 +50,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Synchronous = Literal["normal", "full", "extra"]
 
-# After this many transactions, one checks whether the file was replaced, and the next write removes expired rows.
 OPTIONS: Final = ("synchronous", "busy_timeout")  # of the URL
+# After this many transactions, one checks whether the file was replaced, and the next write removes expired rows.
 CALLS_BETWEEN_SWEEPS: Final = 16
 # Seconds between attempts while other processes keep the file locked. A single transaction ends soon, so the first
 # pause is short. When many processes use the file constantly, pauses of milliseconds let each run several transactions

@@ -1,4 +1,4 @@
-"""Every bus keeps what a Bus promises; and the proof notices one that does not."""
+"""Every bus keeps the guarantees of Bus, and verify_bus detects one that does not."""
 
 import itertools
 
@@ -12,7 +12,7 @@ numbers = itertools.count()
 
 
 def test_the_local_bus_keeps_the_guarantees():
-    verify_bus(lambda: open_bus("local://promises"))
+    verify_bus(lambda: open_bus("local://guarantees"))
 
 
 def test_network_buses_keep_the_guarantees(server):
@@ -56,7 +56,7 @@ class NeverClosed(LocalBus):
 
 
 @pytest.mark.parametrize(
-    ("kind", "promise"),
+    ("kind", "guarantee"),
     [
         (Forgetful, "payloads are delivered unchanged"),
         (Doubling, "every subscriber gets every message in order"),
@@ -66,6 +66,6 @@ class NeverClosed(LocalBus):
         (NeverClosed, "a closed bus raises closed"),
     ],
 )
-def test_verify_bus_detects_a_broken_guarantee(kind, promise):
-    with pytest.raises((AssertionError, RuntimeError), match=promise):
+def test_verify_bus_detects_a_broken_guarantee(kind, guarantee):
+    with pytest.raises((AssertionError, RuntimeError), match=guarantee):
         verify_bus(lambda: kind(f"broken {kind.__name__}"))

@@ -1,4 +1,4 @@
-"""What the gates of Flask and Quart share: which views decide by themselves, and the routes of default limits."""
+"""What the hooks of Flask and Quart share: which views decide by themselves, and the routes of default limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.inbound.limiting.category_limiter import FIRST_SERVER_ERROR
 from tidegate.inbound.limiting.limited_functions import STACK_ATTRIBUTE, is_exempt, is_limited, route_name
-from tidegate.inbound.limiting.route_gates import Gates, class_handler
+from tidegate.inbound.limiting.route_hooks import RouteHooks, class_handler
 from tidegate.inbound.responses.response import BODY_HEADERS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BLUEPRINT_LIMITS: Final = "__tidegate_blueprint_limits__"
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))  # that are cached
 
 
-class ViewGate(Gates):
+class ViewHook(RouteHooks):
     """Decides what the middleware left pending, before the view of a route without limits runs.
 
     Subclasses install themselves before all that the application has registered with `before_request`.
@@ -37,10 +37,13 @@ class ViewGate(Gates):
     def find_limits(self) -> bool:
         """Return whether some view or blueprint has limits, or routes have default limits."""
         self._pending.clear()
+        views, blueprints = self.app.view_functions.values(), self.app.blueprints.values()
+        self.exempts = any(map(is_exempt, (*views, *blueprints)))
         limited = (
-            bool(self.defaults)
-            or any(map(is_limited_view, self.app.view_functions.values()))
-            or any(BLUEPRINT_LIMITS in vars(each) or is_exempt(each) for each in self.app.blueprints.values())
+            self.exempts
+            or bool(self.defaults)
+            or any(map(is_limited_view, views))
+            or any(BLUEPRINT_LIMITS in vars(each) for each in blueprints)
         )
         if limited and not self._installed:
             self._installed = True
@@ -52,7 +55,7 @@ class ViewGate(Gates):
         raise NotImplementedError
 
     def decides(self, request: Any, request_state: RequestState) -> bool:  # noqa: ANN401 - the framework's
-        """Return whether the gate decides what is pending: not for exempt views, nor if limits of the route do."""
+        """Return whether the hook decides what is pending: not for exempt views, nor if limits of the route do."""
         route = (request.endpoint, request.method)
         decides = self._pending.get(route, False)
         if route not in self._pending:
@@ -70,9 +73,9 @@ class ViewGate(Gates):
 
 
 def is_limited_view(view: Any) -> bool:  # noqa: ANN401 - any function
-    """Return whether a view has limits, or is exempt."""
+    """Return whether a view has limits."""
     methods = vars(view.view_class).values() if hasattr(view, "view_class") else ()
-    return is_limited(view) or is_exempt(view) or any(map(is_limited, methods))
+    return is_limited(view) or any(map(is_limited, methods))
 
 
 def current_view(app: Any, request: Any) -> Any:  # noqa: ANN401 - any function
@@ -90,8 +93,11 @@ def view_stack(app: Any, request: Any) -> LimitStack | None:  # noqa: ANN401 - a
 
 
 def current_blueprints(app: Any, request: Any) -> list[Any]:  # noqa: ANN401 - as above
-    """Return the blueprints of the current route, the innermost first."""
-    return [app.blueprints[name] for name in request.blueprints]
+    """Return the blueprints of the current route, the innermost first.
+
+    Flask and Quart read their names from the endpoint, which may contain a dot without a blueprint of that name.
+    """
+    return [app.blueprints[name] for name in request.blueprints if name in app.blueprints]
 
 
 def blueprint_limits(app: Any, request: Any) -> list[RouteLimit]:  # noqa: ANN401 - as above

@@ -1,4 +1,4 @@
-"""A correction whose answer was lost: permits are given back once or not at all, and taken at least once."""
+"""A correction whose answer was lost: permits are refunded at most once, and charged at least once."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Short form of bench/egress_proof.py: a provider with a hidden limit refuses nothing, whatever happens to gateways."""
+"""Short form of bench/egress_proof.py: a provider with a hidden limit refuses nothing, even if gateways are killed."""
 
 import asyncio
 import json

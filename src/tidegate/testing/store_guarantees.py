@@ -429,7 +429,7 @@ def check(holds: bool, message: str) -> None:  # noqa: FBT001 - an assertion tha
         raise AssertionError(message)
 
 
-PROMISES: Final[tuple[Callable[[Store], None], ...]] = (
+GUARANTEES: Final[tuple[Callable[[Store], None], ...]] = (
     exactly_the_quota_is_admitted,
     a_cost_that_never_fits_is_denied_with_never,
     all_or_nothing,

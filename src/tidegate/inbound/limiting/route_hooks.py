@@ -1,14 +1,15 @@
 """Decides the pending charges of a request at the route that the framework has matched, before the endpoint runs.
 
-Routes without limits of their own get a gate, which decides what the middleware left pending. Routes with limits need
+Routes without limits of their own get a hook, which decides what the middleware left pending. Routes with limits need
 none: their decorators and dependencies decide everything together. An application without limits on routes has no
-gates: there the middleware decides at once.
+hooks: there the middleware decides at once.
 
 The module knows Starlette's and FastAPI's routes by their attributes, and imports neither.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.inbound.limiting.fast_decision import decide_deferred
@@ -17,16 +18,18 @@ from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limiters import RouteLimiters
-    from tidegate.inbound.limiting.view_gate import ViewGate
+    from tidegate.inbound.limiting.view_hook import ViewHook
 
     Decide = Callable[..., Awaitable[bool]]  # (scope, receive, send): decides what is pending
 
 MAX_WRAPPED_APPS: Final = 32  # wrapped applications that are inspected
 MAX_ROUTERS: Final = 1000  # routers that are inspected
+NO_OVERRIDES: Final[Mapping[Any, Any]] = MappingProxyType({})
+MAX_DENIED_PATHS: Final = 4096  # the set is cleared when it is full
 
 
 def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
@@ -36,16 +39,18 @@ def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
         app = getattr(app, "app", None)
 
 
-class Gates:
-    """What a middleware knows about limits on the routes of an application: in `limited`.
+class RouteHooks:
+    """Finds out whether the routes of an application have limits: `limited`. Subclasses install the hooks.
 
-    It looks for them at the first request to each path, when the rules change, and once a second.
+    Routes are inspected at the first request to each path, when the rules change, and once a second.
     """
 
     def __init__(self, request_limiter: RequestLimiter, *watched: Collection[Any]) -> None:
         """Watch these routes or views; the first request inspects them."""
         self.request_limiter: RequestLimiter = request_limiter
         self.limited: bool = False  # some route has limits of its own, or routes have default limits
+        self.exempts: bool = False  # some route may be exempt
+        self._denied_paths: set[tuple[str, str]] = set()  # method and path: their routes are not exempt
         self.watched: list[Collection[Any]] = list(watched)
         self.count: int = -1  # of these, when they were inspected
         self.defaults: RouteLimiters = request_limiter.route_limiters
@@ -61,6 +66,7 @@ class Gates:
     def inspect(self) -> bool:
         """Look for limits; returns whether there are any."""
         self.defaults = self.request_limiter.route_limiters
+        self._denied_paths.clear()
         self.limited = self.find_limits()
         self.count = sum(map(len, self.watched))
         return self.limited
@@ -69,32 +75,48 @@ class Gates:
         """Return whether there are limits; subclasses know how to find them."""
         return False
 
+    def may_be_exempt(self, method: str, path: str) -> bool:
+        """Return whether the route of a request may be exempt; before it is matched, only earlier denials show this."""
+        return self.exempts and (method, path) not in self._denied_paths
 
-class AsgiGates(Gates):
-    """The gates at the routes of a Starlette or FastAPI application, and of those mounted in it."""
+    def record_denial(self, method: str, path: str) -> None:
+        """Remember that a request was denied at its route by limits that exempt routes do not have."""
+        if self.exempts:
+            if len(self._denied_paths) >= MAX_DENIED_PATHS:
+                self._denied_paths.clear()
+            self._denied_paths.add((method, path))
+
+
+class AsgiRouteHooks(RouteHooks):
+    """The hooks at the routes of a Starlette or FastAPI application, and of those mounted in it."""
 
     def __init__(self, app: Any, decide: Decide, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - any application
         """Look for routes in this application; `decide` decides what is pending."""
         super().__init__(request_limiter)
         self._app = app
         self._decide = decide
-        self._views: ViewGate | None = None  # of a Quart application
+        self._views: ViewHook | None = None  # of a Quart application
 
     def find_limits(self) -> bool:
-        """Look for limits, and give routes their gates; returns whether there are limits."""
+        """Look for limits, and give routes their hooks; returns whether there are limits."""
         self.watched.clear()
+        self.exempts = False
         leaves: list[Any] = []
         for app in wrapped_apps(self._app):
             if hasattr(app, "_view_middleware"):
                 from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
-                return django.DjangoGate(app, self.request_limiter).find_limits()
+                hook = django.DjangoViewHook(app, self.request_limiter)
+                self.exempts = hook.exempts
+                return hook.find_limits()
             if hasattr(app, "view_functions") and hasattr(app, "before_request_funcs"):
                 from tidegate.inbound import quart  # noqa: PLC0415 - only a Quart application needs it
 
-                self._views = self._views or quart.QuartGate(app, self.request_limiter)
+                self._views = self._views or quart.QuartViewHook(app, self.request_limiter)
                 self.watched.extend(self._views.watched)
-                return self._views.inspect()
+                limited = self._views.inspect()
+                self.exempts = self._views.exempts
+                return limited
             router = getattr(app, "router", app)
             if isinstance(getattr(router, "routes", None), list):
                 limited = self._walk(router, leaves) or bool(self.defaults)
@@ -111,7 +133,8 @@ class AsgiGates(Gates):
         self.watched.append(routes)
         limited = has_limit(getattr(router, "dependencies", ()))
         for route in routes:
-            limited = limited or is_limited_route(route) or is_exempt_route(route)
+            self.exempts = self.exempts or is_exempt_route(route)
+            limited = limited or self.exempts or is_limited_route(route)
             included = getattr(route, "original_router", None)
             below = included or mounted_router(route)
             if below is not None:
@@ -123,12 +146,12 @@ class AsgiGates(Gates):
 
     def _install(self, route: Any) -> None:  # noqa: ANN401 - any route
         handle = getattr(route, "handle", None)
-        if handle is None or isinstance(handle, RouteGate) or decides_itself(route):
+        if handle is None or isinstance(handle, RouteHook) or decides_itself(route):
             return
-        route.handle = RouteGate(route, handle, self._decide)
+        route.handle = RouteHook(route, handle, self._decide)
 
 
-class RouteGate:
+class RouteHook:
     """Decides what is pending, then lets the route handle the request."""
 
     def __init__(self, route: Any, handle: Any, decide: Decide) -> None:  # noqa: ANN401 - any route
@@ -167,6 +190,9 @@ class RouteGate:
         # A router's dependencies belong to the way it is included; FastAPI keeps them in another object.
         context = scope.get("fastapi", {}).get("effective_route_context")
         dependant = (context if getattr(context, "original_route", None) is route else route).dependant
+        overrides = dependency_overrides(scope)
+        if overrides:  # only in tests: not cached
+            return has_limit_dependency(dependant, overrides)
         known = self._dependants.get(id(dependant))
         if known is None:
             known = self._dependants[id(dependant)] = (dependant, has_limit_dependency(dependant))
@@ -197,7 +223,7 @@ def is_limited_route(route: Any) -> bool:  # noqa: ANN401 - any route
 
 
 def decides_itself(route: Any) -> bool:  # noqa: ANN401 - any route
-    """Return whether the endpoint is a limited function, whose limits decide everything: the route needs no gate."""
+    """Return whether the endpoint is a limited function, whose limits decide everything: the route needs no hook."""
     endpoint = getattr(route, "endpoint", None)
     if hasattr(route, "dependant") or isinstance(endpoint, type) or is_exempt(endpoint):
         return False
@@ -215,9 +241,24 @@ def class_handler(endpoint: type, method: str | None) -> object:
     return getattr(endpoint, "get" if name == "head" and not hasattr(endpoint, "head") else name, None)
 
 
-def has_limit_dependency(dependant: Any) -> bool:  # noqa: ANN401 - FastAPI's
+def has_limit_dependency(dependant: Any, overrides: Mapping[Any, Any] = NO_OVERRIDES) -> bool:  # noqa: ANN401 - FastAPI's
     """Return whether a limit is among the dependencies of a route."""
-    return any(is_limit(each.call) or has_limit_dependency(each) for each in dependant.dependencies)
+    return any(True for _ in limit_dependencies(dependant, overrides))
+
+
+def limit_dependencies(dependant: Any, overrides: Mapping[Any, Any]) -> Iterator[Any]:  # noqa: ANN401 - FastAPI's
+    """Yield the limits among dependencies, in order; `overrides` replace dependencies and all that they depend on."""
+    for each in dependant.dependencies:
+        called = overrides.get(each.call, each.call)
+        if is_limit(called):
+            yield called
+        if called is each.call:
+            yield from limit_dependencies(each, overrides)
+
+
+def dependency_overrides(scope: Any) -> Mapping[Any, Any]:  # noqa: ANN401 - a scope
+    """Return the dependencies that a test of a FastAPI application replaces."""
+    return getattr(scope.get("app"), "dependency_overrides", None) or NO_OVERRIDES
 
 
 def has_limit(dependencies: Iterable[Any]) -> bool:
@@ -230,4 +271,12 @@ def is_limit(call: object) -> bool:
     return getattr(call, "limits_routes", False) is True
 
 
-__all__ = ["AsgiGates", "Gates", "RouteGate", "class_handler", "has_limit_dependency", "is_limit", "wrapped_apps"]
+__all__ = [
+    "AsgiRouteHooks",
+    "RouteHook",
+    "RouteHooks",
+    "class_handler",
+    "has_limit_dependency",
+    "is_limit",
+    "wrapped_apps",
+]

@@ -1,4 +1,4 @@
-"""What can be seen: metrics, the overview, the access log and OpenTelemetry spans."""
+"""Metrics, the overview, the access log and OpenTelemetry spans."""
 
 import json
 

@@ -17,7 +17,7 @@ class Call:
     gone: bool = False
 
 
-class Ledger:
+class WindowOracle:
     """Every admitted call since the key was last unused, and until when each counts.
 
     A call counts until its window ends, and what counts at a later admission also counts until that call's window ends.
