@@ -232,7 +232,7 @@ async def test_a_call_waits_for_a_permit_of_a_provider():
 def test_commands_and_clients_name_the_member_of_a_pool(tmp_path, capsys):
     pool = "pool: {members: [{name: a}, {name: b}]}\n"
     write(tmp_path / "providers" / "ai.yaml", f"domain: ai.example\nlimit: 1\nperiod: 1h\n{pool}")
-    with serving(tmp_path, "provider_dirs: providers\n") as running:
+    with serving(tmp_path, "provider_dirs: providers\ndata: data\n") as running:
         assert main(["acquire", "--provider", "ai", "--url", running.url]) == 0
         assert ", member a\n" in capsys.readouterr().out
         with Client(running.url) as client, client.reserve_provider("ai") as held:
