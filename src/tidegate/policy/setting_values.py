@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -61,12 +62,10 @@ def read_address(setting: ConfigValue) -> ListenAddress:
 
 def read_seconds(setting: ConfigValue) -> float:
     """Read a duration, in seconds."""
-    try:
+    with suppress(ConfigError):
         return setting.number()
-    except ConfigError:
-        text = setting.string()
     try:
-        return parse_period(text) / SECOND
+        return parse_period(setting.string()) / SECOND
     except ConfigError:
         raise setting.error(f"expected a duration such as {DURATION_EXAMPLES}, not {setting}") from None
 
