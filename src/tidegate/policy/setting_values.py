@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 from contextlib import suppress
@@ -58,6 +59,13 @@ def read_address(setting: ConfigValue) -> ListenAddress:
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise setting.error(f"expected an IPv6 address in brackets, as in [::1]:8080, not {setting}")
     return ListenAddress(host.strip("[]"), int(port))
+
+
+def listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigError:
+    """Return the error of an address that cannot be used; `name` is its setting, and its command-line option."""
+    advice = f": stop the other program, or choose another address with --{name}"
+    message = f"cannot listen on {address}: {error.strerror or error}"
+    return ConfigError(message + (advice if error.errno == errno.EADDRINUSE else ""), field=name)
 
 
 def read_seconds(setting: ConfigValue) -> float:
