@@ -19,7 +19,8 @@ HELP_WIDTH: Final = 80
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help has groups of commands and examples, and whose errors suggest the most similar name."""
 
-    known_options: Sequence[str] = ()
+    used_command: str = ""
+    known_options: Sequence[str] = ()  # of the command
     command_groups: Mapping[str, Mapping[str, str]] = {}
     examples: Sequence[tuple[str, str]] = ()  # a command line, and what it does
 
@@ -60,8 +61,17 @@ class CommandParser(argparse.ArgumentParser):
         elif option := re.search(r"unrecognized arguments:.*? (--[\w-]+)", message):
             wrong = option[1]
         renamed = RENAMED_OPTIONS.get(wrong, "")
-        near = f"did you mean {renamed!r}?" if renamed in known else did_you_mean(wrong, known)
+        near = f"did you mean {renamed!r}?" if renamed in known else suggest(wrong, known)
+        if wrong.startswith("--") and not near:
+            near = f"'{self.prog} {self.used_command} --help' lists the options"
         super().error(f"{message}; {near}" if near else message)
+
+
+def suggest(wrong: str, known: Sequence[str]) -> str:
+    """Suggest a choice or an option; the dashes of options would make them all similar."""
+    dashes = "--" if wrong.startswith("--") else ""
+    names = [name.removeprefix(dashes) for name in known if name.startswith(dashes)]
+    return did_you_mean(wrong.removeprefix(dashes), names, prefix=dashes)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -59,14 +61,19 @@ def read_address(setting: ConfigValue) -> ListenAddress:
     return ListenAddress(host.strip("[]"), int(port))
 
 
+def listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigError:
+    """Return the error of an address that cannot be used; `name` is its setting, and its command-line option."""
+    advice = f": stop the other program, or choose another address with --{name}"
+    message = f"cannot listen on {address}: {error.strerror or error}"
+    return ConfigError(message + (advice if error.errno == errno.EADDRINUSE else ""), field=name)
+
+
 def read_seconds(setting: ConfigValue) -> float:
     """Read a duration, in seconds."""
-    try:
+    with suppress(ConfigError):
         return setting.number()
-    except ConfigError:
-        text = setting.string()
     try:
-        return parse_period(text) / SECOND
+        return parse_period(setting.string()) / SECOND
     except ConfigError:
         raise setting.error(f"expected a duration such as {DURATION_EXAMPLES}, not {setting}") from None
 

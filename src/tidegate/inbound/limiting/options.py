@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Unknown = Literal["allow", "limit"]
 OnMessage = Literal["close", "drop"]
+PARAMETERS: Final = ("config", "store", "trusted_proxies", "headers", "clock")  # named in the signature
 MIN_TOKEN_LENGTH: Final = 16
 MAX_RELOAD_SECONDS: Final = 86_400
 
@@ -62,7 +63,8 @@ def check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         check = CHECKS.get(name)
         if check is None:
-            expected = did_you_mean(name, CHECKS) or f"expected one of {', '.join(CHECKS)}"
+            known = (*PARAMETERS, *CHECKS)
+            expected = did_you_mean(name, known) or f"expected one of {', '.join(known)}"
             raise ConfigError(f"unknown option: {expected}", field=name)
         problem = check(value)
         if problem:
