@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.outbound.streamed_model import StreamedModel
-from tidegate import Denied
+from tidegate import Denied, StoreUnavailable
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.outbound.quota.exchange import OutboundRequest
@@ -114,6 +114,16 @@ def test_the_cheapest_first(store):
         for _ in range(3):
             client.ask()
         assert client.sent == ["cheap", "cheap", "dear"]
+
+
+def test_the_cheapest_first_if_only_members_have_prices(store):
+    members = [
+        {"name": n, "api_key": f"key-{n}", "price": {**PRICES, "models": {"m": {"input": cost, "output": cost}}}}
+        for n, cost in (("dear", 2), ("cheap", 1))
+    ]
+    with Client(store, pool(*members, pick="price")) as client:
+        client.ask()
+        assert client.sent == ["cheap"]
 
 
 def test_a_smaller_order_comes_first_and_weight_decides_within_it(store):
@@ -568,3 +578,47 @@ def test_teams_and_tags_need_not_be_strings(store):
             with request_options(team=team):
                 client.ask()
         assert (spent(client)("team=7"), spent(client)("team=")) == (250, 250)
+
+
+class FailingStore(MemoryStore):
+    """A store that fails to correct charges of these policies, once each."""
+
+    def __init__(self, *names):
+        super().__init__(clock=ManualClock(1_767_225_600))
+        self.failing = list(names)
+
+    def apply_one(self, verb, policy, *arguments, **options):
+        if verb == "adjust" and policy.name in self.failing:
+            self.failing.remove(policy.name)
+            raise StoreUnavailable("the connection was lost")
+        return super().apply_one(verb, policy, *arguments, **options)
+
+
+@pytest.mark.parametrize("names", [["spend:all"], ["provider:api.test:a"], ["spend:all", "provider:api.test:a"]])
+@pytest.mark.parametrize("kind", [Gate, AsyncGate])
+def test_a_charge_that_was_settled_in_part_can_be_settled_again(kind, names):
+    """The account is settled even if the ceiling cannot be; the caller repeats it, and nothing counts twice."""
+    store = FailingStore(*names)
+    limits = ["9/1h", "10_000/1h unit=usd_micros name=money"]
+    spend = [{"limit": 1, "period": "day", "unit": "usd", "name": "all"}]
+    gate = kind(Providers.of(pool("a", limits=limits, price=PRICES, spend=spend)), store)
+    run = asyncio.run if kind is AsyncGate else lambda value: value
+
+    async def settle_async():
+        charge = await gate.acquire("models", {"usd_micros": 5000})
+        with pytest.raises(StoreUnavailable):
+            await charge.commit({"usd_micros": 700})
+        await charge.commit({"usd_micros": 700})
+        (account,) = gate.accounts
+        return [(await account.limiter.usage(account.key))["money"], (await gate.ceilings[0].usage("all"))["all"]]
+
+    def settle():
+        charge = gate.acquire("models", {"usd_micros": 5000})
+        with pytest.raises(StoreUnavailable):
+            charge.commit({"usd_micros": 700})
+        charge.commit({"usd_micros": 700})
+        (account,) = gate.accounts
+        return [account.limiter.usage(account.key)["money"], gate.ceilings[0].usage("all")["all"]]
+
+    found = run(settle_async() if kind is AsyncGate else settle())
+    assert [usage.used for usage in found] == [700, 700]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -64,6 +65,19 @@ def clean_text(text: str) -> str:
     return str(text).encode("utf-8", "replace").decode()
 
 
+def read_ledger(path: str | os.PathLike[str], since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
+    """Yield what a file has for the days from `since` to `until`, without changing the file."""
+    try:
+        connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)
+        try:
+            for row in connection.execute(SELECT_SPENDING, (since, until)):
+                yield SpendingEntry(*row)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"cannot read the ledger {path}: {error}") from None
+
+
 class Ledger:
     """Sums of what was spent, by day, in a time zone. Thread-safe; processes on one machine may share the file."""
 
@@ -79,10 +93,15 @@ class Ledger:
         self._start_over()
         at_fork(child=self._start_over)
         make_private_file(self.path)
-        with self._connect() as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(SCHEMA)
-        connection.close()
+        connection = self._connect()
+        try:
+            with connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(SCHEMA)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"cannot open the ledger {self.path}: {error}") from None
+        finally:
+            connection.close()
 
     def _start_over(self) -> None:
         """Start without entries, also in a forked process: the parent writes those it has."""
@@ -157,14 +176,7 @@ class Ledger:
     def read(self, since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
         """Yield the entries of the days from `since` to `until`, after writing what is kept in memory."""
         self.flush()
-        connection = self._connect()
-        try:
-            for row in connection.execute(SELECT_SPENDING, (since, until)):
-                yield SpendingEntry(*row)
-        except sqlite3.Error as error:
-            raise StoreUnavailable(f"cannot read the ledger {self.path}: {error}") from None
-        finally:
-            connection.close()
+        yield from read_ledger(self.path, since, until)
 
     def close(self) -> None:
         """Write what is kept in memory, and end the thread."""
