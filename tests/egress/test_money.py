@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.egress.harness import TOKEN, running, settled
-from tests.outbound.server import QuotaServer, as_json
+from tests.outbound.server import as_json
 
 PRICES = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 10}}}
 USAGE = {"usage": {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}}
@@ -14,17 +14,10 @@ COST = 100 * 1 + 50 * 10  # micros
 OTHER = "token-of-another-9999"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with QuotaServer() as server:
-        yield server
-
-
 @pytest.fixture
-def upstream(server):
-    server.requests.clear()
-    server.respond = lambda _request: as_json(USAGE)
-    return server
+def upstream(upstream):
+    upstream.respond = lambda _request: as_json(USAGE)
+    return upstream
 
 
 async def post(gateway, token=TOKEN):
