@@ -44,7 +44,8 @@ class Options(TypedDict, total=False):
     exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
     application_limits: Limits | None  # limits of each client for all routes together
     default_limits: Limits | None  # limits of each client for each route without limits of its own
-    block_after: str | None  # block clients after this many denials per period, such as "20/1m"
+    # Block clients after this many denials per period, such as "20/1m"; several rules: {"20/1m": "10m", …}.
+    block_after: str | Mapping[str, str] | None
     block_for: str | None  # how long clients are blocked
     expose: bool  # let scripts from other origins read the headers
     count: Mapping[str, Counts] | None  # by category: whether a response counts
