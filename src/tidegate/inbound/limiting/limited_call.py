@@ -126,7 +126,7 @@ def peek_flow(
     if not limit.by_address:
         identifier = (request_limiter if request_state is None else request_state.request_limiter).client_identifier
         client = identifier.choose_client(request, client)
-    charge = limit.make_charge(request, native, request_limiter, client, use, tasks=tasks)
+    charge = limit.make_charge(request, native, request_limiter, client, use.policy_name, tasks=tasks)
     if charge is None:
         return None
     try:
