@@ -87,6 +87,13 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
                 "indent with spaces, not tabs"
             ),
         ),
+        (
+            "a:1\nb: 2\n",
+            (
+                "f.yaml:2: is not valid YAML: mapping values are not allowed here: "
+                "check the indentation, and that a space follows each ':' of the lines above"
+            ),
+        ),
         ("a: b\n\nc: \0", "f.yaml:3: is not valid YAML: the character U+0000 is not allowed"),
         ("[a]: 1\n", "f.yaml:1: keys must be strings, not lists or mappings"),
         ("? {a: 1}\n: 1\n", "f.yaml:1: keys must be strings, not lists or mappings"),

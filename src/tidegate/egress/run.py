@@ -51,7 +51,7 @@ def listen(settings: EgressSettings, *, shared: bool = False) -> socket.socket:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address.host, address.port), family=family, backlog=1024, reuse_port=shared)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}", field="listen") from None
+        raise ConfigError(address.describe_error(error), field="listen") from None
 
 
 async def serve(

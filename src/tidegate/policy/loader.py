@@ -61,12 +61,14 @@ def compose(text: str, file: str | None = None) -> yaml.Node | None:
 
 
 def _describe(error: yaml.MarkedYAMLError) -> str:
-    """Return what PyYAML reports about an error, with advice for the two most frequent mistakes."""
+    """Return what PyYAML reports about an error, with advice for the most frequent mistakes."""
     problem = str(error.problem or error.context)
     if problem.startswith("but ") and error.context:
         return f"{error.context}, {problem}"
     if "'\\t'" in problem:
         return f"{problem}: indent with spaces, not tabs"
+    if "mapping values are not allowed" in problem:
+        return f"{problem}: check the indentation, and that a space follows each ':' of the lines above"
     return f"{problem}: check the indentation" if "<block end>" in problem else problem
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +47,14 @@ class ListenAddress(NamedTuple):
     def __str__(self) -> str:
         """Write host and port, with an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def describe_error(self, error: OSError) -> str:
+        """Describe why a program cannot listen on the address, and what to do if another program does."""
+        if error.errno == errno.EADDRINUSE:
+            reason = f"{os.strerror(error.errno)}: choose another port, or stop the program that uses this one"
+        else:
+            reason = error.strerror or str(error)
+        return f"cannot listen on {self}: {reason}"
 
 
 def read_address(setting: ConfigValue) -> ListenAddress:

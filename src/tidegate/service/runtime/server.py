@@ -286,7 +286,7 @@ def listen(address: ListenAddress, name: str, *, shared: bool = False) -> socket
 
 
 def _listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot listen on {address}: {error.strerror or error}", field=name)
+    return ConfigError(address.describe_error(error), field=name)
 
 
 def with_address(settings: Settings, name: str, listener: socket.socket) -> Settings:
