@@ -63,7 +63,7 @@ without it; `--once` prints them once.
 
 def find_commands() -> dict[str, CommandParser]:
     """Return the parser of each command."""
-    parser = build_parser(tuple(COMMANDS))
+    parser = build_parser(tuple(COMMANDS), skip_missing=True)
     actions = parser._actions  # noqa: SLF001 - argparse has no public list
     return next(dict(action.choices) for action in actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - as above
 

@@ -46,11 +46,27 @@ def test_commands_that_need_no_extra(arguments, tmp_path):
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(({!r},)));from tidegate.cli import main; sys.exit(main({!r}))"
 
 
+def test_checking_a_source_names_its_extra(tmp_path):
+    path = tmp_path / "source.yaml"
+    path.write_text("name: a\nurl: http://127.0.0.1/\n", encoding="utf-8")
+    program = WITHOUT.format("httpx", ["validate", str(path)])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    message = "tidegate: checking a source file needs httpx: pip install 'tidegate[sources]'\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
+def test_an_argument_with_the_name_of_a_command_is_not_that_command():
+    program = WITHOUT.format("httpx", ["start", "--source-dir", "sources"])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "tidegate: fetching sources needs httpx: pip install 'tidegate[sources]'\n"
+
+
 @pytest.mark.parametrize("command", [["add", "x.yaml"], ["sources"]])
 def test_a_command_that_cannot_be_imported_names_its_extra(command):
     program = WITHOUT.format("httpx", command)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    message = f"tidegate: tidegate {command[0]} needs httpx: pip install 'tidegate[sources]'\n"
+    message = "tidegate: sources need httpx: pip install 'tidegate[sources]'\n"
     assert (done.returncode, done.stderr) == (2, message)
 
 

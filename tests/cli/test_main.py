@@ -73,6 +73,11 @@ def test_an_unknown_command_is_refused(capsys):
         (["budget", "--watch", "0"], "argument --watch: expected a duration above 0, such as 500ms, "),
         (["usage", "--watch", "api", "bob"], "; write --watch after the other arguments, or --watch=1s"),
         (["completion", "bsh"], "did you mean 'bash'?"),
+        (
+            ["start", "--providers-dir", "p", "--source-dir", "sources"],  # `sources` is also a command
+            "unrecognized arguments: --providers-dir; did you mean '--provider-dir'?",
+        ),
+        (["start", "--colour", "red"], "unrecognized arguments: --colour; 'tidegate start --help' lists the options"),
         (["top", "--onse"], "unrecognized arguments: --onse; did you mean '--once'?"),
         (["acquire", "api", "bob", "--wait", "5"], "unrecognized arguments: --wait 5; did you mean '--timeout'?"),
         (

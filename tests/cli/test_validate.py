@@ -68,6 +68,7 @@ def test_each_kind_of_file_is_recognised(kind, write, capsys):
         ("tires: {minute: 1}\nstrategy: rolling\n", "budget", "did you mean 'tiers'?"),
         ("categories: {read: {limit: none}}\n", "inbound", "expected an integer"),
         ("policys: {}\n", "service", "did you mean 'policies'?"),
+        ("rate_limitting: {categories: {}}\n", "inbound", "did you mean 'rate_limiting'?"),
         ("- a\n", "service", "expected a mapping"),
     ],
 )
@@ -78,6 +79,11 @@ def test_an_error_names_the_detected_kind(text, kind, message, write, capsys):
     error, note = wrong.splitlines()
     assert message in error
     assert note.startswith(f"tidegate: {path} was read as {KINDS[kind].title}")
+
+
+def test_a_service_file_without_policies_says_so(write, capsys):
+    assert main(["validate", write("")]) == 0
+    assert capsys.readouterr().out.endswith(": valid (a service file)\n  no policies\n")
 
 
 def test_provider_files_can_name_profiles_that_the_user_adds(write, tmp_path, capsys):

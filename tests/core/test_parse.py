@@ -138,6 +138,8 @@ OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
         ("60/1m leaky", f"unknown algorithm 'leaky': use one of {KNOWN} (at column 7 of '60/1m leaky')"),
         ("60/1m fixed_window sliding_log", "duplicate algorithm (at column 20 of '60/1m fixed_window sliding_log')"),
         ("60/1m 5/1s", "expected one limit: write several limits as a list (at column 7 of '60/1m 5/1s')"),
+        ("60/1m, 5/1s", ("expected one limit without a comma: write several limits as a list "
+         "(at column 4 of '60/1m, 5/1s')")),
         ("60/1m burst=5 burst=6", "duplicate burst (at column 15 of '60/1m burst=5 burst=6')"),
         ("60 tokens/1m unit=x", "duplicate unit (at column 14 of '60 tokens/1m unit=x')"),
         ("60/1m burst=many", "burst must be an integer (at column 13 of '60/1m burst=many')"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from tidegate.service.http.problems import KINDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+DOCS = ROOT / "docs" / "deploy.md"
 CHART = DEPLOY / "helm" / "tidegate"
 TOKEN = "0123456789abcdef-{}"  # noqa: S105 - of a test
 DISABLED = "autoscaling.enabled=false,serviceMonitor.enabled=false,networkPolicy.enabled=false"
@@ -54,6 +57,13 @@ def write_tokens(folder: Path, text: str) -> str:
     return re.sub(r"(_token_file:) (?:\S*/)?(\S+)", rf"\1 {folder}/\2", text)
 
 
+def image() -> tuple[dict[str, str], list[str]]:
+    """Return the variables of the image that are settings, and its command."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
+    return dict(re.findall(r"\b(TIDEGATE_\w+)=(\S+)", text)), json.loads(command)
+
+
 def load_service(folder: Path, text: str):
     (folder / "service.yaml").write_text(write_tokens(folder, text), encoding="utf-8")
     return load_settings(folder / "service.yaml", environment={"REDIS_PASSWORD": "secret"})
@@ -74,6 +84,28 @@ def test_the_image_has_what_it_copies_and_runs_as_an_ordinary_user():
     assert "\nUSER 10001:10001\n" in text
     names = {f"TIDEGATE_{option.name.upper()}" for option in OPTIONS} | {"TIDEGATE_CONFIG"}
     assert set(re.findall(r"TIDEGATE_\w+", text)) <= names
+
+
+def test_the_documented_container_starts():
+    (line,) = re.findall(r"^docker run .* tidegate (start .*)$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    variables, _ = image()
+    command = [sys.executable, "-m", "tidegate", *shlex.split(line), "--listen", "127.0.0.1:0", "--json"]
+    environment = {**os.environ, **variables, "TIDEGATE_DRAIN_FOR": "0s"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert json.loads(process.stdout.readline())["http"].startswith("http://127.0.0.1:")
+        finally:
+            process.terminate()
+
+
+def test_every_deployment_names_the_file_that_it_mounts():
+    _, command = image()
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]["tidegate"]
+    (container,) = objects()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    for arguments in (command, compose["command"], container["args"]):
+        assert arguments[:2] == ["start", "/etc/tidegate/service.yaml"]
+    assert any(":/etc/tidegate/service.yaml" in volume for volume in compose["volumes"])
+    assert any(mount["mountPath"] == "/etc/tidegate" for mount in container["volumeMounts"])
 
 
 def test_the_service_of_compose_starts_with_its_settings(tmp_path):

@@ -124,7 +124,7 @@ def test_an_address_in_use_is_refused(upstream, tmp_path):
             timeout=60,
             env={**os.environ, "EGRESS_TOKEN": TOKEN},
         )
-    advice = "Address already in use: choose another port, or stop the program that uses this one"
+    advice = "Address already in use: stop the other program, or choose another address with --listen"
     assert (found.returncode, found.stderr) == (2, f"tidegate: listen: cannot listen on {address}: {advice}\n")
 
 

@@ -113,7 +113,7 @@ def test_all_workers_use_the_file_that_was_accepted_last(upstream, tmp_path):
                 rules = overview["panels"]["egress"]["rules"]
                 assert (rules["adopted"], rules["refused"]) == (1, 1)
                 assert "egress.yaml:1: callers.a.limit: unknown" in rules["error"]
-                assert "The egress file is refused" in {each["title"] for each in overview["findings"]}
+                assert "Egress file refused" in {each["title"] for each in overview["findings"]}
         assert {call(token) for token in (TOKEN, OTHER_TOKEN) for _ in range(8)} == {200}
         assert service.stop() == 0
         assert not service.logged("Traceback")

@@ -286,6 +286,21 @@ async def test_a_websocket_of_a_limited_blueprint_in_quart(clock):
     assert denied.value.response.status_code == httpx.codes.TOO_MANY_REQUESTS
 
 
+def test_a_block_that_reports_shows_its_own_limit(clock):
+    app = flask_module.Flask(__name__)
+    first, second = (flask.limit(text, scope=text, block=False, clock=clock) for text in ("1/1m", "9/1m"))
+
+    @app.get("/")
+    def page():
+        found = []
+        for each in (first, second):
+            with each.check(flask_module.request):
+                found.append(flask_module.g.limited)
+        return found
+
+    assert [FlaskClient(app).get("/").json for _ in range(2)] == [[False, False], [True, False]]
+
+
 def test_a_limit_that_each_request_creates_is_logged_once(caplog):
     app = flask_module.Flask(__name__)
 

@@ -120,6 +120,7 @@ def test_nested_middlewares_write_their_headers_once(make_app):
     ("option", "message"),
     [
         ({"colour": 1}, "colour: unknown option"),
+        ({"confg": "limits.yaml"}, "confg: unknown option: did you mean 'config'?"),
         ({"key": "user"}, "key: must be a function, not 'user'"),
         ({"unknown": "deny"}, "unknown: must be one of allow, limit"),
         ({"on_message": "wait"}, "on_message: must be one of close, drop"),

@@ -1,5 +1,6 @@
 """Options of route limits: exempt routes, methods, charges by response, callbacks, dynamic limits, the own request."""
 
+import functools
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from uuid import UUID
 import flask as flask_module
 import pytest
 import quart as quart_module
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from flask import Flask
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -21,6 +22,7 @@ from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.inbound import (
     asgi,
+    by_address,
     by_header,
     common_request,
     current_limits,
@@ -34,6 +36,7 @@ from tidegate.inbound import (
 from tidegate.testing import ManualClock
 
 assert django_site.urlpatterns  # configures Django
+NO_LIMITS = {"defaults": False, "unmatched": None}
 
 
 @pytest.fixture
@@ -85,7 +88,50 @@ def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_a
     assert len([record for record in caplog.records if "60/1m applies" in record.message]) == 1
 
 
+@pytest.mark.parametrize("invalid", [5, [["5/1m"]], [{}], {}, "", [], b"5/1m", object()], ids=repr)
+def test_a_dynamic_limit_of_any_wrong_type_is_invalid(clock, invalid):
+    @starlette.limit(lambda request: invalid, default="2/1m", clock=clock)
+    async def page(request):
+        return PlainTextResponse("page")
+
+    assert statuses(Client(Starlette(routes=[Route("/", page)])), "/", 3) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, None], ids=repr)
+@pytest.mark.parametrize("limits", ["2/1m", lambda request: "2/1m"], ids=["fixed", "dynamic"])
+def test_an_invalid_cost_is_logged_once_and_counts_as_one(kind, clock, config, limits, cost, caplog):
+    build, limit = kind
+    options = {} if config else {"clock": clock}
+    app = build(limit(limits, cost=lambda request: cost, name="size", **options), limit("50/1h", **options))
+    if config and isinstance(app, Flask):
+        app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, config, clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
+    elif config:
+        app = asgi.RateLimitMiddleware(app, config, clock=clock)
+    client = FlaskClient(app) if isinstance(app, Flask) else Client(app)
+    assert statuses(client, "/limited", 4) == [200, 200, 429, 429]
+    assert [record.message.partition(":")[0] for record in caplog.records if "invalid cost" in record.message] == [
+        "size"
+    ]
+
+
+def test_a_fixed_cost_that_a_dynamic_limit_cannot_count_counts_as_one(clock):
+    @starlette.limit(lambda request: ["3/1m unit=tokens", "9/1h unit=images"], cost=2, clock=clock)
+    async def page(request):
+        return PlainTextResponse("page")
+
+    assert statuses(Client(Starlette(routes=[Route("/", page)])), "/", 4) == [200, 200, 200, 429]
+
+
 # ---- options are checked when the limit is created -------------------------------------------------------------------
+
+
+async def wait_for(request, decision=None):
+    return "ann"
+
+
+class Waiting:
+    async def __call__(self, request, decision):
+        return "ann"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +147,13 @@ def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_a
         ({"count": lambda request: True}, "count: must be a function of request and status"),
         ({"count": ["401", "oops"]}, "count: must be statuses such as"),
         ({"count": [True]}, "count: must be statuses such as"),
+        ({"key": wait_for}, "key: must be a plain function (`def` instead of `async def`)"),
+        ({"limits": wait_for}, "limits: must be a plain function"),
+        ({"cost": wait_for}, "cost: must be a plain function"),
+        ({"exempt_when": functools.partial(wait_for)}, "exempt_when: must be a plain function"),
+        ({"count": wait_for}, "count: must be a plain function"),
+        ({"denied": wait_for}, "denied: must be a plain function"),
+        ({"on_denied": Waiting()}, "on_denied: must be a plain function"),
         ({"scope": lambda request: "x"}, "scope: must be a string such as 'uploads'"),
         ({"name": ""}, "name: must be a string"),
         ({"methods": []}, "methods: must be methods such as"),
@@ -118,6 +171,11 @@ def test_wrong_options_are_refused_at_once(options, message):
 def test_functions_of_the_middleware_are_checked_at_once():
     with pytest.raises(ConfigError, match="exempt_when: must be a function of request"):
         asgi.RateLimitMiddleware(lambda: None, exempt_when=lambda: True)  # type: ignore[arg-type,misc]  # what is tested
+    for option in ({"key": wait_for}, {"plan": wait_for}, {"denied": wait_for}, {"exempt_when": wait_for}):
+        with pytest.raises(ConfigError, match="must be a plain function"):
+            asgi.RateLimitMiddleware(lambda: None, **option)  # type: ignore[arg-type]  # as above
+    with pytest.raises(ConfigError, match="count: must be a mapping from category names to functions of request and"):
+        asgi.RateLimitMiddleware(lambda: None, count={"read": lambda request: True})  # type: ignore[arg-type,misc,dict-item]  # as above
     with pytest.raises(ConfigError, match="denied: must be a function of request and decision"):
         asgi.RateLimitMiddleware(lambda: None, denied=lambda request: None)  # type: ignore[arg-type,misc]  # as above
 
@@ -421,3 +479,64 @@ def test_django_functions_receive_the_real_request_and_limits_may_report_only(cl
 
     assert [ask(user).content for user in ("ann", "ann", "bob")] == [b"False", b"True", b"False"]
     assert ask("eve").status_code == 429  # the other limit denies
+
+
+def test_request_limited_is_set_where_the_limit_does_not_apply(clock):
+    from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
+    from django.test import RequestFactory  # noqa: PLC0415 - as above
+
+    @django.limit(lambda request: request.GET.get("limit"), name="dynamic", block=False, clock=clock)
+    @django.limit("1/1m", methods=["POST"], block=False, clock=clock)
+    def view(request):
+        return HttpResponse(str(request.limited))
+
+    requests = RequestFactory()
+    assert view(requests.get("/")).content == b"False"
+    assert [view(requests.post("/")).content for _ in range(2)] == [b"False", b"True"]
+    assert [view(requests.get("/?limit=1/1m")).content for _ in range(2)] == [b"False", b"True"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_limit_that_reports_later_does_not_hide_an_earlier_one(clock, first):
+    app = FastAPI()
+    exceeded = Depends(fastapi.limit("1/1m", key=lambda request: "all", name="exceeded", block=False))
+    other = Depends(fastapi.limit("9/1m", key=lambda request: "all", name="other", block=False))
+
+    async def page(request: Request):
+        return request.state.limited
+
+    app.get("/", dependencies=[exceeded, other] if first else [other, exceeded])(page)
+    client = Client(asgi.RateLimitMiddleware(app, NO_LIMITS, clock=clock))
+    assert [client.get("/").json() for _ in range(2)] == [False, True]
+
+
+# ---- the key of the middleware ---------------------------------------------------------------------------------------
+
+
+def keyed_site(kind, clock, *limits, **options):
+    build, _ = kind
+    app = build(*limits)
+    if isinstance(app, Flask):
+        app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, clock=clock, **options)  # type: ignore[method-assign]  # as Flask's docs do
+        return FlaskClient(app)
+    return Client(asgi.RateLimitMiddleware(app, clock=clock, **options))
+
+
+@pytest.mark.parametrize("config", [NO_LIMITS, rules(100)], ids=["no-category", "category"])
+def test_limits_of_routes_count_by_the_key_of_the_middleware(kind, clock, config):
+    limit = kind[1]
+    client = keyed_site(kind, clock, limit("2/1m"), limit("50/1h"), config=config, key=by_header("x-user"))
+    assert statuses(client, "/limited", 3, headers={"x-user": "ann"}) == [200, 200, 429]
+    assert statuses(client, "/limited", 3, headers={"x-user": "bob"}) == [200, 200, 429]
+    assert statuses(client, "/limited", 3) == [200, 200, 429]  # without the header, by address
+
+
+@pytest.mark.parametrize("config", [NO_LIMITS, rules(100)], ids=["no-category", "category"])
+def test_a_limit_of_a_route_may_have_another_key_than_the_middleware(kind, clock, config):
+    limit = kind[1]
+    limits = limit("2/1m", key=by_address), limit("3/1m", key=by_header("x-team"))
+    client = keyed_site(kind, clock, *limits, config=config, key=by_header("x-user"))
+    assert statuses(client, "/limited", 1, headers={"x-user": "ann"}) == [200]
+    assert statuses(client, "/limited", 2, headers={"x-user": "bob"}) == [200, 429]
+    assert statuses(client, "/limited", 2, headers={"x-user": "eve", "x-team": "a"}, peer="203.0.113.10") == [200, 200]
+    assert statuses(client, "/limited", 2, headers={"x-user": "joe", "x-team": "a"}, peer="203.0.113.11") == [200, 429]

@@ -1,12 +1,14 @@
 """Limits on single routes in each framework, with and without a middleware."""
 
 import asyncio
+import functools
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
-from flask import Flask
+from flask import Blueprint, Flask
+from quart import Quart
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
@@ -430,3 +432,108 @@ def test_limits_on_plain_functions(clock):
             await send("ann")
 
     asyncio.run(some())
+
+
+# ---- endpoints that are not functions --------------------------------------------------------------------------------
+
+
+class CallableEndpoint:
+    async def __call__(self, request):
+        return PlainTextResponse("page")
+
+
+async def partial_endpoint(text, request):
+    return PlainTextResponse(text)
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["middleware", "alone"])
+@pytest.mark.parametrize("endpoint", [CallableEndpoint(), functools.partial(partial_endpoint, "page")])
+def test_starlette_endpoints_may_be_objects_or_partial_functions(clock, endpoint, behind):
+    app: Any = Starlette(routes=[Route("/", starlette.limit("1/1m", clock=clock)(endpoint))])
+    if behind:
+        app = asgi.RateLimitMiddleware(app, {"defaults": False, "unmatched": None}, clock=clock)
+    assert [Client(app).get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_fastapi_endpoints_may_be_objects_or_partial_functions(clock):
+    class Page:
+        async def __call__(self, size: int = 1) -> int:
+            return size
+
+    async def sized(name: str, size: int = 1) -> str:
+        return name * size
+
+    app = FastAPI()
+    app.get("/object")(fastapi.limit("1/1m", clock=clock)(Page()))
+    app.get("/partial")(fastapi.limit("1/1m", clock=clock)(functools.partial(sized, "a")))
+    replies = [Client(app).get(path) for path in ("/object?size=2", "/object", "/partial?size=2", "/partial")]
+    assert [reply.status_code for reply in replies] == [200, 429, 200, 429]
+    assert [reply.json() for reply in replies if reply.is_success] == [2, "aa"]
+
+
+# ---- FastAPI's dependency_overrides, which tests use -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["middleware", "alone"])
+@pytest.mark.parametrize("key", [None, lambda request: "all"], ids=["plain", "function"])
+def test_a_test_may_override_one_of_several_limits(clock, behind, key):
+    first, second = fastapi.limit("1/1m", clock=clock), fastapi.limit("2/1h", key=key, clock=clock)
+    app = FastAPI()
+
+    @app.get("/", dependencies=[Depends(first), Depends(second)])
+    def page():
+        return "page"
+
+    if behind:
+        app.add_middleware(asgi.RateLimitMiddleware, config={"defaults": False, "unmatched": None}, clock=clock)
+    app.dependency_overrides[first] = lambda: None
+    assert [Client(app).get("/").status_code for _ in range(3)] == [200, 200, 429]
+    clock.advance(3600)
+    app.dependency_overrides = {second: fastapi.limit("3/1h", key=key, clock=clock)}  # another limit
+    assert [Client(app).get("/").status_code for _ in range(2)] == [200, 429]
+    app.dependency_overrides = {first: lambda: None, second: lambda: None}
+    assert [Client(app).get("/").status_code for _ in range(5)] == [200] * 5
+
+
+def test_the_category_is_decided_before_an_endpoint_whose_limits_a_test_overrides(clock):
+    limit = fastapi.limit("1/1m")
+    ran = []
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(limit)])(lambda: ran.append("page"))
+    config = {"defaults": False, "unmatched": "all", "categories": {"all": {"limit": 2, "window": "1m"}}}
+    app.add_middleware(asgi.RateLimitMiddleware, config=config, clock=clock)
+    app.dependency_overrides[limit] = lambda: None
+    assert [Client(app).get("/").status_code for _ in range(3)] == [200, 200, 429]
+    assert ran == ["page"] * 2
+
+
+def test_decorators_that_would_share_a_count_are_refused_at_once():
+    with pytest.raises(ConfigError, match="would share a count: give one of them another name"):
+
+        @fastapi.limit("10/1m")
+        @fastapi.limit("5/1m")
+        async def page():
+            return "page"
+
+
+# ---- endpoints of Flask and Quart with a dot -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blueprint", [True, False])
+def test_a_dot_in_the_name_of_an_endpoint_is_not_a_blueprint(clock, blueprint):
+    app = Flask(__name__)
+    app.add_url_rule("/page", "reports.page", lambda: "page")
+    if blueprint:
+        part = Blueprint("part", __name__)
+        part.get("/part", endpoint="part")(lambda: "part")
+        app.register_blueprint(flask.limit("1/1m")(part))
+    app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, default_limits="2/1m", clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
+    client = app.test_client()
+    assert [client.get("/page").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_dot_in_the_name_of_an_endpoint_of_quart_is_not_a_blueprint(clock):
+    app = Quart(__name__)
+    app.add_url_rule("/page", "reports.page", lambda: "page")
+    site = asgi.RateLimitMiddleware(app, default_limits="2/1m", clock=clock)
+    assert [Client(site).get("/page").status_code for _ in range(3)] == [200, 200, 429]

@@ -79,7 +79,35 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
             "a: 1\n---\nb: 2\n",
             "f.yaml:2: is not valid YAML: expected a single document in the stream, but found another document",
         ),
-        ("a: [1\nb: 2\n", "f.yaml:2: is not valid YAML: expected ',' or ']', but got ':'"),
+        (
+            "a: [1\nb: 2\n",
+            "f.yaml:2: is not valid YAML: expected ',' or ']', but got ':': the bracket opened on line 1 is not closed",
+        ),
+        (
+            "a: 1\nb:2\nc: 3\n",
+            (
+                "f.yaml:2: is not valid YAML: could not find expected ':': "
+                "write a colon and a space after the name of a setting"
+            ),
+        ),
+        (
+            "a:\n b: 1\n  c: 2\n",
+            (
+                "f.yaml:3: is not valid YAML: mapping values are not allowed here: "
+                "check the indentation, a space after each ':', and the quotes of a value that contains one"
+            ),
+        ),
+        (
+            "cron: */5 * * * *\n",
+            (
+                "f.yaml:1: is not valid YAML: expected alphabetic or numeric character, but found '/': "
+                "put a value that begins with * or & in quotes"
+            ),
+        ),
+        (
+            "a: @b\n",
+            "f.yaml:1: is not valid YAML: found character '@' that cannot start any token: put the value in quotes",
+        ),
         (
             "a:\n\t- b\n",
             (
@@ -91,7 +119,7 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
             "a:1\nb: 2\n",
             (
                 "f.yaml:2: is not valid YAML: mapping values are not allowed here: "
-                "check the indentation, and that a space follows each ':' of the lines above"
+                "check the indentation, a space after each ':', and the quotes of a value that contains one"
             ),
         ),
         ("a: b\n\nc: \0", "f.yaml:3: is not valid YAML: the character U+0000 is not allowed"),

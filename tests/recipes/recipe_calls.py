@@ -22,7 +22,7 @@ RECIPES = [
     ("openai", "openai 3", *OPENAI),
     ("openai-async", "openai 3", *OPENAI),
     ("anthropic", "anthropic", *ANTHROPIC),
-    ("google-genai", "google-genai", "generativelanguage.googleapis.com", {"1m": 2}),
+    ("google-genai", "google-genai", "generativelanguage.googleapis.com", {"1m": 2, "tpm": 24}),
     ("mistralai", "mistralai", "api.mistral.ai", {"1m": 2, "tpm": 84}),
     ("langchain", "LangChain", *OPENAI),
     ("pydantic-ai", "pydantic-ai", *OPENAI),
@@ -85,7 +85,7 @@ async def test_the_streams_of_gemini_pass(model_server):
     stream = names["client"].models.generate_content_stream(model="gemini-2.5-flash", contents="Count to five.")
     assert "".join(part.text for part in stream) == REPLY
     assert model_server.requests[-1].path.endswith(":streamGenerateContent?alt=sse")
-    assert used("generativelanguage.googleapis.com") == {"1m": 2}
+    assert used("generativelanguage.googleapis.com") == {"1m": 2, "tpm": 24}
 
 
 @pytest.mark.parametrize(

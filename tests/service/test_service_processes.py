@@ -165,7 +165,7 @@ def test_an_address_in_use_is_refused(service, tmp_path):
     done = subprocess.run(full, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "listen: cannot listen on" in done.stderr
-    assert "Address already in use: choose another port, or stop the program that uses this one" in done.stderr
+    assert "stop the other program, or choose another address with --listen" in done.stderr
 
 
 def test_a_reload_changes_policies_and_refuses_invalid_files(tmp_path):

@@ -31,6 +31,8 @@ def running(target, tmp_path_factory):
     settings = f"store: {target.url.replace(DEADLINE, PATIENT)}\npolicies: {{window: {WINDOW}}}\n"
     with serving(tmp_path_factory.mktemp("service"), settings) as running:
         assert used_by_service(running, "connected") == 0
+        # While the service reads the history of the dashboard, its calls could wait for each other's late replies.
+        until(lambda: running.get("/v1/overview").json()["marks"], "the end of the start")
         yield running
 
 

@@ -89,11 +89,11 @@ async def open_for_test(request: pytest.FixtureRequest, tmp_path: Path, place: s
             url += f"&schema={form}&synchronous_commit=off"
         elif place not in ("memory", "sqlite"):
             url += f"&prefix={form}"
-        if form == "plain":
-            # A loaded machine may be slow; this test does not check timeouts.
-            store = open_store(url if place in ("memory", "sqlite") else f"{url}&timeout=10")
-        else:
-            store = open_guarded(url if place == "memory" else f"{url}&deadline=10s")
+        if place not in ("memory", "sqlite"):
+            url += "&timeout=10"  # a loaded machine may be slow; this test does not check timeouts
+        if place != "memory" and form != "plain":
+            url += "&deadline=10s"
+        store = open_store(url) if form == "plain" else open_guarded(url)
     yield store
     await store.close_async()
 

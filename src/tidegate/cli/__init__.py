@@ -132,9 +132,10 @@ def import_command(name: str) -> Any:  # noqa: ANN401 - a module
 
 
 def build_parser(arguments: Sequence[str], *, skip_missing: bool = False) -> CommandParser:
-    """Build the parser; only the commands that the arguments name are imported and have their options.
+    """Build the parser; only the command that the arguments name is imported and has its options.
 
-    With `skip_missing`, a command whose extra is not installed has no options; otherwise ConfigError is raised.
+    With `skip_missing`, all commands have their options, except those whose extra is not installed; otherwise, a
+    missing extra raises ConfigError.
     """
     parser = CommandParser(prog="tidegate", usage="tidegate COMMAND [OPTION ...]", description=DESCRIPTION)
     parser.command_groups = {title: {name: COMMANDS[name] for name in names} for title, names in GROUPS.items()}
@@ -143,11 +144,12 @@ def build_parser(arguments: Sequence[str], *, skip_missing: bool = False) -> Com
     parser.add_argument("--version", action="version", version=_version())
     parser.set_defaults(json=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="tidegate")
-    first = next((each for each in arguments if each in COMMANDS), None)
+    used = [name for name in arguments if name in COMMANDS]  # later ones may be names of files, such as `sources`
+    used = used if skip_missing else used[:1]
     for name, line in COMMANDS.items():
         child = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
         child.add_argument("--json", action="store_true", help="print JSON")
-        if name in arguments:
+        if name in used:
             try:
                 module = import_command(name)
             except ConfigError:
@@ -157,8 +159,7 @@ def build_parser(arguments: Sequence[str], *, skip_missing: bool = False) -> Com
             module.add_options(child)
             child.examples = module.EXAMPLES
             child.set_defaults(run=module.run)
-            if name == first:
-                parser.command = child
+            parser.command = child
     return parser
 
 

@@ -6,6 +6,7 @@ from operator import call
 from typing import TYPE_CHECKING, Any
 
 from tidegate.cli.explanation import Explanation, RuleVerdict, show_key
+from tidegate.cli.output import counted
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import ConfigError
 from tidegate.flow import run
@@ -145,7 +146,7 @@ class Explainer:
         body = response.body.decode()
         when = "every request is denied:"
         if strictest is not None and strictest.at_once and not self.client.blocked:
-            when = f"after {strictest.at_once:,} such requests at once, {strictest.name} denies the next one:"
+            when = f"after {counted(strictest.at_once, 'such request')} at once, {strictest.name} denies the next one:"
         head = [f"HTTP {response.line}", *(f"{name}: {value}" for name, value in fields), body]
         found.denial = {"when": when, "status": response.status, "headers": dict(fields), "body": body, "says": head}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tidegate.cli.explanation import Explanation, RuleVerdict, show_key
+from tidegate.cli.output import counted
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import Denied
 from tidegate.outbound import Providers
@@ -111,7 +112,7 @@ def explain_denial(gate: Gate, account: Account, found: Explanation, request: Ou
     if strictest is None or not strictest.at_once:
         return
     account.limiter.try_acquire(account.key, {strictest.unit: strictest.at_once * strictest.cost})
-    when = f"after {strictest.at_once:,} such requests at once, the next one waits for {strictest.name}:"
+    when = f"after {counted(strictest.at_once, 'such request')} at once, the next one waits for {strictest.name}:"
     try:
         gate.run(gate.send_flow(request, lambda *_arguments: None))
     except Denied as denied:

@@ -25,6 +25,7 @@ from tidegate.outbound.providers.profile_file import NO_PROFILES, PROFILE_FIELDS
 from tidegate.policy.config_value import load
 from tidegate.service.config.schema import schema as service_schema
 from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
+from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ def describe_policies(settings: Settings) -> list[str]:
         lines.append(f"policy {name}: {limits}{mode}{more}")
     domains = settings.policies.domains.values()
     counts = ((domain.name, sum(1 for _ in domain.variants())) for domain in domains)
-    return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)]
+    return [*lines, *(f"domain {name}: {counted(count, 'limit')}" for name, count in counts)] or ["no policies"]
 
 
 def check_provider(file: str, profiles: Mapping[str, Path] = NO_PROFILES) -> tuple[list[str], dict[str, object]]:
@@ -146,9 +147,12 @@ KINDS: Final = {
 
 
 def recognise(file: str) -> str:
-    """Return the kind that has the most settings in common with a file; the first of KINDS if none has any."""
+    """Return the kind that has the most settings in common with a file, or, if none has any, the most similar ones."""
     document = load(file)
     names = set() if document.is_null or not document.is_mapping else set(document.entries())
     if INBOUND_SECTION in names:
         return "inbound"
-    return max(KINDS, key=lambda kind: len(names & KINDS[kind].fields))
+    shared = {kind: len(names & KINDS[kind].fields) for kind in KINDS}
+    if not any(shared.values()):
+        shared = {kind: sum(closest(name, KINDS[kind].fields) is not None for name in names) for kind in KINDS}
+    return max(KINDS, key=lambda kind: shared[kind])

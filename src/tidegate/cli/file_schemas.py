@@ -18,23 +18,23 @@ from tidegate.policy.model import Mode, OnStoreError
 from tidegate.policy.setting_values import PERMISSIONS
 from tidegate.spending.settings import SPENDING_SCHEMA
 
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 # As in `outbound.sources.source`, whose package needs an extra; a test compares them.
 SOURCE_FIELDS: Final = (
     "name", "url", "interval", "cron", "timezone", "method", "headers", "body", "priority", "timeout", "max_bytes",
     "retries", "to",
 )  # fmt: skip
-STRING: Final[Schema] = {"type": "string", "minLength": 1}
-NUMBER: Final[Schema] = {"type": "number"}
-BOOLEAN: Final[Schema] = {"type": "boolean"}
-QUOTA: Final[Schema] = {"type": "integer", "minimum": 1}
-COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-PERIOD: Final[Schema] = {"type": ["string", "number"], "description": "30s, 5m, 1h, 1d, …"}
-COST: Final[Schema] = {"anyOf": [COUNT, {"type": "object", "additionalProperties": COUNT}]}
-STRINGS: Final[Schema] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
+STRING: Final[JsonSchema] = {"type": "string", "minLength": 1}
+NUMBER: Final[JsonSchema] = {"type": "number"}
+BOOLEAN: Final[JsonSchema] = {"type": "boolean"}
+QUOTA: Final[JsonSchema] = {"type": "integer", "minimum": 1}
+COUNT: Final[JsonSchema] = {"type": "integer", "minimum": 0}
+PERIOD: Final[JsonSchema] = {"type": ["string", "number"], "description": "30s, 5m, 1h, 1d, …"}
+COST: Final[JsonSchema] = {"anyOf": [COUNT, {"type": "object", "additionalProperties": COUNT}]}
+STRINGS: Final[JsonSchema] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
 # Settings that mean the same in several files.
-COMMON: Final[dict[str, Schema]] = {
+COMMON: Final[dict[str, JsonSchema]] = {
     "algorithm": {"enum": list(ALGORITHMS)},
     "burst": COUNT,
     "cost": COST,
@@ -54,28 +54,28 @@ COMMON: Final[dict[str, Schema]] = {
 }
 
 
-def closed(fields: tuple[str, ...], own: dict[str, Schema] | None = None, **more: object) -> Schema:
+def closed(fields: tuple[str, ...], own: dict[str, JsonSchema] | None = None, **more: object) -> JsonSchema:
     """Describe an object that has only these fields; one that `own` and COMMON do not describe can be anything."""
     known = COMMON | (own or {})
     properties = {field: known.get(field, {}) for field in fields}
     return {"type": "object", "properties": properties, "additionalProperties": False, **more}
 
 
-def document(title: str, described: Schema) -> Schema:
+def document(title: str, described: JsonSchema) -> JsonSchema:
     """Add the head of a schema."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"tidegate {title}", **described}
 
 
-def limits_of(fields: tuple[str, ...], own: dict[str, Schema] | None = None) -> Schema:
+def limits_of(fields: tuple[str, ...], own: dict[str, JsonSchema] | None = None) -> JsonSchema:
     """Describe one limit or several: strings such as 60/1m, or objects."""
-    one: Schema = {"anyOf": [STRING, closed((*fields, "name"), own)]}
+    one: JsonSchema = {"anyOf": [STRING, closed((*fields, "name"), own)]}
     return {"anyOf": [*one["anyOf"], {"type": "array", "items": one, "minItems": 1}]}
 
 
-def provider_schema() -> Schema:
+def provider_schema() -> JsonSchema:
     """Describe a provider file."""
     scope = {"enum": list(get_args(QuotaScope))}
-    own: dict[str, Schema] = {
+    own: dict[str, JsonSchema] = {
         "domain": {**STRING, "description": "the host; also matches its subdomains"},
         "limits": limits_of(LIMIT_FIELDS),
         "concurrency": {"anyOf": [QUOTA, closed(("limit", "lease"), {"lease": PERIOD}, required=["limit"])]},
@@ -94,9 +94,9 @@ def provider_schema() -> Schema:
     return document("provider", closed((*LIMIT_FIELDS, *PROVIDER_FIELDS), own, required=["domain"]))
 
 
-def profile_schema() -> Schema:
+def profile_schema() -> JsonSchema:
     """Describe a profile."""
-    own: dict[str, Schema] = {
+    own: dict[str, JsonSchema] = {
         "charges": {"enum": list(get_args(Charges))},
         "output_counted": {"enum": list(get_args(OutputCounted))},
         "failed": {"enum": list(get_args(FailedCost))},
@@ -105,9 +105,9 @@ def profile_schema() -> Schema:
     return document("profile", closed(PROFILE_FIELDS, own))
 
 
-def source_schema() -> Schema:
+def source_schema() -> JsonSchema:
     """Describe a source file."""
-    own: dict[str, Schema] = {
+    own: dict[str, JsonSchema] = {
         "url": {**STRING, "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"},
         "interval": {**PERIOD, "description": "an hour by default"},
         "cron": STRING,
@@ -128,11 +128,11 @@ def source_schema() -> Schema:
     return document("source", closed(SOURCE_FIELDS, own, required=["name", "url"]))
 
 
-def inbound_schema() -> Schema:
+def inbound_schema() -> JsonSchema:
     """Describe the configuration of a middleware: the section `rate_limiting` of the application's file."""
-    statuses: Schema = {"anyOf": [{"type": ["string", "integer"]}, {"type": "array"}]}
-    endpoint: Schema = {"anyOf": [STRING, closed(ENDPOINT_FIELDS, required=["path"])]}
-    zero: dict[str, Schema] = {"limit": COUNT}  # a limit of 0 is closed
+    statuses: JsonSchema = {"anyOf": [{"type": ["string", "integer"]}, {"type": "array"}]}
+    endpoint: JsonSchema = {"anyOf": [STRING, closed(ENDPOINT_FIELDS, required=["path"])]}
+    zero: dict[str, JsonSchema] = {"limit": COUNT}  # a limit of 0 is closed
     limits = limits_of(INBOUND_LIMIT_FIELDS, zero)
     plan = closed((*INBOUND_LIMIT_FIELDS, "limits"), {**zero, "limits": limits})
     category = closed(
@@ -147,7 +147,7 @@ def inbound_schema() -> Schema:
             "penalty": {"type": "object", "additionalProperties": QUOTA},
         },
     )
-    own: dict[str, Schema] = {
+    own: dict[str, JsonSchema] = {
         "enabled": BOOLEAN,
         "categories": {"type": "object", "additionalProperties": {"anyOf": [category, {"type": "null"}]}},
         "unmatched": {"type": ["string", "null"]},
@@ -166,7 +166,7 @@ def inbound_schema() -> Schema:
     return document("inbound", {"type": "object", "properties": {"rate_limiting": section}})
 
 
-def egress_schema() -> Schema:
+def egress_schema() -> JsonSchema:
     """Describe an egress gateway file."""
     caller = closed(
         CALLER_FIELDS,
@@ -180,7 +180,7 @@ def egress_schema() -> Schema:
         },
     )
     periods = ("timeout", "max_timeout", "connect_timeout", "upstream_timeout", "client_timeout", "idle_timeout")
-    own: dict[str, Schema] = {
+    own: dict[str, JsonSchema] = {
         "listen": {"type": ["string", "integer"]},
         **dict.fromkeys(("store", "bus", "metrics_token", "access_log"), STRING),
         **dict.fromkeys(("providers", "provider_dirs", "allow_private"), STRINGS),
@@ -197,7 +197,7 @@ def egress_schema() -> Schema:
     return document("egress", closed(EGRESS_FIELDS, own))
 
 
-def budget_schema() -> Schema:
+def budget_schema() -> JsonSchema:
     """Describe a task budget file."""
     quotas = closed(PERIODS, dict.fromkeys(PERIODS, QUOTA))
     table = {"type": "object", "additionalProperties": quotas}
@@ -211,7 +211,7 @@ def budget_schema() -> Schema:
             "limits": {"type": "object", "additionalProperties": QUOTA},
         },
     )
-    own: dict[str, Schema] = {
+    own: dict[str, JsonSchema] = {
         "tiers": quotas,
         "concurrency": QUOTA,
         "types": table,

@@ -25,7 +25,7 @@ CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
 
 def counted(count: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun, such as '1 policy' or '2 policies'."""
-    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 @contextmanager

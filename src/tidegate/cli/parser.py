@@ -71,10 +71,17 @@ class CommandParser(argparse.ArgumentParser):
         elif option := re.search(r"unrecognized arguments:.*? (--[\w-]+)", message):
             wrong = option[1]
         renamed = RENAMED_OPTIONS.get(wrong, "")
-        near = f"did you mean {renamed!r}?" if renamed in known else did_you_mean(wrong, known)
+        near = f"did you mean {renamed!r}?" if renamed in known else suggest(wrong, known)
         if unrecognized and not near:
-            near = f"'{self.prog} --help' lists the arguments"
+            near = f"'{self.prog} --help' lists the {'options' if wrong.startswith('--') else 'arguments'}"
         super().error(f"{message}; {near}" if near else message)
+
+
+def suggest(wrong: str, known: Sequence[str]) -> str:
+    """Suggest a choice or an option; the dashes of options would make them all similar."""
+    dashes = "--" if wrong.startswith("--") else ""
+    names = [name.removeprefix(dashes) for name in known if name.startswith(dashes)]
+    return did_you_mean(wrong.removeprefix(dashes), names, prefix=dashes)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

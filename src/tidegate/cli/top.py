@@ -288,7 +288,7 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
     title = output.style(f"egress gateway on {panel['listen']}", "bold")
     lines = [title, "", *draw_table(TextTable(EGRESS_COLUMNS, list(cells), empty="no calls yet"), output)]
     if error := panel["rules"]["error"]:
-        lines += ["", output.style(output.clean(f"The egress file is refused: {error}", MAX_FINDING_LENGTH), "yellow")]
+        lines += ["", output.style(output.clean(f"Egress file refused: {error}", MAX_FINDING_LENGTH), "yellow")]
     return lines
 
 

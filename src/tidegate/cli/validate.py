@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli import EXIT_BAD_INPUT, EXIT_OK
+from tidegate.cli.extras import check_installed
 from tidegate.cli.file_kinds import KINDS, check_provider, recognise
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.profile_file import find_profile_files
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             output.write_error(remark)
         return 0
     kinds = {file: args.kind or recognise(file) for file in args.files}
+    if "source" in kinds.values():
+        check_installed("checking a source file", "sources", "cronsim", "httpx")
     own = [Path(file) for file, kind in kinds.items() if kind == "profile"]
     profiles = find_profile_files(dict.fromkeys([*args.profiles, *own]))
     valid = all(check(file, kind, output, profiles, given=args.kind is not None) for file, kind in kinds.items())

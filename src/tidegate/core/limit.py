@@ -195,9 +195,9 @@ class Limit:
             raise ConfigError(f"expected a string such as '60/1m', not {text!r}", field="limit")
         match = LIMIT.fullmatch(text)
         if match is None:
-            raise ConfigError(
-                with_position(text, _error_position(text), "expected a limit such as '60/1m' or '5 per 30s'")
-            )
+            several = "expected one limit without a comma: write several limits as a list"
+            expected = several if "," in text else "expected a limit such as '60/1m' or '5 per 30s'"
+            raise ConfigError(with_position(text, _error_position(text), expected))
         options: dict[str, str | int] = {}
         if match["unit"]:
             options["unit"] = "requests" if match["unit"].lower() in REQUEST_WORDS else match["unit"]

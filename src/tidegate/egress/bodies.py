@@ -30,7 +30,7 @@ class RequestBody:
         self.whole: bytes | None = None if self.exists else b""
         self.problem: EgressError | None = None  # why passing it on has failed
         self.sent: int = 0
-        self.deadline: asyncio.Timeout | None = None  # of the provider, to take the next piece
+        self.deadline: asyncio.Timeout | None = None  # by which the provider must have read a piece
         if self.length is not None and self.length > settings.max_body:
             raise too_large(settings.max_body)
 
@@ -95,7 +95,7 @@ class RequestBody:
             raise
 
     def _reschedule(self, when: float | None) -> None:
-        """Give the provider until this time to take a piece; None: it is the client's turn."""
+        """Give the provider until this time to read a piece; None: no deadline while the client sends the next one."""
         if self.deadline is not None:
             self.deadline.reschedule(when)
 

@@ -97,6 +97,6 @@ class CallerLimits:
 
 
 async def settle_quietly(own: AsyncReservation, *, arrived: bool) -> None:
-    """Keep or return what was reserved; a store that is unavailable keeps it."""
+    """Commit the reservation of a call that arrived, or cancel it; if the store is unavailable, it stays charged."""
     with suppress(StoreUnavailable):
         await (own.commit() if arrived else own.cancel())

@@ -281,7 +281,7 @@ class EgressGateway:
             timeout, priority, tag = options
             CURRENT_OPTIONS.set({"timeout": timeout, "priority": priority, "tag": tag, "team": caller.name})
             result = await call.run(timeout)
-        except BaseException as error:  # noqa: BLE001 - also of a cancelled task: it is settled, and raised
+        except BaseException as error:  # noqa: BLE001 - also a cancellation: raised again below
             if own is not None:
                 await self.settle_own(own, error, arrived=call.arrived)
             raise self.describe_error(error, exchange, caller, provider, of_caller=own is None) from None
@@ -322,7 +322,8 @@ class EgressGateway:
         if isinstance(error, EgressError):
             exchange.count("failed")
         if isinstance(error, StoreUnavailable | Closed):
-            message = "the store of the gateway is unavailable" if isinstance(error, StoreUnavailable) else "stopping"
+            what = "the store of the gateway is unavailable"
+            message = what if isinstance(error, StoreUnavailable) else "the gateway is stopping"
             return EgressError(503, "unavailable", message, {"Retry-After": "1"})
         return error
 
@@ -396,7 +397,7 @@ def may_be_json(request: web.BaseRequest) -> bool:
 
 
 def asks_for_websocket(headers: CIMultiDictProxy[str]) -> bool:
-    """Return whether a request asks for a WebSocket; to another protocol (h2c) the gateway does not switch."""
+    """Return whether a request asks for a WebSocket; the gateway does not switch to other protocols, such as h2c."""
     connection = headers.get("Connection", "")
     return "upgrade" in connection.lower() and headers.get("Upgrade", "").strip().lower() == WEBSOCKET
 

@@ -16,6 +16,7 @@ from tidegate.errors import ConfigError
 from tidegate.event_loop import freeze_heap, run_loop
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.gate import AsyncGate
+from tidegate.policy.setting_values import listen_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,7 @@ def listen(settings: EgressSettings, *, shared: bool = False) -> socket.socket:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address.host, address.port), family=family, backlog=1024, reuse_port=shared)
     except OSError as error:
-        raise ConfigError(address.describe_error(error), field="listen") from None
+        raise listen_error(address, "listen", error) from None
 
 
 async def serve(

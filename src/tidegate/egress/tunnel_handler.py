@@ -48,7 +48,7 @@ class TunnelHandler:
     ) -> web.StreamResponse:
         """Pass on what a connection carries after the provider has switched protocols; it counts as a request.
 
-        `expected`: the client has asked for it.
+        `expected`: the client asked for that.
         """
         native = result.response.native
         headers["Connection"], headers["Upgrade"] = "Upgrade", native.headers.get("Upgrade", "")
@@ -76,7 +76,7 @@ class TunnelHandler:
     ) -> web.StreamResponse:
         """Open a tunnel to a host of a provider, counted as one request."""
         if not self._gateway.settings.tunnels:
-            message = f"tunnels (CONNECT) are refused: {TUNNEL_NOTE}. Use /NAME or /to/HOST as base URL"
+            message = f"tunnels (CONNECT) are refused: {TUNNEL_NOTE}. Use /NAME or /to/HOST as the base URL"
             raise EgressError(403, "tunnels-refused", message)
         provider, host, port = self._gateway.routes.find_tunnel(authority)
         exchange.host, exchange.path = host, ""
@@ -93,7 +93,7 @@ class TunnelHandler:
             charge = await gateway.gate.acquire(url, None, options.timeout, options.priority)
             exchange.end_wait()
             reader, writer = await self._connect(host, port)
-        except BaseException as error:  # noqa: BLE001 - also of a cancelled task: it is settled, and raised
+        except BaseException as error:  # noqa: BLE001 - also a cancellation: raised again below
             settling = gateway.background.start(self._settle(charge, own, sent=False))
             if not isinstance(error, asyncio.CancelledError):
                 await asyncio.shield(settling)
@@ -148,4 +148,4 @@ class TunnelHandler:
 def uncountable(whose: str) -> EgressError:
     """Return the refusal of a tunnel inside which limits could not be counted."""
     message = f"{whose} has limits of tokens or money, which cannot be counted inside a tunnel"
-    return EgressError(403, "tunnels-refused", f"{message}. Use /NAME or /to/HOST as base URL")
+    return EgressError(403, "tunnels-refused", f"{message}. Use /NAME or /to/HOST as the base URL")

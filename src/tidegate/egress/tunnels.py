@@ -124,9 +124,9 @@ def client_end(request: web.BaseRequest) -> TunnelEnd:
 
 
 def upgraded_end(response: ClientResponse, *, expected: bool) -> TunnelEnd:
-    """Take over the connection of a provider that has switched protocols, as `expected`."""
+    """Take over the connection of a provider that has switched protocols; `expected`: the client asked for that."""
     if not expected:
-        raise ConnectionResetError("the provider has switched protocols unasked")
+        raise ConnectionResetError("the provider switched protocols, but the client had not asked for it")
     connection = response.connection
     if connection is None or connection.protocol is None or connection.transport is None:
         raise ConnectionResetError("the provider has closed the connection")

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_limiter import RequestTarget
     from tidegate.inbound.responses.response import Response
@@ -130,10 +129,13 @@ class AiohttpFramework:
         error.headers.update(response.headers)
         return error
 
-    def report(self, native: web.Request, decided: list[DecidedCharge]) -> None:
-        """Set `request[LIMITED]` if a limit with `block=False` is exceeded."""
-        if decided:
-            native[LIMITED] = any(not each.decision.within_limits for each in decided)
+    def report(self, native: web.Request, *, exceeded: bool) -> None:
+        """Set `request[LIMITED]`."""
+        native[LIMITED] = exceeded
+
+    def is_websocket(self, native: web.Request) -> bool:
+        """Return whether the request opens a WebSocket."""
+        return native.headers.get("Upgrade", "").lower() == "websocket"
 
 
 FRAMEWORK: Final = AiohttpFramework()

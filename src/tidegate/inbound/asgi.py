@@ -218,6 +218,8 @@ class RateLimitMiddleware:
 
     async def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
+        if self._route_hooks.may_be_exempt(method, path):
+            return True  # the route decides
         try:
             decision = category_limiter.limiter.peek(key, cost)
             if not isinstance(decision, Decision):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.request_state import RequestState
 
@@ -118,11 +117,14 @@ class DjangoFramework:
         del native
         return ViewLimitExceeded(self.make_response(response), decision)
 
-    def report(self, native: Any, decided: list[DecidedCharge]) -> None:  # noqa: ANN401 - Django has no types
-        """Set `request.limited` if a limit with `block=False` is exceeded."""
-        if decided:
-            exceeded = any(not each.decision.within_limits for each in decided)
-            native.limited = exceeded or getattr(native, "limited", False)
+    def report(self, native: Any, *, exceeded: bool) -> None:  # noqa: ANN401 - Django has no types
+        """Set `request.limited`."""
+        native.limited = exceeded
+
+    def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - as above
+        """Return False: Django has no WebSockets."""
+        del native
+        return False
 
 
 FRAMEWORK: Final = DjangoFramework()
@@ -146,6 +148,7 @@ class DjangoViewHook(RouteHooks):
     def __init__(self, handler: Any, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
         """Decide in this handler, before its own view middlewares."""
         super().__init__(request_limiter)
+        self.exempts = True  # the views are not known
         is_async = hasattr(handler, "read_body")  # ASGIHandler
         decide = decide_before_view_async if is_async else decide_before_view
         if decide not in handler._view_middleware:  # noqa: SLF001 - Django offers no other way

@@ -12,19 +12,20 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from operator import call
-from typing import Annotated, Any, Final, overload
+from typing import Annotated, Any, Final, get_args, overload
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
-from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, require_response
-from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt
+from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, report_exceeded, require_response
+from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt, route_name
 from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
+from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.route_hooks import is_limit
+from tidegate.inbound.limiting.route_hooks import NO_OVERRIDES, dependency_overrides, limit_dependencies
 from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
@@ -140,7 +141,7 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         check = await run_async(check_flow(uses, native, scope, FRAMEWORK, tasks=True, more=more), call)
         state = check.request_state
         if check.result.allowed:
-            FRAMEWORK.report(native, [each for each in check.result.decided if not each.charge.blocks])
+            report_exceeded(check, uses, native, FRAMEWORK)
             self._cover(state, uses)
             response.headers.update(dict(standalone_fields(state)))
             return
@@ -167,6 +168,10 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         dependant, root = route_dependant(scope), scope.get("root_path") or ""
         is_first = USES_KEY not in scope
         scope[USES_KEY] = True
+        overrides = dependency_overrides(scope)
+        if overrides:  # only in tests: not cached
+            limits = route_limits(dependant, overrides)
+            return self._make_stack(matched_route_name(scope, scope.get("route")), limits, is_first=is_first)
         cache_key = (id(dependant), is_first, root, has_fixed_mount(scope) if root else None)  # the name of the route
         found = self._stacks.get(cache_key)
         if found is None:
@@ -197,6 +202,8 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
     def _decorate(self, endpoint: Any) -> Any:  # noqa: ANN401 - any function
         """Return the endpoint with one more dependency, which FastAPI resolves before it calls the endpoint."""
         signature = inspect.signature(endpoint)
+        below = [each for parameter in signature.parameters.values() for each in decorated_limits(parameter)]
+        check_names([RouteUse(each, route_name(endpoint)) for each in (self, *below)])
         name = f"{PARAMETER_PREFIX}{sum(each.startswith(PARAMETER_PREFIX) for each in signature.parameters)}"
         added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[None, Depends(self)])
         parameters = list(signature.parameters.values())
@@ -209,9 +216,16 @@ class limit(RouteLimit):  # noqa: N801 - used like a function
         return limited
 
 
+def decorated_limits(parameter: inspect.Parameter) -> list[limit]:
+    """Return the limits that a decorator below has added as a parameter of the endpoint."""
+    if not parameter.name.startswith(PARAMETER_PREFIX):
+        return []
+    return [each.dependency for each in get_args(parameter.annotation)[1:]]
+
+
 def drop_parameter(endpoint: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - any function
     """Wrap an endpoint so that it does not receive a parameter; sync or async, as the endpoint is."""
-    if inspect.iscoroutinefunction(endpoint):
+    if is_async_callable(endpoint):
 
         @functools.wraps(endpoint)
         async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the endpoint's
@@ -235,17 +249,9 @@ def route_dependant(scope: Any) -> Any:  # noqa: ANN401 - FastAPI's
     return getattr(included if getattr(included, "original_route", None) is route else route, "dependant", None)
 
 
-def route_limits(dependant: Any) -> list[limit]:  # noqa: ANN401 - FastAPI's
-    """Return all limits among the dependencies of a route."""
-    return [] if dependant is None else list(dict.fromkeys(limit_dependencies(dependant)))
-
-
-def limit_dependencies(dependant: Any) -> Iterator[limit]:  # noqa: ANN401 - FastAPI's
-    """Yield the limits among dependencies, in order."""
-    for each in dependant.dependencies:
-        if is_limit(each.call):
-            yield each.call
-        yield from limit_dependencies(each)
+def route_limits(dependant: Any, overrides: Mapping[Any, Any] = NO_OVERRIDES) -> list[limit]:  # noqa: ANN401 - FastAPI's
+    """Return all limits among the dependencies of a route; `overrides` replace dependencies, as in tests."""
+    return [] if dependant is None else list(dict.fromkeys(limit_dependencies(dependant, overrides)))
 
 
 # A limit returns a coroutine to FastAPI and a function to a decorated endpoint. FastAPI awaits only what is marked.

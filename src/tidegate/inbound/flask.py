@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from operator import attrgetter, call
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -13,6 +12,7 @@ from tidegate.flow import run
 from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settle_standalone_flow
 from tidegate.inbound.limiting.limited_functions import exempt
+from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
 from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tidegate.inbound import responses
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
 __all__ = ["RequestLimitExceeded", "exempt", "limit"]
@@ -101,11 +100,15 @@ class FlaskFramework:
         """Raise the exception, which the error handlers of the application see."""
         raise self.make_error(response, decision, native)
 
-    def report(self, native: flask.Request, decided: list[DecidedCharge]) -> None:
-        """Set `flask.g.limited` if a limit with `block=False` is exceeded."""
+    def report(self, native: flask.Request, *, exceeded: bool) -> None:
+        """Set `flask.g.limited`."""
         del native
-        if decided:
-            flask.g.limited = any(not each.decision.within_limits for each in decided)
+        flask.g.limited = exceeded
+
+    def is_websocket(self, native: flask.Request) -> bool:
+        """Return False: WSGI has no WebSockets."""
+        del native
+        return False
 
 
 FRAMEWORK: Final = FlaskFramework()
@@ -120,7 +123,7 @@ class limit(RouteLimit):  # noqa: N801 - used as a decorator
             if add_limit(self, view):
                 view.before_request(check_blueprints)
             return view
-        if not inspect.iscoroutinefunction(view):
+        if not is_async_callable(view):
             return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
         @functools.wraps(view)

@@ -31,7 +31,6 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
-    from tidegate.inbound.limiting.charges import DecidedCharge
     from tidegate.inbound.limiting.request_state import RequestState
 
 __all__ = ["RequestLimitExceeded", "exempt", "limit"]
@@ -93,11 +92,10 @@ class QuartFramework(ScopeRequests):
         """Raise the exception, which the error handlers of the application see."""
         raise self.make_error(response, decision, native)
 
-    def report(self, native: object, decided: list[DecidedCharge]) -> None:
-        """Set `quart.g.limited` if a limit with `block=False` is exceeded."""
+    def report(self, native: object, *, exceeded: bool) -> None:
+        """Set `quart.g.limited`."""
         del native
-        if decided:
-            quart.g.limited = any(not each.decision.within_limits for each in decided)
+        quart.g.limited = exceeded
 
 
 FRAMEWORK: Final = QuartFramework()

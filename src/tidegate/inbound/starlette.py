@@ -22,7 +22,6 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
-    from tidegate.inbound.limiting.charges import DecidedCharge
 
 __all__ = ["EndpointLimitExceeded", "exempt", "limit"]
 
@@ -115,10 +114,9 @@ class AsgiFramework(ScopeRequests):
             return self.make_response(response)
         raise error
 
-    def report(self, native: HTTPConnection, decided: list[DecidedCharge]) -> None:
-        """Set `request.state.limited` if a limit with `block=False` is exceeded."""
-        if decided:
-            native.state.limited = any(not each.decision.within_limits for each in decided)
+    def report(self, native: HTTPConnection, *, exceeded: bool) -> None:
+        """Set `request.state.limited`."""
+        native.state.limited = exceeded
 
 
 def without_body_fields(response: responses.response.Response) -> dict[str, str]:

@@ -182,6 +182,8 @@ class RateLimitMiddleware:
 
     def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
         """Check whether a client whose last request was denied is still over the limit, before the application runs."""
+        if self._route_hooks.may_be_exempt(method, path):
+            return True  # the route decides
         try:
             decision: Any = category_limiter.limiter.peek(key, cost)
         except RateLimitError:
@@ -401,7 +403,9 @@ class AppRouteHooks(RouteHooks):
         if self._route_hooks is None:
             self._route_hooks = find_route_hooks(self._app, self.request_limiter)
             self.watched.extend(self._route_hooks.watched)
-        return self._route_hooks.inspect()
+        limited = self._route_hooks.inspect()
+        self.exempts = self._route_hooks.exempts
+        return limited
 
 
 def find_route_hooks(app: App, request_limiter: RequestLimiter) -> RouteHooks:

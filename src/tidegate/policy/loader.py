@@ -17,6 +17,17 @@ from tidegate.errors import ConfigError
 MAX_ALIASED_NODES: Final = 10_000
 MAX_DEPTH: Final = 100
 MAX_BYTES: Final = 16 * 2**20
+MISSING_COLON: Final = "could not find expected ':'"  # found only after the line that lacks it
+ADVICE: Final = {
+    "'\\t'": "indent with spaces, not tabs",
+    "<block end>": "check the indentation",
+    "mapping values are not allowed here": (
+        "check the indentation, a space after each ':', and the quotes of a value that contains one"
+    ),
+    MISSING_COLON: "write a colon and a space after the name of a setting",
+    "found character '": "put the value in quotes",
+    "expected alphabetic or numeric character": "put a value that begins with * or & in quotes",
+}  # by a part of what PyYAML reports
 
 
 class InvalidYAMLError(ConfigError):
@@ -52,7 +63,7 @@ def compose(text: str, file: str | None = None) -> yaml.Node | None:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark = error.context_mark if error.problem == MISSING_COLON else error.problem_mark or error.context_mark
         raise InvalidYAMLError(_describe(error), file=file, line=mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -65,11 +76,11 @@ def _describe(error: yaml.MarkedYAMLError) -> str:
     problem = str(error.problem or error.context)
     if problem.startswith("but ") and error.context:
         return f"{error.context}, {problem}"
-    if "'\\t'" in problem:
-        return f"{problem}: indent with spaces, not tabs"
-    if "mapping values are not allowed" in problem:
-        return f"{problem}: check the indentation, and that a space follows each ':' of the lines above"
-    return f"{problem}: check the indentation" if "<block end>" in problem else problem
+    opened, found = error.context_mark, error.problem_mark
+    if "while parsing a flow" in str(error.context) and opened and found and opened.line < found.line:
+        return f"{problem}: the bracket opened on line {opened.line + 1} is not closed"
+    advice = next((text for part, text in ADVICE.items() if part in problem), None)
+    return f"{problem}: {advice}" if advice else problem
 
 
 class _BoundedLoader(yaml.BaseLoader):

@@ -48,14 +48,6 @@ class ListenAddress(NamedTuple):
         """Write host and port, with an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-    def describe_error(self, error: OSError) -> str:
-        """Describe why a program cannot listen on the address, and what to do if another program does."""
-        if error.errno == errno.EADDRINUSE:
-            reason = f"{os.strerror(error.errno)}: choose another port, or stop the program that uses this one"
-        else:
-            reason = error.strerror or str(error)
-        return f"cannot listen on {self}: {reason}"
-
 
 def read_address(setting: ConfigValue) -> ListenAddress:
     """Read an address to listen on: host and port, or a port on loopback."""
@@ -67,6 +59,14 @@ def read_address(setting: ConfigValue) -> ListenAddress:
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise setting.error(f"expected an IPv6 address in brackets, as in [::1]:8080, not {setting}")
     return ListenAddress(host.strip("[]"), int(port))
+
+
+def listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigError:
+    """Return the error of an address that cannot be used; `name` is its setting, and its command-line option."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:  # the text of asyncio and of socket.create_server repeats the address
+        reason = f"{os.strerror(error.errno)}: stop the other program, or choose another address with --{name}"
+    return ConfigError(f"cannot listen on {address}: {reason}", field=name)
 
 
 def read_seconds(setting: ConfigValue) -> float:

@@ -1,4 +1,4 @@
-"""Spending: records what calls cost in a ledger, and warns when money limits approach their ceiling."""
+"""Spending: records what calls cost in a ledger, and warns when spending approaches a money limit."""
 
 from __future__ import annotations
 

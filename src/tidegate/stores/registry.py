@@ -40,15 +40,21 @@ def open_store(url: str, *, clock: Clock | None = None) -> Store:
 
     The query holds options: `memory://?max_entries=10000&overflow=deny`.
     """
-    if not isinstance(url, str) or ":" not in url:
-        raise ConfigError(f"expected a URL such as 'memory://', not {redact(url)!r}", field="store")
+    check_is_url(url)
     scheme = server_url(url, "store").scheme
     opener: Callable[[str, Clock | None], Store] = find_opener(scheme, BUILT_IN, ENTRY_POINT_GROUP, "store")
     return opener(url, clock)
 
 
+def check_is_url(url: object) -> None:
+    """Raise ConfigError if this is not a URL."""
+    if not isinstance(url, str) or ":" not in url:
+        raise ConfigError(f"expected a URL such as 'memory://', not {redact(url)!r}", field="store")
+
+
 def check_scheme(url: str) -> None:
     """Raise ConfigError if URLs with this scheme open no store. Opens and imports nothing."""
+    check_is_url(url)
     find_scheme(url.partition(":")[0].lower(), BUILT_IN, ENTRY_POINT_GROUP, "store")
 
 

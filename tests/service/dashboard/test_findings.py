@@ -13,8 +13,11 @@ def overview(**changes):
     """Return an overview in which nothing is wrong."""
     normal = {
         "store": {"kind": "redis", "lost": False, "lost_since": None},
-        "recent": {"admitted": 100, "denied": 0, "usual": 0.0, "since": None, "policies": {}, "keys": []},
-        "policies": [{"name": "login", "on_store_error": "deny"}, {"name": "api", "on_store_error": "allow"}],
+        "recent": {"admitted": 100, "denied": 0, "share": 0.0, "usual": 0.0, "since": None, "policies": {}, "keys": []},
+        "policies": [
+            {"name": "login", "on_store_error": "deny", "mode": "enforce"},
+            {"name": "api", "on_store_error": "allow", "mode": "enforce"},
+        ],
         "rules": {"adopted": 0, "refused": 0, "error": None, "since": None},
         "panels": {},
     }
@@ -25,7 +28,7 @@ def recent(admitted, denied, keys=(), policies=None, usual=0.0):
     rows = [{"policy": policy, "key": key, "denied": count, "limits": ["1m"], "over": ["5 per minute"]}
             for policy, key, count in keys]  # fmt: skip
     by_policy = {"login": (denied, len(rows))} if policies is None else policies
-    found = {"admitted": admitted, "denied": denied, "usual": usual, "since": SINCE}
+    found = {"admitted": admitted, "denied": denied, "share": 0.0, "usual": usual, "since": SINCE}
     return found | {"policies": by_policy, "keys": rows}
 
 
@@ -56,7 +59,9 @@ def test_one_key_that_is_denied_is_named_with_its_limit():
     (finding,) = find_all(overview(recent=recent(500, 500, [("login", "203.0.113.77", 380), ("login", "b", 20)])))
     assert finding.level == BAD
     assert finding.text == "Half of all calls denied: login, 203.0.113.77 (76 %)"
-    assert finding.meaning == "203.0.113.77 is over 5 per minute. Other keys have limits of their own."
+    assert finding.meaning == (
+        "203.0.113.77 is over 5 per minute and has 76 % of the denials. Other keys have limits of their own."
+    )
     assert (finding.since, finding.policy, finding.key) == (SINCE, "login", "203.0.113.77")
 
 
@@ -65,7 +70,13 @@ def test_many_keys_of_one_policy_are_counted():
     data = overview(recent=recent(900, 100, keys, {"login": (90, 412), "api": (10, 3)}))
     (finding,) = find_all(data)
     assert (finding.level, finding.text) == (WARNING, "10 % of all calls denied: login, 412 keys (90 %)")
+    assert finding.meaning == "login has 90 % of the denials. No single key stands out."
     assert (finding.policy, finding.key) == ("login", None)
+
+
+def test_an_episode_that_has_just_begun_has_the_share_since_its_start():
+    (finding,) = find_all(overview(recent=recent(800, 200, [("login", "a", 200)]) | {"share": 0.8}))
+    assert (finding.level, finding.title) == (BAD, "80 % of all calls denied")
 
 
 def test_several_policies_are_listed():
@@ -79,7 +90,7 @@ def test_a_blocked_key_is_not_over_a_limit():
     data = recent(10, 90, [("login", "bad", 90)])
     data["keys"][0]["limits"] = ["blocked"]
     (finding,) = find_all(overview(recent=data))
-    assert finding.meaning == "bad is blocked. Other keys are not affected."
+    assert finding.meaning == "bad is blocked and has 100 % of the denials. Other keys have limits of their own."
 
 
 def test_the_parts_of_a_key_are_separated():
@@ -116,12 +127,13 @@ def test_shares_in_words(share, words):
 def test_a_lost_store_comes_first_and_says_what_each_policy_does():
     lost = {"kind": "redis", "lost": True, "lost_since": SINCE}
     policies = [
-        {"name": name, "on_store_error": mode}
+        {"name": name, "on_store_error": mode, "mode": "enforce"}
         for name, mode in zip("abcd", ("deny", "deny", "allow", "local"), strict=True)
     ]
+    policies.append({"name": "trial", "on_store_error": "deny", "mode": "shadow"})  # it admits every call as always
     data = overview(store=lost, policies=policies, recent=recent(0, 100, [("a", "k", 10)], {"a": (10, 1)}))
     store, denials = find_all(data)
-    assert (store.level, store.text, store.since) == (BAD, "The store is unavailable: redis", SINCE)
+    assert (store.level, store.text, store.since) == (BAD, "Store unavailable: redis", SINCE)
     assert store.meaning == (
         "Until it is available again: a and b deny every call; c admits every call, without limits; d decides with a "
         "local share of each limit."
@@ -133,7 +145,7 @@ def test_a_lost_store_comes_first_and_says_what_each_policy_does():
 def test_a_refused_file_says_why_and_that_the_previous_policies_stay():
     rules = {"adopted": 1, "refused": 3, "error": "/etc/tidegate/service.yaml:4: limit: expected …", "since": SINCE}
     assert texts(overview(rules=rules)) == [(
-        WARNING, "The configuration file is refused: service.yaml:4: limit: expected …",
+        WARNING, "Configuration file refused: service.yaml:4: limit: expected …",
         "The previous policies stay in effect until the file is corrected.",
     )]  # fmt: skip
     assert texts(overview(rules=rules | {"error": None}))[0][0] == GOOD  # only the present file counts
@@ -154,11 +166,12 @@ def tier(used, quota=100, runs_out_in=None, reset_after=7200.0):
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (tier(100), (BAD, "A budget is used up: tasks, day: 100 of 100", "Tasks are denied until it resets in 2 h.")),
+        (tier(100), (BAD, "A budget is used up: tasks per day, 100 of 100",
+                     "Tasks are denied until it resets in 2 h.")),
         (tier(50, runs_out_in=720.0), (
-            WARNING, "A budget will run out soon: tasks, day: 50 of 100",
+            WARNING, "A budget will run out soon: tasks per day, 50 of 100",
             "At this rate, tasks are denied in 12 min, until it resets in 2 h.")),
-        (tier(95), (WARNING, "A budget is nearly used up: tasks, day: 95 of 100",
+        (tier(95), (WARNING, "A budget is nearly used up: tasks per day, 95 of 100",
                     "The remaining quota must last until it resets in 2 h.")),
         (tier(50), (GOOD, "All calls admitted", "No call was denied in the last minute.")),
         (tier(50, runs_out_in=7300.0), (GOOD, "All calls admitted", "No call was denied in the last minute.")),
@@ -179,6 +192,23 @@ def test_a_provider_that_refuses():
     )
 
 
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("paused", (
+            "A provider refuses calls: chat, key-b",
+            "Calls go to other members of the pool for another 12 s.")),
+        ("key rejected", (
+            "A provider rejects its key: chat, key-b",
+            "Calls go to other members of the pool. Replace the key of this member.")),
+    ],
+)  # fmt: skip
+def test_a_member_of_a_pool_that_refuses(state, expected):
+    members = [{"pool": "chat", "member": "key-a", "state": "ready", "frozen_for": 0.0},
+               {"pool": "chat", "member": "key-b", "state": state, "frozen_for": 12.0}]  # fmt: skip
+    assert texts(overview(panels={"pools": members})) == [(WARNING, *expected)]
+
+
 def test_a_frozen_swarm():
     agents = [
         {"id": name, "resources": [{"name": "openai", "frozen_for": seconds}]}
@@ -186,6 +216,11 @@ def test_a_frozen_swarm():
     ]
     found = texts(overview(panels={"swarm": {"agents": agents}}))
     assert found == [(WARNING, "A resource of the swarm is frozen: openai", "2 agents send nothing for another 40 s.")]
+    reductions = [{"resource": "openai", "at": at, "reason": reason} for at, reason in ((2, "received 429"), (1, ""))]
+    found = texts(overview(panels={"swarm": {"agents": agents[:1], "reductions": reductions}}))
+    assert found == [
+        (WARNING, "A resource of the swarm is frozen: openai, received 429", "1 agent sends nothing for another 4 s.")
+    ]
 
 
 def test_panels_that_failed_are_no_finding():

@@ -69,6 +69,11 @@ def row(key, denied, policy="login"):
     return {"policy": policy, "key": key, "limits": ["1m"], "denied": denied, "this_minute": 0, "last_at": 0}
 
 
+def top_of(recorded, clock, seconds):
+    now = clock.ns() // 1_000_000
+    return recorded.top_between(now - seconds * 1000, now, recorded.source.top_denied())
+
+
 # ---- tiers and bounds ------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +120,7 @@ def test_a_copy_continues_in_another_process(recorded, source, clock):
     run(other, clock, 1)
     assert other.seconds.steps == 71
     assert sum(other.seconds.policies["api"].admitted.values) == 5
-    assert other.top_since(300)[0]["key"] == "bad"
+    assert top_of(other, clock, 300)[0]["key"] == "bad"
     assert other.marks[0].text == "api: 1/1m → 2/1m"
 
 
@@ -126,8 +131,10 @@ def test_the_start_of_an_episode_is_found(recorded, source, clock):
     for second in range(400):
         source.add("api", 10, 10 if second >= 200 else 0)
         run(recorded, clock, 1)
+        if second == 209:
+            assert describe_recent(recorded)["share"] == 0.5  # without the calls before the episode
     found = describe_recent(recorded)
-    assert (found["admitted"], found["denied"]) == (600, 600)
+    assert (found["admitted"], found["denied"], found["share"]) == (600, 600, 0.5)
     assert abs(found["since"] - (START + 200) * 1000) <= 1000
 
 
@@ -184,12 +191,70 @@ def test_a_flood_of_different_keys_does_not_hide_the_most_denied_one():
     assert total == 22 * denied_keys.MAX_SLOT_KEYS
 
 
+@pytest.mark.parametrize("phase", [0, 3, 5, 8, 9.9])
+def test_every_denial_is_counted_in_one_minute(source, phase):
+    """The minutes of the history start at full minutes of the steady clock, whatever the time of day."""
+    clock = ManualClock(start=START + phase)
+    recorded, keys = DecisionHistory(source, clock), DeniedKeys()
+    keys.align(clock.ns() // 1000, clock.steady())
+
+    def top():
+        return [each._asdict() for each in keys.top(clock.ns() // 1000, clock.steady())]
+
+    source.top_denied = top
+    for second in range(150):
+        for _ in range(10):
+            keys.record("login", "attacker", ("1m",), clock.ns() // 1000)
+        clock.advance(1)
+        recorded.sample()
+        assert top_of(recorded, clock, 86_400)[0]["denied"] == 10 * (second + 1)
+
+
+def test_the_denied_keys_of_a_zoomed_part_are_those_of_its_minutes(recorded, source, clock):
+    for minute in range(4):
+        source.top = [row(f"key-{minute}", 5)]
+        run(recorded, clock, 60)
+    source.top = [row("key-now", 9) | {"this_minute": 7}]
+    clock.advance(30)
+    start = START * 1000
+
+    def found(begin, end, policy=""):
+        rows = recorded.top_between(start + begin * 1000, start + end * 1000, source.top, policy)
+        return [(each["key"], each["denied"]) for each in rows]
+
+    assert found(70, 100) == [("key-1", 5)]
+    assert found(100, 130) == [("key-1", 5), ("key-2", 5)]
+    assert found(245, 260) == [("key-now", 7)]
+    assert found(245, 260, "other") == []
+
+
+def test_a_policy_with_many_denied_keys_does_not_hide_those_of_another():
+    keys = DeniedKeys()
+    for number in range(400):
+        for _ in range(5):
+            keys.record("login", f"attacker-{number}", ("1m",), START * SECOND)
+    keys.record("api", "user", ("1m",), START * SECOND)
+    top = keys.top(START * SECOND, 0)
+    assert (len(top), top[-1].policy, top[-1].key) == (denied_keys.MAX_TOP, "api", "user")
+
+
+async def test_one_key_does_not_fill_the_list_of_denials():
+    policies = {"login": "1/1m", "api": "1/1m"}
+    async with InProcessService(policies=policies) as site:
+        await site.post("batch", {"policy": "api", "keys": ["user"] * 2})
+        for number in range(100):
+            await site.post("batch", {"policy": "login", "keys": [f"attacker-{number}"] * 5})
+        denials = (await site.http.get("/v1/overview")).json()["denials"]
+        assert len({each["key"] for each in denials}) == len(denials) == 50
+        assert "user" in {each["key"] for each in denials}
+
+
 async def test_a_shadow_denial_is_not_counted():
     async with InProcessService(policies={"trial": {"limits": "1/1m", "mode": "shadow"}}) as site:
         for _ in range(3):
             await site.post("acquire", {"policy": "trial", "key": "a"})
         data = (await site.http.get("/v1/overview")).json()
-        assert (data["recent"]["keys"], len(data["denials"])) == ([], 2)
+        assert (data["recent"]["keys"], len(data["denials"])) == ([], 1)
 
 
 # ---- in the store ----------------------------------------------------------------------------------------------------
@@ -218,7 +283,7 @@ async def test_the_history_outlives_the_process_where_the_store_does(tmp_path, s
     assert list(minutes.total.denied.values) == [0, 1, 2, 3, 4, 0, 0, 0]
     assert list(minutes.state.values) == [1, 1, 1, 1, 1, 0, 0, 1]
     assert [mark.text for mark in after.marks] == ["api: 1/1m → 2/1m"]
-    assert after.top_since(86_400)[0]["denied"] == 15
+    assert top_of(after, clock, 86_400)[0]["denied"] == 15
     other = DecisionHistory(Source(), clock)
     assert await StoredHistory(store, other, "other:8080").restore() == 0
     store.close()

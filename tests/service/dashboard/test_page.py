@@ -123,6 +123,7 @@ def test_a_range_is_zoomed_by_dragging_and_all_charts_have_one_cursor(basic, ope
     expect(page.locator("#chart-latency .selection")).to_be_visible()
     page.mouse.up()
     expect(page.locator("#zoom-out")).to_be_visible()
+    expect(page.locator("#filter-note")).to_have_text(re.compile(r"^\w+ \d+, \d\d:\d\d:\d\d to \d\d:\d\d:\d\d$"))
     assert re.search(r"\?from=\d+&to=\d+$", page.url)
     page.locator("#zoom-out").click()
     expect(page.locator("#zoom-out")).to_be_hidden()
@@ -149,6 +150,9 @@ def test_the_status_line_names_the_key_and_offers_to_block_it(tmp_path, open_pag
         expect(row(page, "near", "203.0.113.77")).to_contain_text("blocked by Ada: a test", timeout=TIMEOUT)
         expect(row(page, "audit", "203.0.113.77")).to_contain_text("Ada", timeout=TIMEOUT)
         assert service.acquire("login", "203.0.113.77") == [False]
+        confirm(page, finding.get_by_role("button", name="Unblock"), reason="a test is over")
+        expect(finding.get_by_role("button", name="Block")).to_have_text("Block…", timeout=TIMEOUT)
+        expect(row(page, "near", "203.0.113.77")).not_to_contain_text("blocked", timeout=TIMEOUT)
 
 
 def test_the_list_of_denied_keys_is_grouped_filtered_and_paused(basic, open_page):
@@ -189,11 +193,14 @@ def test_a_lost_store_is_a_banner_and_a_band_in_the_charts(tmp_path, open_page):
             valkey.kill()
             service.http.post("/v1/acquire", json={"policy": "login", "key": "a"})
             finding = page.locator('.finding[data-kind="store"]')
-            expect(finding).to_contain_text("The store is unavailable since", timeout=TIMEOUT)
+            expect(finding).to_contain_text("Store unavailable since", timeout=TIMEOUT)
             expect(finding).to_contain_text("every call, without limits")
             expect(page.locator("#chart-decisions .band-label")).to_be_visible(timeout=TIMEOUT)
             expect(page.locator("#chart-latency .band")).to_have_count(1)
             assert accessibility_violations(page) == []
+            expect(row(page, "policies", "login")).to_contain_text("1 (33 %)")
+            look_up(page, "another-key")
+            expect(page.locator("#key-verdict")).to_contain_text("the usage of this key is unknown")
             valkey.start()
             expect(finding).to_have_count(0, timeout=60_000)
 
@@ -206,7 +213,7 @@ def test_a_refused_file_is_reported_until_it_is_corrected(tmp_path, open_page):
         file = tmp_path / "service.yaml"
         file.write_text(text.replace("5/1m", "five"), encoding="utf-8")
         finding = page.locator('.finding[data-kind="file"]')
-        expect(finding).to_contain_text("The configuration file is refused since", timeout=TIMEOUT)
+        expect(finding).to_contain_text("Configuration file refused since", timeout=TIMEOUT)
         expect(finding).to_contain_text("service.yaml")
         file.write_text(text.replace("5/1m", "6/1m"), encoding="utf-8")
         expect(finding).to_have_count(0, timeout=TIMEOUT)
@@ -243,8 +250,18 @@ def test_budgets_sources_and_swarm_are_shown_on_desktop_and_phone(full, open_pag
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # no colour transition
         assert accessibility_violations(page) == []
+    for width in (1440, 1024):
+        page.set_viewport_size({"width": width, "height": 900})
+        wait_for_responses(page, 1)
+        assert cut_off_headings(page) == []
     page.set_viewport_size(PHONE)
     assert overflowing_elements(page) == []
+
+
+def cut_off_headings(page):
+    """Return the headings of columns that are wider than their column."""
+    return page.evaluate("""[...document.querySelectorAll("thead th")]
+        .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)""")
 
 
 def test_an_unreachable_service_is_reported(basic, chromium):
@@ -297,6 +314,51 @@ def test_a_key_is_looked_up_reset_blocked_and_unblocked(basic, open_page):
 def test_an_unknown_key_was_never_seen(basic, open_page):
     page = open_page(f"{basic.url}/?key=nobody-knows-it")
     expect(page.locator("#key-verdict")).to_contain_text("Never seen", timeout=TIMEOUT)
+    expect(page.locator("#key-history")).to_be_hidden()
+
+
+def test_the_page_of_a_key_opens_below_the_header_with_all_its_buttons(basic, open_page):
+    basic.acquire("login", "203.0.113.5", 6)
+    basic.http.post("/v1/block", json={"policy": "login", "key": "203.0.113.5", "seconds": 60})
+    page = open_page(basic.url, viewport={"width": 1300, "height": 500})
+    wait_until_live(page)
+    page.locator("footer").scroll_into_view_if_needed()
+    row(page, "denials", "203.0.113.5").get_by_role("button").first.click()
+    unblock = page.locator("#key-limits").get_by_role("button", name="unblock in login")
+    expect(unblock).to_be_visible(timeout=TIMEOUT)
+    header, title = page.locator("header").bounding_box(), page.locator("#key-title").bounding_box()
+    assert title["y"] >= header["y"] + header["height"]
+    cell = page.locator("#key-limits td.c-actions").first.bounding_box()
+    reset = page.locator("#key-limits").get_by_role("button", name="reset in login").bounding_box()
+    assert reset["x"] >= cell["x"]
+    basic.http.post("/v1/unblock", json={"policy": "login", "key": "203.0.113.5"})
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False])
+def test_a_key_is_copied_with_and_without_the_clipboard_api(basic, open_page, has_clipboard):
+    basic.acquire("login", "203.0.113.6", 6)
+    page = open_page("about:blank", permissions=["clipboard-read", "clipboard-write"])
+    if not has_clipboard:  # as without HTTPS
+        page.add_init_script("Object.defineProperty(Navigator.prototype, 'clipboard', { value: undefined })")
+    page.goto(basic.url)
+    wait_until_live(page)
+    copy = row(page, "top", "203.0.113.6").get_by_role("button", name="Copy")
+    copy.click()
+    copy.click()
+    expect(copy).to_have_text("Copied")
+    expect(copy).to_have_text("Copy", timeout=TIMEOUT)
+    page.locator("#search-key").focus()
+    page.keyboard.press("Control+V")
+    expect(page.locator("#search-key")).to_have_value("203.0.113.6")
+
+
+def test_only_keys_that_have_used_half_of_a_limit_are_near_it(basic, open_page):
+    page = open_page(basic.url)
+    wait_until_live(page)
+    basic.acquire("login", "near-its-limit", 3)
+    basic.acquire("login", "far-from-its-limit", 2)
+    expect(row(page, "near", "near-its-limit")).to_be_visible(timeout=TIMEOUT)
+    expect(row(page, "near", "far-from-its-limit")).to_have_count(0)
 
 
 def test_a_click_on_a_denied_key_opens_its_page(basic, open_page):
@@ -430,14 +492,15 @@ def test_the_theme_follows_the_system_until_the_user_selects_one(basic, open_pag
     assert page.evaluate(background) == light
 
 
-def test_the_page_does_not_scroll_sideways_on_a_phone(basic, open_page):
-    basic.acquire("login", "a-key-that-is-much-longer-than-a-phone-is-wide:" + "x" * 200, 6)
-    page = open_page(basic.url, viewport=PHONE, has_touch=True, is_mobile=True)
-    wait_until_live(page)
-    expect(row(page, "denials", "a-key-that").first).to_be_visible()
-    wait_for_responses(page, 2)
-    assert overflowing_elements(page) == []
-    assert page.evaluate("window.shifts") == []
+def test_the_page_does_not_scroll_sideways_on_a_phone(tmp_path, open_page):
+    with basic_service(tmp_path) as service:  # of its own: the status line must not change
+        service.acquire("login", "a-key-that-is-much-longer-than-a-phone-is-wide:" + "x" * 200, 6)
+        page = open_page(service.url, viewport=PHONE, has_touch=True, is_mobile=True)
+        wait_until_live(page)
+        expect(row(page, "denials", "a-key-that").first).to_be_visible()
+        wait_for_responses(page, 2)
+        assert overflowing_elements(page) == []
+        assert page.evaluate("window.shifts") == []
 
 
 def overflowing_elements(page):

@@ -42,7 +42,7 @@ async def test_sources_and_the_quotas_of_their_providers(tmp_path, clock):
         assert "secret" not in json.dumps(data)
     (provider,) = data["providers"]
     assert (provider["name"], provider["capacity"], provider["frozen_for"]) == ("example", 60, 0.0)
-    assert [(each["text"], each["quota"], each["used"]) for each in provider["limits"]] == [("60/1m", 60, 1)]
+    assert [(each["text"], each["quota"], each["used"]) for each in provider["limits"]] == [("60 per minute", 60, 1)]
     (source,) = data["sources"]
     assert (source["name"], source["provider"], source["ok"], source["failed"]) == ("prices", "example", 1, 0)
     assert source["last_result"].startswith("status 200")

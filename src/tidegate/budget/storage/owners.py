@@ -99,7 +99,7 @@ class Owners:
         return (yield from self._advance_flow(owner.place, owner.generation))
 
     def add_slots_flow(self, owner: Owner, count: int) -> Flow[StoreStep, range]:
-        """Return this many slots that the owner has not used yet."""
+        """Add this many slots to those of the owner; returns their numbers."""
         [decision] = yield StoreStep("acquire", ((SLOTS, owner.key(), (count,)),))
         total = decision.used[0]
         return range(total - count, total)

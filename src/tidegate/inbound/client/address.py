@@ -55,7 +55,7 @@ class ClientAddress(NamedTuple):
 class AddressSet:
     """An immutable set of addresses and networks (`10.0.0.0/8`), validated when it is created.
 
-    `*` (or a network with prefix length 0) matches every address. It is rejected unless it is written twice.
+    `*` (or a network with prefix length 0) matches every address. It is rejected unless it is listed twice.
     """
 
     __slots__ = ("_matches_all", "_networks", "_unix", "given")
@@ -114,7 +114,7 @@ class AddressSet:
 class TrustedProxies(AddressSet):
     """The proxies that may report the client's address, and the header that they report it in.
 
-    `unix` trusts peers on Unix sockets. `*` trusts every peer, including clients; it is rejected unless written twice.
+    `unix` trusts peers on Unix sockets. `*` trusts every peer, including clients; it is rejected unless listed twice.
     """
 
     __slots__ = ("header",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -119,6 +119,12 @@ class ClientIdentifier:
         if chosen is None:
             return default
         return self.make_key(chosen, default)
+
+    def choose_client(self, request: Request, client: RequestClient) -> RequestClient:
+        """Return a client with the key that `choose_key` returns."""
+        if self.key_function is None or client.key is None:
+            return client
+        return replace(client, key=self.choose_key(request, client.key))
 
     def make_key(self, chosen: object, sender: Key) -> Key:
         """Build a custom key in the group of the sender's key; a number or UUID becomes a string."""

@@ -153,3 +153,7 @@ class ScopeRequests:
         """Return the Request that is the same for all frameworks."""
         del native
         return make_request(mapping, client)
+
+    def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - any request
+        """Return whether the request opens a WebSocket."""
+        return native.scope["type"] == "websocket"  # type: ignore[no-any-return]  # a string

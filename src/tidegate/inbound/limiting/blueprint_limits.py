@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidegate.inbound.limiting.limited_call import answer_denied, check_flow
+from tidegate.inbound.limiting.limited_call import answer_denied, check_flow, report_exceeded
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.view_hook import BLUEPRINT_LIMITS, blueprint_limits, current_view, view_stack
@@ -52,7 +52,7 @@ def check_blueprints_flow(
     state, result = check.request_state, check.result
     if not result.allowed:
         return None, answer_denied(check, request, framework)
-    framework.report(request, [each for each in result.decided if not each.charge.blocks])
+    report_exceeded(check, uses, request, framework)
     state.covered = {covered, *(() if stack is None else (stack, *stack.covers))}
     if not state.standalone:
         return None, None

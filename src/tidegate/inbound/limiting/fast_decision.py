@@ -44,7 +44,8 @@ class ChargePlan:
         self.is_simple: bool = len(stack.uses) == 1 and not stack.uses[0].limit.has_key
         self.acquire: AcquireTogether = charge_nothing
         self.write: FieldWriter | None = None
-        if stack.is_plain and not (category_limiter is not None and category_limiter.reserves):
+        has_key_function = request_limiter.client_identifier.key_function is not None
+        if stack.is_plain and not has_key_function and not (category_limiter is not None and category_limiter.reserves):
             self.limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
             policies = [limiter.policy for limiter, _ in self.limits]
             self.acquire, self.write = request_limiter.prepare_fast_path(

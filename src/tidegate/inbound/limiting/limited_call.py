@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from operator import call
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -11,7 +10,8 @@ from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
 from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
 from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
-from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.options import is_async_callable
+from tidegate.inbound.limiting.request_state import STATE_KEY, make_state
 from tidegate.inbound.limiting.route_limit import (
     decide_uses_flow,
     deny,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidegate.flow import CallFlow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import FrameworkRequest, Request
-    from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
+    from tidegate.inbound.limiting.charges import ChargeResult
     from tidegate.inbound.limiting.limited_functions import LimitStack
     from tidegate.inbound.limiting.request_state import RequestState
     from tidegate.inbound.limiting.route_limit import RouteLimit
@@ -71,8 +71,11 @@ class Framework(Protocol):
     def status(self, response: Any) -> int:  # noqa: ANN401 - as above
         """Return the status of the response of the function."""
 
-    def report(self, native: Any, decided: list[DecidedCharge]) -> None:  # noqa: ANN401 - as above
-        """Report the decisions of limits with `block=False` to the function."""
+    def report(self, native: Any, *, exceeded: bool) -> None:  # noqa: ANN401 - as above
+        """Tell the function whether a limit with `block=False` is exceeded."""
+
+    def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - as above
+        """Return whether the request opens a WebSocket."""
 
 
 class LimitedBlock:
@@ -114,6 +117,8 @@ class LimitedBlock:
         mapping = framework.mapping(native)
         if self._limit.counts_by_response:
             require_response(mapping.get(STATE_KEY), "count= of a limit on a block")
+        if framework.is_websocket(native):
+            mapping = separate_state(mapping)
         return check_flow(self._uses, native, mapping, framework, tasks=tasks)
 
     def _leave_flow(self) -> CallFlow[None]:
@@ -126,11 +131,24 @@ class LimitedBlock:
     def _finish(self, check: RequestCheck) -> None:
         state, result, request = self._check = check
         if result.allowed:
-            self._framework.report(self._native, [each for each in result.decided if not each.charge.blocks])
+            if not self._limit.blocks:
+                self._framework.report(self._native, exceeded=is_exceeded(result))
         else:
             decision = result.decision
             assert decision is not None  # noqa: S101 - a denial has a decision
             raise self._framework.make_error(deny(result, request, self._native, state), decision, self._native)
+
+
+def separate_state(mapping: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Return the mapping of a WebSocket with a new state for one block, which usually handles one message.
+
+    A denied message refunds neither earlier messages nor the request that opened the WebSocket.
+    """
+    separate = dict(mapping)
+    request_state: RequestState | None = separate.pop(STATE_KEY, None)
+    if request_state is not None and not request_state.standalone:
+        separate[STATE_KEY] = make_state(request_state.request_limiter, request_state.client)
+    return separate
 
 
 class RequestCheck(NamedTuple):
@@ -146,7 +164,7 @@ def decorate(limit: RouteLimit, function: Any, framework: Framework) -> Any:  # 
     stack = stack_on(limit, function)
     stack.framework = framework
     # A function that runs in a thread cannot await.
-    wrap = _wrap_coroutine if inspect.iscoroutinefunction(stack.function) else _wrap_function
+    wrap = _wrap_coroutine if is_async_callable(stack.function) else _wrap_function
     limited = wrap(stack, stack.function, framework)
     attach(stack, limited)
     return limited
@@ -230,7 +248,7 @@ def limited_flow(
         state = check.request_state
         if not check.result.allowed:
             return answer_denied(check, native, framework)
-        framework.report(native, [each for each in check.result.decided if not each.charge.blocks])
+        report_exceeded(check, stack.uses, native, framework)
         stack.cover(state)
         state.sees_response = True
         if request_state is not None and not state.standalone:
@@ -281,6 +299,19 @@ def answer_denied(check: RequestCheck, native: Any, framework: Framework) -> Any
     if decision is None or all(each.charge.route_limit is None for each in result.denials):
         return framework.make_response(response)
     return framework.deny_call(response, decision, native)
+
+
+def report_exceeded(check: RequestCheck, uses: Sequence[RouteUse], native: Any, framework: Framework) -> None:  # noqa: ANN401 - any request
+    """Tell the function whether a limit of the route with `block=False` is exceeded: this one or an earlier one."""
+    if not all(use.limit.blocks for use in uses):
+        state = check.request_state
+        state.exceeded = state.exceeded or is_exceeded(check.result)
+        framework.report(native, exceeded=state.exceeded)
+
+
+def is_exceeded(result: ChargeResult) -> bool:
+    """Return whether a limit with `block=False` is exceeded."""
+    return any(not each.charge.blocks and not each.decision.within_limits for each in result.decided)
 
 
 def require_response(request_state: RequestState | None, option: str) -> None:

@@ -6,6 +6,7 @@ the outer wrapper decides for both and tells the inner one through `RequestState
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tidegate.errors import ConfigError
@@ -132,6 +133,10 @@ def exempt(function: F) -> F:
 
 def route_name(function: Any) -> str:  # noqa: ANN401 - any function
     """Name a route after its function or, if frameworks have made the function, after its class or endpoint."""
+    while isinstance(function, functools.partial):
+        function = function.func
     named = getattr(function, "view_class", function)
+    if not hasattr(named, "__qualname__"):  # an object with a method `__call__`
+        named = type(named)
     short, full = getattr(named, "__name__", ""), named.__qualname__
     return f"{named.__module__}.{full if full.rpartition('.')[2] == short else short}"

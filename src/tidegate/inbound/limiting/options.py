@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Unknown = Literal["allow", "limit"]
 OnMessage = Literal["close", "drop"]
+PARAMETERS: Final = ("config", "store", "trusted_proxies", "headers", "clock")  # named in the signature
 MIN_TOKEN_LENGTH: Final = 16
 MAX_RELOAD_SECONDS: Final = 86_400
 
@@ -61,7 +63,8 @@ def check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         check = CHECKS.get(name)
         if check is None:
-            expected = did_you_mean(name, CHECKS) or f"expected one of {', '.join(CHECKS)}"
+            known = (*PARAMETERS, *CHECKS)
+            expected = did_you_mean(name, known) or f"expected one of {', '.join(known)}"
             raise ConfigError(f"unknown option: {expected}", field=name)
         problem = check(value)
         if problem:
@@ -94,6 +97,8 @@ def describe_function_problem(function: object, *arguments: str) -> str | None:
         return None
     if not callable(function):
         return "must be a function"
+    if is_async_callable(function):
+        return "must be a plain function (`def` instead of `async def`)"
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions in C have none
@@ -103,6 +108,13 @@ def describe_function_problem(function: object, *arguments: str) -> str | None:
     except TypeError:
         return f"must be a function of {' and '.join(arguments)}, as in `lambda {', '.join(arguments)}: …`"
     return None
+
+
+def is_async_callable(function: object) -> bool:
+    """Return whether a call returns a coroutine: of a coroutine function, or of an object with such a `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether it is a coroutine function
 
 
 def _function_of(*arguments: str) -> Callable[[Any], str | None]:
@@ -129,8 +141,14 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "block_for": lambda _: None,
     "expose": BOOLEAN,
     "count": _require(
-        lambda value: value is None or (hasattr(value, "values") and all(map(callable, value.values()))),
-        "a mapping from category names to functions",
+        lambda value: (
+            value is None
+            or (
+                hasattr(value, "values")
+                and all(describe_function_problem(each, "request", "status") is None for each in value.values())
+            )
+        ),
+        "a mapping from category names to functions of request and status",
     ),
     "root_path": _require(
         lambda value: isinstance(value, str) and (not value or value.startswith("/")), "a path such as '/v1'"

@@ -63,6 +63,8 @@ class RequestState:
     write: FieldWriter | None = None
     written: Any = None  # a decision, or what `Store.fast_together` has returned
     _made: Sequence[DecidedCharge] = NO_CHARGES
+    exceeded: bool = False  # a limit of the route with `block=False` is
+    chosen_client: RequestClient | None = None  # the client with the key that the middleware's `key` function chooses
     covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
     response_charge: ResponseCharge | None = None
     inner: list[Decision | RequestState] | None = None
@@ -200,6 +202,8 @@ class RequestState:
             result = yield from charge_all_flow((*pending, *charges), tasks=tasks, more=more)
             result.record(request.method, request.path)
             if not result.allowed:
+                if pending and self.request_limiter.route_hooks is not None:
+                    self.request_limiter.route_hooks.record_denial(request.method, request.path)
                 result = yield from self._count_denial_flow(result, request, client)
         if result.allowed:
             self.made = [*self.made, *result.decided]

@@ -9,6 +9,7 @@ The module knows Starlette's and FastAPI's routes by their attributes, and impor
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.inbound.limiting.fast_decision import decide_deferred
@@ -17,7 +18,7 @@ from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limiters import RouteLimiters
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_WRAPPED_APPS: Final = 32  # wrapped applications that are inspected
 MAX_ROUTERS: Final = 1000  # routers that are inspected
+NO_OVERRIDES: Final[Mapping[Any, Any]] = MappingProxyType({})
+MAX_DENIED_PATHS: Final = 4096  # the set is cleared when it is full
 
 
 def wrapped_apps(app: Any) -> Iterator[Any]:  # noqa: ANN401 - any application
@@ -46,6 +49,8 @@ class RouteHooks:
         """Watch these routes or views; the first request inspects them."""
         self.request_limiter: RequestLimiter = request_limiter
         self.limited: bool = False  # some route has limits of its own, or routes have default limits
+        self.exempts: bool = False  # some route may be exempt
+        self._denied_paths: set[tuple[str, str]] = set()  # method and path: their routes are not exempt
         self.watched: list[Collection[Any]] = list(watched)
         self.count: int = -1  # of these, when they were inspected
         self.defaults: RouteLimiters = request_limiter.route_limiters
@@ -61,6 +66,7 @@ class RouteHooks:
     def inspect(self) -> bool:
         """Look for limits; returns whether there are any."""
         self.defaults = self.request_limiter.route_limiters
+        self._denied_paths.clear()
         self.limited = self.find_limits()
         self.count = sum(map(len, self.watched))
         return self.limited
@@ -68,6 +74,17 @@ class RouteHooks:
     def find_limits(self) -> bool:
         """Return whether there are limits; subclasses know how to find them."""
         return False
+
+    def may_be_exempt(self, method: str, path: str) -> bool:
+        """Return whether the route of a request may be exempt; before it is matched, only earlier denials show this."""
+        return self.exempts and (method, path) not in self._denied_paths
+
+    def record_denial(self, method: str, path: str) -> None:
+        """Remember that a request was denied at its route by limits that exempt routes do not have."""
+        if self.exempts:
+            if len(self._denied_paths) >= MAX_DENIED_PATHS:
+                self._denied_paths.clear()
+            self._denied_paths.add((method, path))
 
 
 class AsgiRouteHooks(RouteHooks):
@@ -83,18 +100,23 @@ class AsgiRouteHooks(RouteHooks):
     def find_limits(self) -> bool:
         """Look for limits, and give routes their hooks; returns whether there are limits."""
         self.watched.clear()
+        self.exempts = False
         leaves: list[Any] = []
         for app in wrapped_apps(self._app):
             if hasattr(app, "_view_middleware"):
                 from tidegate.inbound import django  # noqa: PLC0415 - only a Django application needs it
 
-                return django.DjangoViewHook(app, self.request_limiter).find_limits()
+                hook = django.DjangoViewHook(app, self.request_limiter)
+                self.exempts = hook.exempts
+                return hook.find_limits()
             if hasattr(app, "view_functions") and hasattr(app, "before_request_funcs"):
                 from tidegate.inbound import quart  # noqa: PLC0415 - only a Quart application needs it
 
                 self._views = self._views or quart.QuartViewHook(app, self.request_limiter)
                 self.watched.extend(self._views.watched)
-                return self._views.inspect()
+                limited = self._views.inspect()
+                self.exempts = self._views.exempts
+                return limited
             router = getattr(app, "router", app)
             if isinstance(getattr(router, "routes", None), list):
                 limited = self._walk(router, leaves) or bool(self.defaults)
@@ -111,7 +133,8 @@ class AsgiRouteHooks(RouteHooks):
         self.watched.append(routes)
         limited = has_limit(getattr(router, "dependencies", ()))
         for route in routes:
-            limited = limited or is_limited_route(route) or is_exempt_route(route)
+            self.exempts = self.exempts or is_exempt_route(route)
+            limited = limited or self.exempts or is_limited_route(route)
             included = getattr(route, "original_router", None)
             below = included or mounted_router(route)
             if below is not None:
@@ -167,6 +190,9 @@ class RouteHook:
         # A router's dependencies belong to the way it is included; FastAPI keeps them in another object.
         context = scope.get("fastapi", {}).get("effective_route_context")
         dependant = (context if getattr(context, "original_route", None) is route else route).dependant
+        overrides = dependency_overrides(scope)
+        if overrides:  # only in tests: not cached
+            return has_limit_dependency(dependant, overrides)
         known = self._dependants.get(id(dependant))
         if known is None:
             known = self._dependants[id(dependant)] = (dependant, has_limit_dependency(dependant))
@@ -215,9 +241,24 @@ def class_handler(endpoint: type, method: str | None) -> object:
     return getattr(endpoint, "get" if name == "head" and not hasattr(endpoint, "head") else name, None)
 
 
-def has_limit_dependency(dependant: Any) -> bool:  # noqa: ANN401 - FastAPI's
+def has_limit_dependency(dependant: Any, overrides: Mapping[Any, Any] = NO_OVERRIDES) -> bool:  # noqa: ANN401 - FastAPI's
     """Return whether a limit is among the dependencies of a route."""
-    return any(is_limit(each.call) or has_limit_dependency(each) for each in dependant.dependencies)
+    return any(True for _ in limit_dependencies(dependant, overrides))
+
+
+def limit_dependencies(dependant: Any, overrides: Mapping[Any, Any]) -> Iterator[Any]:  # noqa: ANN401 - FastAPI's
+    """Yield the limits among dependencies, in order; `overrides` replace dependencies and all that they depend on."""
+    for each in dependant.dependencies:
+        called = overrides.get(each.call, each.call)
+        if is_limit(called):
+            yield called
+        if called is each.call:
+            yield from limit_dependencies(each, overrides)
+
+
+def dependency_overrides(scope: Any) -> Mapping[Any, Any]:  # noqa: ANN401 - a scope
+    """Return the dependencies that a test of a FastAPI application replaces."""
+    return getattr(scope.get("app"), "dependency_overrides", None) or NO_OVERRIDES
 
 
 def has_limit(dependencies: Iterable[Any]) -> bool:

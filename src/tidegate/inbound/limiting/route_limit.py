@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
-from tidegate.inbound.client.request import FrameworkRequest
+from tidegate.inbound.client.request import FrameworkRequest, by_address
 from tidegate.inbound.limiting.category_limiter import holds_slots
 from tidegate.inbound.limiting.charges import RequestCharge
 from tidegate.inbound.limiting.denials import write_result
@@ -185,9 +185,10 @@ class RouteLimit:
         )
         self.counts_by_response: bool = count is not None
         self.reserves: bool = holds_slots(fixed or ()) or self.counts_by_response
-        self._warned = False
-
+        self._fixed_cost: Cost | None = None if fixed is None or callable(cost) else cost  # checked above
+        self._logged: set[str] = set()
         self.has_key: bool = key is not None
+        self.by_address: bool = key is by_address  # not by the key of the middleware
         self.is_plain: bool = (
             fixed is not None
             and len(fixed) == 1
@@ -250,7 +251,7 @@ class RouteLimit:
         if self._per_method:
             name = f"{name}:{METHOD_COUNTS.get(request.method.upper(), 'other')}"
         limiter = self._limiter(request_limiter, name, limits, tasks=tasks)
-        cost = self._cost(native) if callable(self._cost) else self._cost
+        cost = self._read_cost(native, limiter.policy) if self._fixed_cost is None else self._fixed_cost
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
         reserves = self.reserves or (limits is not None and holds_slots(limits))
         return RequestCharge(request_limiter, limiter, key, cost, None, self, reserves, native if reserves else None)
@@ -283,16 +284,35 @@ class RouteLimit:
                 return None
             self._valid = self._parse(chosen)
         except ConfigError as error:
-            if not self._warned:
-                self._warned = True
-                then = "the last valid limit applies" if self._valid else f"{FALLBACK_LIMIT} applies"
+            then = "the last valid limit applies" if self._valid else f"{FALLBACK_LIMIT} applies"
+            if self._is_first_time("limits"):
                 log.error("%s: the limit function returned an invalid limit, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
         return self._valid or read_exact_limits(FALLBACK_LIMIT)
+
+    def _read_cost(self, native: object, policy: Policy) -> Cost:
+        """Return the cost of a request; 1 replaces an invalid one, so that it neither fails requests nor admits all."""
+        cost = self._cost(native) if callable(self._cost) else self._cost
+        try:
+            policy.costs(cost)
+        except ConfigError as error:
+            if self._is_first_time("cost"):
+                log.error("%s: a request has an invalid cost, a cost of 1 applies: %s", self.name, error)  # noqa: TRY400 - as above
+            return dict.fromkeys(policy.units, 1)
+        return cost
+
+    def _is_first_time(self, invalid: str) -> bool:
+        """Return whether this is the first invalid result of a function, which is logged."""
+        first = invalid not in self._logged
+        self._logged.add(invalid)
+        return first
 
     def _parse(self, chosen: Limits) -> tuple[Limit, ...]:
         """Read limits that a function has chosen; the last ones are cached."""
         cache_key = chosen if isinstance(chosen, str) or not isinstance(chosen, Iterable) else tuple(chosen)
-        found = self._parsed.get(cache_key)
+        try:
+            found = self._parsed.get(cache_key)
+        except TypeError:  # something that cannot be hashed is no limit: this raises a ConfigError
+            return read_exact_limits(cache_key)
         if found is None:
             if len(self._parsed) >= MAX_CACHED_LIMITS:
                 self._parsed.clear()
@@ -340,10 +360,15 @@ def decide_uses_flow(
 ) -> CallFlow[ChargeResult]:
     """Decide the limits of a route together with what is pending. `more`: other limits may be decided later."""
     request_state.override_defaults(uses, request.method)
+    chosen = request_state.chosen_client
+    if chosen is None:
+        identifier = request_state.request_limiter.client_identifier
+        chosen = request_state.chosen_client = identifier.choose_client(request, client)
     charges = []
     for use in uses:
         request_limiter = use.limit.request_limiter_for(request_state)
-        charge = use.limit.make_charge(request, native, request_limiter, client, use, tasks=tasks)
+        sender = client if use.limit.by_address else chosen
+        charge = use.limit.make_charge(request, native, request_limiter, sender, use, tasks=tasks)
         if charge is not None:
             charges.append(charge)
     result = yield from request_state.charge_flow(charges, request, tasks=tasks, more=more, client=client)

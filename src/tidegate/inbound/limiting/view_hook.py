@@ -37,10 +37,13 @@ class ViewHook(RouteHooks):
     def find_limits(self) -> bool:
         """Return whether some view or blueprint has limits, or routes have default limits."""
         self._pending.clear()
+        views, blueprints = self.app.view_functions.values(), self.app.blueprints.values()
+        self.exempts = any(map(is_exempt, (*views, *blueprints)))
         limited = (
-            bool(self.defaults)
-            or any(map(is_limited_view, self.app.view_functions.values()))
-            or any(BLUEPRINT_LIMITS in vars(each) or is_exempt(each) for each in self.app.blueprints.values())
+            self.exempts
+            or bool(self.defaults)
+            or any(map(is_limited_view, views))
+            or any(BLUEPRINT_LIMITS in vars(each) for each in blueprints)
         )
         if limited and not self._installed:
             self._installed = True
@@ -70,9 +73,9 @@ class ViewHook(RouteHooks):
 
 
 def is_limited_view(view: Any) -> bool:  # noqa: ANN401 - any function
-    """Return whether a view has limits, or is exempt."""
+    """Return whether a view has limits."""
     methods = vars(view.view_class).values() if hasattr(view, "view_class") else ()
-    return is_limited(view) or is_exempt(view) or any(map(is_limited, methods))
+    return is_limited(view) or any(map(is_limited, methods))
 
 
 def current_view(app: Any, request: Any) -> Any:  # noqa: ANN401 - any function
@@ -90,8 +93,11 @@ def view_stack(app: Any, request: Any) -> LimitStack | None:  # noqa: ANN401 - a
 
 
 def current_blueprints(app: Any, request: Any) -> list[Any]:  # noqa: ANN401 - as above
-    """Return the blueprints of the current route, the innermost first."""
-    return [app.blueprints[name] for name in request.blueprints]
+    """Return the blueprints of the current route, the innermost first.
+
+    Flask and Quart read their names from the endpoint, which may contain a dot without a blueprint of that name.
+    """
+    return [app.blueprints[name] for name in request.blueprints if name in app.blueprints]
 
 
 def blueprint_limits(app: Any, request: Any) -> list[RouteLimit]:  # noqa: ANN401 - as above

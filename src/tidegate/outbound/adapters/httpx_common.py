@@ -96,6 +96,22 @@ class HttpxLibrary:
             reports_write=True,
         )
 
+    def for_provider(
+        self,
+        request: Any,  # noqa: ANN401 - of either library
+        call: OutboundRequest,
+        provider: Provider | None,
+        body: bytes | None,
+        gate: Gate | AsyncGate,
+    ) -> Any:  # noqa: ANN401 - of either library
+        """Return the request as it is sent: with the URL and the key of the provider, and another body if one is given."""
+        if body is not None or (provider is not None and provider.changes_requests):
+            request = self.with_url(self.with_body(request, body), target_url(provider, call))
+            request = self.with_key(request, gate.key_for(provider, call))
+        if provider is not None and provider.reads_requests:
+            request = self.with_readable_coding(request)
+        return request
+
     def with_key(self, request: Any, added: AddedKey | None) -> Any:  # noqa: ANN401 - of either library
         """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
         if added is None:
@@ -201,12 +217,7 @@ class SyncTransport(Generic[RequestT, ResponseT]):
         def send(
             provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
         ) -> ProviderResponse:
-            changed: Any = request
-            if body is not None or (provider is not None and provider.changes_requests):
-                changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
-                changed = self._library.with_key(changed, self.gate.key_for(provider, call))
-            if provider is not None and provider.reads_requests:
-                changed = self._library.with_readable_coding(changed)
+            changed = self._library.for_provider(request, call, provider, body, self.gate)
             own_body = changed.stream
             if write is not None:
                 changed.stream = self._library.watched_class(own_body, write)
@@ -245,12 +256,7 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
         async def send(
             provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
         ) -> ProviderResponse:
-            changed: Any = request
-            if body is not None or (provider is not None and provider.changes_requests):
-                changed = self._library.with_url(self._library.with_body(request, body), target_url(provider, call))
-                changed = self._library.with_key(changed, self.gate.key_for(provider, call))
-            if provider is not None and provider.reads_requests:
-                changed = self._library.with_readable_coding(changed)
+            changed = self._library.for_provider(request, call, provider, body, self.gate)
             own_body = changed.stream
             if write is not None:
                 changed.stream = self._library.async_watched_class(own_body, write)

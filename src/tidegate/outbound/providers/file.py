@@ -237,6 +237,8 @@ def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None, 
 
     The default algorithm is an exact log: no window of the provider exceeds the limit, wherever it begins.
     """
+    if "limit" in fields and (fields["limit"].is_list or "/" in str(fields["limit"])):
+        raise fields["limit"].error(f"expected an integer, not {fields['limit']}: did you mean 'limits'?")
     for needed, example in (("limit", "300"), ("period", "1m")):
         if needed not in fields:
             raise location.error(f"needs a {needed}, such as {needed}: {example}")

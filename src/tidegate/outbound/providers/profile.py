@@ -67,7 +67,7 @@ class ProfileEndpoint(NamedTuple):
     bound: FieldPath = ()  # the field that bounds the output, if a request sets none
     images: FieldPath = ()  # the field that says how many images are requested, if the output is images
     streams: str | None = None  # the query with which every output is streamed as events, such as `alt=sse`
-    media: str = ""  # the medium that a body contains which is not JSON, such as a form with an audio file
+    media: str = ""  # what a body that is not JSON contains, such as the audio file of a form
 
 
 ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))

@@ -136,10 +136,14 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
 
 def _check_media(fields: Fields, options: dict[str, Any]) -> None:
     """Refuse an endpoint whose medium has no estimate."""
+    media = options.get("media", {})
     for index, endpoint in enumerate(options.get("endpoints", ())):
-        if endpoint.media and endpoint.media not in options.get("media", {}):
+        if endpoint.media and endpoint.media not in media:
             place = list(fields["endpoints"].items())[index]
-            raise place.error(f"'input.media' has no {endpoint.media}: add it, such as {{bytes_per_token: 1000}}")
+            example = f"add {endpoint.media}: {{bytes_per_token: 1000}}, or similar"
+            raise place.error(
+                f"'input.media' has no entry {endpoint.media!r}: {did_you_mean(endpoint.media, media) or example}"
+            )
 
 
 def _model(setting: ConfigValue) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether its charge can be corrected without having been held."""
+        """Whether its charge can be corrected even if it was made with `acquire` instead of `hold`."""
         return self.account.plain and all(c.limiter.policy.limits[0].rules.movable for c in self.ceilings)
 
     def repeated(self, times: int) -> Candidate:

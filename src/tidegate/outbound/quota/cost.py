@@ -176,12 +176,12 @@ def _plan_output(
     longest = request.longest if profile.charges == "usage" else bound
     output_tokens = max(1, min(bound if expected is None else expected, longest, largest))
     body = None
-    if call.rewrites and (output_tokens < bound or not request.stated) and not is_sealed(call):
+    if call.rewrites and (output_tokens < bound or not request.stated) and not has_fixed_body(call):
         body = request.clamped(output_tokens)
     return CallPlan(cost, request, key, input_tokens, bound if body is None else output_tokens, body)
 
 
-def is_sealed(call: OutboundRequest) -> bool:
-    """Return whether another body would make a request invalid: it is signed, as with AWS, or encoded."""
+def has_fixed_body(call: OutboundRequest) -> bool:
+    """Return whether a request would be invalid with another body, since it is signed (AWS) or encoded."""
     signed = (call.header("authorization") or "").startswith(SIGNATURE_PREFIX)
     return signed or any(call.header(name) for name in BODY_HEADERS)

@@ -198,7 +198,7 @@ class _Gate(GateResponses):
         send: Callable[..., Any],
         charge: Charge,
     ) -> CallFlow[Any]:
-        """Send; None: nothing was sent, and another member of the pool is to send it."""
+        """Send; None: nothing was sent, and another member of the pool must send the call."""
         own, account, plan, _ = candidate
         if call.reports_write and account.delays.watches_writes:
             send_once = partial(send, own, plan.body, self._watch_write(account, charge))

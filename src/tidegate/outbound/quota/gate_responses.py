@@ -54,7 +54,7 @@ class GateResponses(GateAccounts):
     spending: Spending | None
 
     def _watch_money(self, record: Record) -> None:
-        """Warn if a decision shows that money limits approach their ceiling."""
+        """Warn if a decision shows that spending approaches a money limit."""
         if self.spending is not None:
             name = record.policy.name.removeprefix("spend:").removeprefix("provider:")
             key = join_key(record.key)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_MODEL_LENGTH: Final = 200  # characters of a model's name that are used
 MAX_DEPTH: Final = 50  # levels of a request that are searched for media
 MAX_COUNT_DIGITS: Final = 15  # of a number of tokens that is written as a string
-TOOL_FIELDS: Final = ("tools", "toolConfig", "functions")  # schemas, whose names are not those of media
+TOOL_FIELDS: Final = ("tools", "toolConfig", "functions")  # contain schemas: a property called `image` is not an image
 
 
 class RequestTokens(NamedTuple):
@@ -178,7 +178,7 @@ def _largest_at(document: dict[str, Any], paths: tuple[FieldPath, ...]) -> int |
 def _stated_count(value: Any) -> int | None:  # noqa: ANN401 - any JSON value
     """Return a number of tokens or outputs that a request states; None: it states none, as with -1.
 
-    Some servers accept `64000.0` and `"64000"`, too. A number that is too large is the largest one.
+    Some servers accept `64000.0` and `"64000"`, too. A number above MAX_INTEGER counts as MAX_INTEGER.
     """
     if value.__class__ is int and 0 <= value <= MAX_INTEGER:
         return value

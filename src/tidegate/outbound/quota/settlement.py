@@ -347,7 +347,7 @@ class PendingSettlement:
         yield from self._commit_parts_flow(rest)
 
     def _count_output_flow(self, produced: ProducedOutput, output: int) -> CallFlow[Any]:
-        """Charge an output that has ended from when it was produced; return what was counted too much before."""
+        """Charge an output that has ended from when it was produced; refund what was counted in excess."""
         plan, now = self._plan, self.account.clock.steady()
         fastest = None
         if self._learned is not None and plan.learned_key is not None and self._reader is not None:

@@ -33,7 +33,7 @@ MAX_READ_BYTES: Final = 8 * 2**20  # of a response, or of one event, that are re
 MAX_DECODED: Final = 64 * 2**20  # bytes of an event stream that are read
 MAX_USAGE_LINES: Final = 20_000  # lines of it that mention usage and are parsed
 MAX_DOCUMENTS: Final = 20_000  # entries of a JSON list that are searched
-MAX_LAST_LINES: Final = 4  # of each chunk that are parsed when more lines have mentioned usage
+MAX_LAST_LINES: Final = 4  # lines of each chunk that are still parsed after MAX_USAGE_LINES
 FRAME_HEAD: Final = struct.Struct(">IIxxxx")  # of an event of AWS: its length, the length of its headers
 FRAME_OVERHEAD: Final = FRAME_HEAD.size + 4  # with the checksum at the end
 STREAM_BYTES_PER_TOKEN: Final = 3  # of streamed text: fewer than usual, so that the count is not too low
@@ -282,7 +282,7 @@ def _found_in(profile: Profile, body: bytes | bytearray) -> dict[str, int]:
 
 
 def is_frame(body: bytes | bytearray) -> bool:
-    """Return whether a body starts with a binary event of AWS: they begin with their length."""
+    """Return whether a body starts with a binary event of AWS, which begins with its own length."""
     return len(body) > FRAME_OVERHEAD and not body[0] and FRAME_HEAD.unpack_from(body)[0] >= FRAME_OVERHEAD
 
 
@@ -291,7 +291,7 @@ def _frames(body: bytes | bytearray) -> Iterator[dict[str, Any]]:
     start = 0
     while start + FRAME_OVERHEAD <= len(body):
         length, headers = FRAME_HEAD.unpack_from(body, start)
-        if length < FRAME_OVERHEAD + headers or start + length > len(body):  # it is no event, or incomplete
+        if length < FRAME_OVERHEAD + headers or start + length > len(body):  # not an event, or incomplete
             return
         document = read_json(bytes(body[start + FRAME_HEAD.size + headers : start + length - 4]))
         inner = document.get("bytes")

@@ -13,6 +13,13 @@ control.py     how commands call a running service
 configured.py  the sources that a service runs
 """
 
+from tidegate.errors import ConfigError
+
+try:
+    import httpx  # noqa: F401 - the modules below import it
+except ImportError:
+    raise ConfigError("sources need httpx: pip install 'tidegate[sources]'") from None
+
 from tidegate.outbound.sources.ledger import SourceRow
 from tidegate.outbound.sources.runner import SourceRunner
 from tidegate.outbound.sources.schedule import Schedule

@@ -109,7 +109,8 @@ def send_command(data: Path, **command: object) -> dict[str, Any]:
                 reply: dict[str, Any] = json.loads(response.readline())
     except (OSError, ValueError, KeyError) as error:
         message = (
-            f"no service responds for the data folder {data} ({error}): start one with 'tidegate start --data {data}'"
+            f"no service responds for the data folder {data} ({error}): start one with 'tidegate start --data {data}', "
+            "or use --data with the folder of a running one"
         )
         raise StoreUnavailable(message) from None
     if "error" in reply:

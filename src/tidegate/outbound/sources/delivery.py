@@ -118,7 +118,7 @@ def _write_row(path: Path, name: str, now: int, body: FetchedBody) -> None:
 
 
 async def _post(client: httpx.AsyncClient, source: Source, body: FetchedBody) -> None:
-    """Post the body without following redirects or reading the response; a provider of the webhook limits this."""
+    """Post the body without following redirects or reading the response, within the quota of its provider, if any."""
     body.file.seek(0)
     content = await asyncio.to_thread(body.file.read)
     headers = {"content-type": body.content_type or "application/octet-stream", "x-tidegate-source": source.name}

@@ -12,15 +12,12 @@ from __future__ import annotations
 import asyncio
 from typing import IO, TYPE_CHECKING, Final
 
+import httpx
+
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.quota.decoding import BodyDecoder
 from tidegate.urls import split_url
-
-try:
-    import httpx
-except ImportError:  # pragma: no cover - the extra is part of every test environment
-    raise ConfigError("sources need httpx: pip install 'tidegate[sources]'") from None
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -7,18 +7,15 @@ import sqlite3
 from enum import Enum
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.errors import ConfigError, Denied, StoreUnavailable
+import httpx
+
+from tidegate.errors import Denied, StoreUnavailable
 from tidegate.outbound.capacity.learning import TOO_MANY_REQUESTS
 from tidegate.outbound.quota.decoding import ACCEPT_ENCODING, DecodingError
 from tidegate.outbound.quota.exchange import request_options
 from tidegate.outbound.sources.delivery import FetchedBody, deliver, download_file
 from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_response, save_body
 from tidegate.outbound.sources.failures import explain
-
-try:
-    import httpx
-except ImportError:  # pragma: no cover - the extra is part of every test environment
-    raise ConfigError("sources need httpx: pip install 'tidegate[sources]'") from None
 
 if TYPE_CHECKING:
     from collections.abc import Callable

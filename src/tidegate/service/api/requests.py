@@ -68,7 +68,7 @@ Ttl = Annotated[float, Meta(gt=0, le=MAX_TTL, description="Seconds until it expi
 BlockSeconds = Annotated[float, Meta(gt=0, le=MAX_BLOCK_SECONDS, description="Duration in seconds.")]
 LeasePermits = Annotated[int, Meta(ge=1, le=MAX_LEASE_PERMITS, description="Permits to lease.")]
 AuditText = Annotated[str, Meta(max_length=MAX_REASON_LENGTH, description="Shown in the audit log, as given.")]
-ReservationId = Annotated[String, Meta(description="The id that reserve or lease returned.")]
+ReservationIdField = Annotated[String, Meta(description="The id that reserve or lease returned.")]
 
 
 class VerbRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):  # no request has cycles
@@ -215,7 +215,7 @@ class BlockRequest(AuditedRequest):
 class CancelRequest(VerbRequest):
     """A request about a reservation or a lease."""
 
-    id: ReservationId
+    id: ReservationIdField
 
 
 class CommitRequest(CancelRequest):

@@ -6,6 +6,7 @@ comes first. The page adds the time (`since`) in the time zone of its reader.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -75,17 +76,15 @@ def find_store_outage(overview: Overview) -> Iterator[StatusFinding]:
     store = overview["store"]
     if not store["lost"]:
         return
-    names = {
-        mode: [policy["name"] for policy in overview["policies"] if policy["on_store_error"] == mode]
-        for mode in EFFECTS
-    }
+    enforced = [policy for policy in overview["policies"] if policy["mode"] != "shadow"]  # others admit every call
+    names = {mode: [policy["name"] for policy in enforced if policy["on_store_error"] == mode] for mode in EFFECTS}
     parts = [f"{name_policies(found)} {EFFECTS[mode][len(found) > 1]}" for mode, found in names.items() if found]
     yield StatusFinding(
         "store",
         BAD,
-        "The store is unavailable",
+        "Store unavailable",
         store["kind"],
-        f"Until it is available again: {'; '.join(parts) or 'no policy is configured'}.",
+        f"Until it is available again: {'; '.join(parts) or 'every call is admitted'}.",
         store.get("lost_since"),
     )
 
@@ -106,6 +105,7 @@ def find_denials(overview: Overview) -> Iterator[StatusFinding]:
     by_limits = sum(denials for denials, _ in recent["policies"].values())
     if overview["store"]["lost"] and by_limits < denied / 2:
         detail, meaning, policy, key = "mostly because the store is unavailable", "", None, None
+    share = max(share, recent["share"])  # of an episode that began within the minute, without the calls before it
     level = BAD if share >= BAD_SHARE else WARNING
     yield StatusFinding("denials", level, describe_share(share), detail, meaning, recent["since"], policy, key)
 
@@ -118,16 +118,17 @@ def describe_denied(recent: Mapping[str, Any]) -> tuple[str, str, str | None, Ke
         return "", "", None, None
     row = max(recent["keys"], key=lambda each: each["denied"], default=None)
     if row is not None and row["denied"] >= MAIN_SHARE * total:
-        name = format_key(row["key"])
-        detail = f"{row['policy']}, {name} ({row['denied'] * 100 // total} %)"
-        if list(row["limits"]) == ["blocked"]:
-            return detail, f"{name} is blocked. Other keys are not affected.", row["policy"], row["key"]
-        limit = describe_limits(row.get("over", ()))
-        return detail, f"{name} is {limit}. Other keys have limits of their own.", row["policy"], row["key"]
+        name, percent = format_key(row["key"]), f"{row['denied'] * 100 // total} %"
+        detail = f"{row['policy']}, {name} ({percent})"
+        why = "blocked" if list(row["limits"]) == ["blocked"] else describe_limits(row.get("over", ()))
+        meaning = f"{name} is {why} and has {percent} of the denials. Other keys have limits of their own."
+        return detail, meaning, row["policy"], row["key"]
     policy, (denials, keys) = by_policy[0]
     if denials >= MAIN_SHARE * total:
-        detail = f"{policy}, {count_of(keys, 'key', 'keys')} ({denials * 100 // total} %)"
-        return detail, f"No single key stands out: callers of {policy} are over their limits.", policy, None
+        percent = f"{denials * 100 // total} %"
+        detail = f"{policy}, {count_of(keys, 'key', 'keys')} ({percent})"
+        meaning = f"{policy} has {percent} of the denials. No single key stands out."
+        return detail, meaning, policy, None
     names = [f"{name} ({denials * 100 // total} %)" for name, (denials, _) in by_policy[:MAX_NAMES]]
     return ", ".join(names), "Several policies deny: no single key or policy stands out.", None, None
 
@@ -166,7 +167,7 @@ def find_refused_file(overview: Overview) -> Iterator[StatusFinding]:
     rules = overview["rules"]
     if rules["error"]:
         meaning = "The previous policies stay in effect until the file is corrected."
-        title = "The configuration file is refused"
+        title = "Configuration file refused"
         folder, slash, rest = rules["error"].partition(":")[0].rpartition("/")
         error = rules["error"].removeprefix(folder + slash) if rest else rules["error"]  # there is little space
         yield StatusFinding("file", WARNING, title, error, meaning, rules["since"])
@@ -178,7 +179,7 @@ def find_refused_egress_file(overview: Overview) -> Iterator[StatusFinding]:
     rules = panel.get("rules", {}) if isinstance(panel, dict) else {}
     if rules.get("error"):
         meaning = "The previous settings of the gateway stay in effect until the file is corrected."
-        yield StatusFinding("file", WARNING, "The egress file is refused", rules["error"], meaning, rules["since"])
+        yield StatusFinding("file", WARNING, "Egress file refused", rules["error"], meaning, rules["since"])
 
 
 def find_bus(overview: Overview) -> Iterator[StatusFinding]:
@@ -195,8 +196,7 @@ def find_budgets(overview: Overview) -> Iterator[StatusFinding]:
     budgets = overview["panels"].get("budgets")
     for budget in budgets if isinstance(budgets, list) else ():
         for tier in budget["tiers"]:
-            name = f"{budget['name']}, {tier['name']}"
-            numbers = f"{name}: {tier['used']:,} of {tier['quota']:,}"
+            numbers = f"{budget['name']} per {tier['name']}, {tier['used']:,} of {tier['quota']:,}"
             until = f"until it resets in {format_seconds(tier['reset_after'])}"
             if tier["remaining"] <= 0:
                 yield StatusFinding("budget", BAD, "A budget is used up", numbers, f"Tasks are denied {until}.")
@@ -223,24 +223,35 @@ def find_providers(overview: Overview) -> Iterator[StatusFinding]:
             yield StatusFinding("provider", WARNING, "A provider has a reduced capacity", detail, meaning)
 
 
+def find_pools(overview: Overview) -> Iterator[StatusFinding]:
+    """Find members of pools that refuse calls, or reject their key."""
+    members = overview["panels"].get("pools")
+    for member in members if isinstance(members, list) else ():
+        name = f"{member['pool']}, {member['member']}"
+        if member["state"] == "paused":
+            meaning = f"Calls go to other members of the pool for another {format_seconds(member['frozen_for'])}."
+            yield StatusFinding("provider", WARNING, "A provider refuses calls", name, meaning)
+        elif member["state"] == "key rejected":
+            meaning = "Calls go to other members of the pool. Replace the key of this member."
+            yield StatusFinding("provider", WARNING, "A provider rejects its key", name, meaning)
+
+
 def find_swarm(overview: Overview) -> Iterator[StatusFinding]:
-    """Find resources of a swarm that are frozen."""
+    """Find resources of a swarm that are frozen, and the reason of the last reduction."""
     panel = overview["panels"].get("swarm")
+    panel = panel if isinstance(panel, dict) else {}
+    reasons = {each["resource"]: each["reason"] for each in sorted(panel.get("reductions", ()), key=itemgetter("at"))}
     frozen: dict[str, tuple[int, float]] = {}
-    for agent in panel.get("agents", ()) if isinstance(panel, dict) else ():
+    for agent in panel.get("agents", ()):
         for resource in agent["resources"]:
             if resource["frozen_for"] > 0:
                 agents, longest = frozen.get(resource["name"], (0, 0.0))
                 frozen[resource["name"]] = (agents + 1, max(longest, resource["frozen_for"]))
     for name, (agents, longest) in frozen.items():
-        meaning = f"{count_of(agents, 'agent', 'agents')} send nothing for another {format_seconds(longest)}."
-        yield StatusFinding(
-            "swarm",
-            WARNING,
-            "A resource of the swarm is frozen",
-            name,
-            meaning.replace("1 agent send", "1 agent sends"),
-        )
+        who = f"{count_of(agents, 'agent', 'agents')} {'sends' if agents == 1 else 'send'}"
+        detail = f"{name}, {reasons[name]}" if reasons.get(name) else name
+        meaning = f"{who} nothing for another {format_seconds(longest)}."
+        yield StatusFinding("swarm", WARNING, "A resource of the swarm is frozen", detail, meaning)
 
 
 FINDERS: Final[tuple[Callable[[Overview], Iterator[StatusFinding]], ...]] = (
@@ -251,6 +262,7 @@ FINDERS: Final[tuple[Callable[[Overview], Iterator[StatusFinding]], ...]] = (
     find_bus,
     find_budgets,
     find_providers,
+    find_pools,
     find_swarm,
 )  # to add a finding of a panel: one function here
 

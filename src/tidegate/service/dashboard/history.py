@@ -215,7 +215,8 @@ class DecisionHistory:
         """Keep the keys that were denied most in a minute."""
         if not rows:
             return
-        kept = [{**row, "this_minute": 0} for row in rows[:MAX_MINUTE_TOP]]
+        ended = [{**row, "denied": row["denied"] - row["this_minute"], "this_minute": 0} for row in rows]
+        kept = merge_top((row for row in ended if row["denied"]), MAX_MINUTE_TOP)
         if len(self.tops) == self.tops.maxlen:
             self._top_characters -= count_characters(self.tops.popleft()[1])
         self.tops.append((minute, kept))
@@ -229,14 +230,19 @@ class DecisionHistory:
         self.marks.clear()
         self._top_characters = 0
 
-    def top_since(self, seconds: int, until: int = 0, max_rows: int = 40) -> list[dict[str, Any]]:
-        """Return the keys that were denied most from `seconds` ago to `until` seconds ago, in full minutes."""
-        tick = self.minutes.tick
-        first, last = tick - seconds // MINUTE, tick - until // MINUTE
-        rows = [row for minute, top in self.tops if first <= minute < last for row in top]
-        if not until:
-            rows += [{**row, "denied": row["this_minute"]} for row in self.source.top_denied() if row["this_minute"]]
-        return merge_top(rows, max_rows)
+    def top_between(
+        self, begin: int, end: int, current: list[dict[str, Any]], policy: str = "", max_rows: int = 20
+    ) -> list[dict[str, Any]]:
+        """Return the keys that were denied most in the minutes that a range of time overlaps.
+
+        `begin` and `end` are milliseconds since 1970; `current` has the keys of the current minute (`top_denied`).
+        """
+        last_end, tick = self.end_of(self.minutes), self.minutes.tick
+        first, last = (tick + (at - last_end) // (MINUTE * 1000) for at in (begin, end))
+        rows = [row for minute, top in self.tops if first <= minute <= last for row in top]
+        if last >= tick:
+            rows += [{**row, "denied": row["this_minute"]} for row in current if row["this_minute"]]
+        return merge_top((row for row in rows if not policy or row["policy"] == policy), max_rows)
 
     def add_mark(self, kind: str, text: str) -> None:
         """Record that the rules changed, or that the service started."""

@@ -1,6 +1,7 @@
 """`GET /v1/key`: the data of one key in every policy, and the decision that its next call would get.
 
 A policy has data about a key if the key has used a part of a limit, is blocked, or was denied within the history.
+While the store is unavailable, no usage is known.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ async def describe_key(app: App, key: Key) -> dict[str, Any]:
     return {
         "key": key,
         "seen": bool(known or recent or minutes),
+        "store_lost": decider.store.unavailable,
         "policies": known,
         "other_policies": len(described) - len(known),
         "denials": recent[:MAX_DENIALS],
@@ -98,8 +100,11 @@ async def _describe_policy(app: App, name: str, key: Key, block: Block | None) -
     policy = found[0].policy
     try:
         usage, decision = await decider.usage(subject), await decider.peek(subject)
-    except RateLimitError as error:
-        return {"policy": name, "known": block is not None, "error": str(error), **_describe_block(None, block)}
+        error = "the store is unavailable" if decider.store.unavailable else ""  # the usage is that of `on_store_error`
+    except RateLimitError as failure:
+        error = str(failure)
+    if error:
+        return {"policy": name, "known": block is not None, "error": error, **_describe_block(None, block)}
     if block is None and decision is not None and decision.violated == BLOCKED:
         block = Block(name, key, decision.retry_after or 0.0)  # of the store: not in the list after a restart
     entry = None if block is None else await decider.audit.find_last(name, key, "block")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, zero_costs
 from tidegate.service.dashboard.limit_text import describe_limit
+from tidegate.service.dashboard.row_selection import select_rows
 
 if TYPE_CHECKING:
     from tidegate.policy import Key
@@ -75,8 +76,8 @@ class NearLimitKeys:
             near = current_usage(policy, key, decision, now)
             if near is not None:
                 found.append(near)
-        found.sort(key=lambda pair: pair[0])
-        return [near for _, near in found[:max_keys]]
+        nearest = select_rows(found, lambda pair: -pair[0], lambda pair: pair[1].policy, max_keys)
+        return [near for _, near in nearest]
 
 
 def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[float, KeyNearLimit] | None:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from tidegate.core.bounds import SECOND
 from tidegate.service.dashboard.findings import find_all
-from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, MINUTE, DecisionHistory
+from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, DecisionHistory
 from tidegate.service.dashboard.limit_text import describe_limit
 from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.dashboard.proxy_requests import describe_routes
@@ -57,6 +57,7 @@ class Overview:
         self.source: StatusSource = ProcessStatus(app)
         self.history: DecisionHistory = DecisionHistory(self.source, self._clock)
         self.directory: ServiceDirectory | None = None  # of the services that share the store
+        self._decider.stats.denied_keys.align(self._clock.ns() // 1000, self._clock.steady())
         self._timer: asyncio.TimerHandle | None = None
         self._cached: tuple[int, dict[str, Any]] | None = None  # the tick, and the snapshot of that second
         self._building: asyncio.Task[dict[str, Any]] | None = None
@@ -108,11 +109,21 @@ class Overview:
         return json.dumps(self.describe_history(begin, end, policy), separators=(",", ":")).encode()
 
     def describe_history(self, begin: int, end: int, policy: str = "") -> dict[str, Any]:
-        """Describe the history between two times in milliseconds since 1970, in the finest steps that cover it."""
+        """Describe the history between two times in milliseconds since 1970, in the finest steps that cover it.
+
+        Steps cover it, too, if they cover all that is known: otherwise the charts of a day would be empty for the first
+        minutes of a service.
+        """
         history = self.history
         now = self._clock.ns() // 1_000_000
+        known = history.minutes.steps * history.minutes.step
         tier = next(
-            (each for each in history.tiers if now - begin <= (each.step * each.length + each.step) * 1000),
+            (
+                each
+                for each in history.tiers
+                if now - begin <= (each.step * each.length + each.step) * 1000
+                or (each.steps < each.length and each.steps * each.step >= known)
+            ),
             history.minutes,
         )
         last = history.end_of(tier)
@@ -125,7 +136,7 @@ class Overview:
         def part(values: list[int]) -> list[int]:
             return values[: len(values) - skipped] if skipped else values
 
-        rows = history.top_since(max(MINUTE, (now - begin) // 1000), max(0, (now - end) // 1000), MAX_TOP_ROWS)
+        rows = history.top_between(begin, end, self.source.top_denied(), policy, MAX_TOP_ROWS)
         return {
             "step": tier.step,
             "end": last - skipped * step,
@@ -137,7 +148,7 @@ class Overview:
             "p99": [value or None for value in part(tier.p99.last(count + skipped))],
             "states": part(tier.state.last(count + skipped)),
             "marks": [mark._asdict() for mark in history.marks if begin <= mark.at <= end],
-            "top": [self._describe_denied(row) for row in rows if not policy or row["policy"] == policy],
+            "top": [self._describe_denied(row) for row in rows],
         }
 
     # ---- current state -----------------------------------------------------------------------------------------------
@@ -162,6 +173,8 @@ class Overview:
         totals, status = source.totals(), source.status()
         recent = describe_recent(self.history)
         recent |= {"policies": status.denied, "keys": [self._describe_denied(row) for row in status.top[:MAX_TOP_ROWS]]}
+        begin = now // MILLISECOND - HISTORY_SECONDS * 1000
+        top = self.history.top_between(begin, now // MILLISECOND, status.top, max_rows=MAX_TOP_ROWS)
         snapshot = {
             "at": now // MILLISECOND,
             "process": {
@@ -178,7 +191,7 @@ class Overview:
             "near": status.near,
             "blocks": await self._describe_blocks(),
             "recent": recent,
-            "top": [self._describe_denied(row) for row in self.history.top_since(HISTORY_SECONDS, 0, MAX_TOP_ROWS)],
+            "top": [self._describe_denied(row) for row in top],
             "audit": [describe_entry(entry) for entry in (await self._decider.audit.read())[:MAX_AUDIT_ENTRIES]],
             "marks": [mark._asdict() for mark in list(self.history.marks)[-MAX_MARKS_SHOWN:]],
             "denials": [
@@ -254,7 +267,7 @@ class Overview:
                 "overrides": overrides,
                 "searchable": name in self._decider.policies.entries,
                 "admitted": 0 if count is None else count.allowed + count.shadow,
-                "denied": 0 if count is None else count.denied,
+                "denied": 0 if count is None else count.denied + count.local,  # as in the history
                 "shadow": 0 if count is None else count.shadow,
                 "waiting": status.waiting_by_policy[name],
             })  # fmt: skip

@@ -25,6 +25,7 @@ from tidegate.errors import StoreUnavailable
 from tidegate.limiter import usage_of
 from tidegate.outbound.providers.money import is_money
 from tidegate.service.dashboard.capacity_history import MAX_RESOURCES, CapacityHistory
+from tidegate.service.dashboard.limit_text import describe_limit, describe_period
 from tidegate.spending.report import format_amount
 from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
@@ -117,10 +118,10 @@ async def _describe_member(gate: AsyncGate, provider: Provider, member: Member) 
 
 
 def format_limit(limit: Limit) -> str:
-    """Format a limit without its algorithm and name: "60/1m", "5.00 usd/day"."""
+    """Return a limit in words: "60 per minute", "5.00 usd per calendar day"."""
     if is_money(limit.unit):
-        return f"{format_amount(limit.quota, limit.unit)}/{format_period(limit)}"
-    return str(limit).partition(" ")[0] + ("" if limit.unit == "requests" else f" {limit.unit}")
+        return f"{format_amount(limit.quota, limit.unit)} per {describe_period(limit)}"
+    return describe_limit(limit)
 
 
 def format_period(limit: Limit) -> str:

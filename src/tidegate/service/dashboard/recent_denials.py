@@ -1,4 +1,7 @@
-"""The share of denied calls in the last minute, the usual share, and since when it is higher than usual."""
+"""The share of denied calls in the last minute, the usual share, and since when it is higher than usual.
+
+An episode that began within the last minute has a share of its own, without the calls before it.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,13 @@ def describe_recent(history: DecisionHistory) -> dict[str, Any]:
     admitted, denied = (sum(column.last(steps)) for column in seconds.total.columns[:2])
     usual = usual_share(history.minutes)
     threshold = max(MIN_SHARE, UNUSUAL_FACTOR * usual) / 2
+    episode = min(steps, episode_steps(seconds, threshold))
+    good, bad = (sum(column.last(episode)) for column in seconds.total.columns[:2])
     return {
         "seconds": steps,
         "admitted": admitted,
         "denied": denied,
+        "share": round(bad / (good + bad), 4) if bad else 0.0,
         "usual": round(usual, 4),
         "since": find_start(history, threshold),
     }

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
-from tidegate.service.dashboard.denied_keys import MAX_TOP, merge_top
+from tidegate.service.dashboard.denied_keys import MAX_TOP, merge_top, place_of
+from tidegate.service.dashboard.row_selection import select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -152,7 +154,12 @@ def report_process(app: App, since: int) -> ProcessReport:
         store=decider.store.metrics(),
         near=[near._asdict() for near in stats.near_limit.nearest(clock.ns() // 1000, MAX_NEAR_LIMIT)],
         reset_keys=list(stats.near_limit.removed),
-        denials=[describe_denial(denial) for denial in list(stats.recent)[: -MAX_DENIALS - 1 : -1]],
+        denials=[
+            describe_denial(denial)
+            for denial in select_rows(
+                reversed(stats.recent.values()), attrgetter("at"), attrgetter("policy"), MAX_DENIALS
+            )
+        ],
         blocks=[(block.policy, block.key) for block in decider.blocked()[:MAX_REPORTED_BLOCKS]],
         failed_checks=app.failed_checks(),
         top=describe_top(app),
@@ -187,15 +194,13 @@ def merge_reports(reports: Sequence[ProcessReport], store: dict[str, int], now: 
     waiting_by_policy: Counter[str] = Counter()
     for report in reports:
         waiting_by_policy.update(report.waiting_by_policy)
-    denials = [denial for report in reports for denial in report.denials]
-    denials.sort(key=lambda denial: -denial["at"])
     return ServiceStatus(
         waiting=sum(report.waiting for report in reports),
         in_flight=sum(report.in_flight for report in reports),
         waiting_by_policy=waiting_by_policy,
         store=store,
         near=merge_near(reports),
-        denials=denials[:MAX_DENIALS],
+        denials=merge_denials(reports),
         workers=[
             {"id": report.process_id, "since": report.since, "seconds_ago": max(0, now - report.at) / SECOND}
             for report in reports
@@ -215,6 +220,16 @@ def merge_denied(reports: Iterable[ProcessReport]) -> dict[str, tuple[int, int]]
     return found
 
 
+def merge_denials(reports: Iterable[ProcessReport]) -> list[dict[str, Any]]:
+    """Return the last denial of each key for one reason, the latest first."""
+    latest: dict[tuple[object, ...], dict[str, Any]] = {}
+    for denial in (each for report in reports for each in report.denials):
+        place = (*place_of(denial), tuple(denial["violated"]), denial["shadow"])
+        if place not in latest or latest[place]["at"] < denial["at"]:
+            latest[place] = denial
+    return select_rows(latest.values(), itemgetter("at"), itemgetter("policy"), MAX_DENIALS)
+
+
 def merge_store(reports: Iterable[ProcessReport], counters: dict[str, int]) -> dict[str, int]:
     """Add the metrics of the store of all processes; `counters` has the sums that include processes that ended."""
     found: dict[str, int] = {}
@@ -226,15 +241,19 @@ def merge_store(reports: Iterable[ProcessReport], counters: dict[str, int]) -> d
 
 def merge_near(reports: Sequence[ProcessReport]) -> list[dict[str, Any]]:
     """Return the keys nearest to a limit: of each key, its last decision in any process, unless it was reset since."""
-    latest: dict[tuple[str, str], dict[str, Any]] = {}
+    latest: dict[tuple[str, Key], dict[str, Any]] = {}
     for report in reports:
         for near in report.near:
-            place = (near["policy"], str(near["key"]))
+            place = place_of(near)
             if place not in latest or latest[place]["at"] < near["at"]:
                 latest[place] = near
     for policy, key, at in (each for report in reports for each in report.reset_keys):
-        place = (policy, str(key))
+        place = (policy, key if isinstance(key, str) else tuple(key))
         if place in latest and latest[place]["at"] <= at:
             del latest[place]
-    found = sorted(latest.values(), key=lambda near: near["remaining"] / (near["used"] + near["remaining"]))
-    return found[:MAX_NEAR_LIMIT]
+    return select_rows(
+        latest.values(),
+        lambda near: near["used"] / (near["used"] + near["remaining"]),
+        itemgetter("policy"),
+        MAX_NEAR_LIMIT,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.observe.labels import LabelNames
@@ -86,7 +86,8 @@ class Stats:
         self.counts: dict[str, DecisionCount] = {}  # by the policy's name
         self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
         self.last_denied: dict[str, int] = {}  # when a policy last denied a call
-        self.recent: deque[RecentDenial] = deque(maxlen=MAX_RECENT_DENIALS)
+        # The last denial of each key for one reason, the latest last: a key that is denied often does not fill it.
+        self.recent: OrderedDict[tuple[str, Key, tuple[str, ...], bool], RecentDenial] = OrderedDict()
         self.near_limit: NearLimitKeys = NearLimitKeys()
         self.denied_keys: DeniedKeys = DeniedKeys()
         self.latency: dict[str, LatencyHistogram] = {}  # by verb
@@ -122,7 +123,11 @@ class Stats:
         for name in names:
             self.violated[policy, name] += 1
         self.last_denied[policy] = decision.at
-        self.recent.append(RecentDenial(decision.at, policy, key, names, decision.retry, decision.allowed))
+        place = (policy, key, names, decision.allowed)
+        self.recent[place] = RecentDenial(decision.at, policy, key, names, decision.retry, decision.allowed)
+        self.recent.move_to_end(place)
+        if len(self.recent) > MAX_RECENT_DENIALS:
+            self.recent.popitem(last=False)
         if not decision.allowed:
             self.denied_keys.record(policy, key, names, decision.at)
         if names != BLOCKED:  # a block is no limit, and does not end with the decision

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import ConfigError
 from tidegate.event_loop import run_loop
 from tidegate.observe.logs import DecisionLog
+from tidegate.policy.setting_values import listen_error
 from tidegate.service.config.reload import Reloader
 from tidegate.service.config.settings import ListenAddress, Settings
 from tidegate.service.dashboard.stored_history import StoredHistory
@@ -272,7 +273,7 @@ def listen(address: ListenAddress, name: str, *, shared: bool = False) -> socket
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
     except OSError as error:
-        raise _listen_error(address, name, error) from None
+        raise listen_error(address, name, error) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
@@ -281,12 +282,8 @@ def listen(address: ListenAddress, name: str, *, shared: bool = False) -> socket
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _listen_error(address, name, error) from None
+        raise listen_error(address, name, error) from None
     return listener
-
-
-def _listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigError:
-    return ConfigError(address.describe_error(error), field=name)
 
 
 def with_address(settings: Settings, name: str, listener: socket.socket) -> Settings:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidegate.lock import Lock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Disable, T, TryAcquire
-    from tidegate.stores.memory.table import Entry, Table
+    from tidegate.stores.memory.table import Table, TableEntry
 
 
 class StoreAccess(NamedTuple):
@@ -33,7 +33,7 @@ class StoreAccess(NamedTuple):
 
     lock: Lock
     ns: Callable[[], int]
-    insert: Callable[[Table, Key, Entry, int, int], bool]
+    insert: Callable[[Table, Key, TableEntry, int, int], bool]
     has_room: Callable[[Key], bool]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import AcquireTogether, Ask, Disable, T, TryAcquire
     from tidegate.stores.memory.group_shares import GroupOf
-    from tidegate.stores.memory.table import Entry
+    from tidegate.stores.memory.table import TableEntry
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -313,7 +313,7 @@ class MemoryStore(Store):
         else:
             table.entries[key] = entry
 
-    def _insert(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> bool:
+    def _insert(self, table: Table, key: Key, entry: TableEntry, ends: int, now: int) -> bool:
         """Add the entry of a new key, which expires at `ends`, if there is room; returns whether there was."""
         if self._counting:
             self._recount()
@@ -322,7 +322,7 @@ class MemoryStore(Store):
         self._add(table, key, entry, ends, now)
         return True
 
-    def _add(self, table: Table, key: Key, entry: Entry, ends: int, now: int) -> None:
+    def _add(self, table: Table, key: Key, entry: TableEntry, ends: int, now: int) -> None:
         self._counting = True
         table.register(key, ends, now)
         table.entries[key] = entry

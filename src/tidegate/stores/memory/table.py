@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.memory.group_shares import GroupShares
 
-Entry = State  # the state itself if the policy has one limit (saves memory), else (limits, states)
+TableEntry = State  # the state itself if the policy has one limit (saves memory), else (limits, states)
 FOREVER: Final = 2**62
 SWEEP_PER_CALL: Final = 32  # due keys that a call sweeps at most, of its policy and of one other
 EXTRA_STALE_KEYS: Final = 64  # stale keys in the wheel that are tolerated in addition to the number of live keys
@@ -42,7 +42,7 @@ class Table:
     def __init__(self, shares: GroupShares | None = None) -> None:
         """Start empty; `shares` counts the keys of the wheel by group."""
         self.shares: GroupShares | None = shares
-        self.entries: dict[Key, Entry] = {}
+        self.entries: dict[Key, TableEntry] = {}
         self.wheel: dict[int, deque[Key]] = {}
         self.dues: list[int] = []
         self.due: int = FOREVER
@@ -124,19 +124,19 @@ class Table:
                 self.scrub_queue.rotate(-1)
 
 
-def states_of(entry: Entry) -> list[State]:
+def states_of(entry: TableEntry) -> list[State]:
     """Return the states in an entry."""
     return [state for state in entry[1] if state is not None] if entry[0].__class__ is tuple else [entry]
 
 
-def expires(entry: Entry) -> int:
+def expires(entry: TableEntry) -> int:
     """Return when all states of an entry have expired: from then on they are equivalent to no state."""
     if entry[0].__class__ is not tuple:
         return limit_of(entry).rules.expires(entry)
     return max(limit_of(state).rules.expires(state) for state in states_of(entry))
 
 
-def read_entry(entry: Entry | None, policy: Policy) -> Sequence[State | None]:
+def read_entry(entry: TableEntry | None, policy: Policy) -> Sequence[State | None]:
     """Return the states of the policy's limits, in its order, matched by name and algorithm."""
     if entry is None:
         return [None] * len(policy.limits)
@@ -146,7 +146,7 @@ def read_entry(entry: Entry | None, policy: Policy) -> Sequence[State | None]:
     return [known.get(limit.identity) for limit in policy.limits]
 
 
-def write_entry(old: Entry | None, policy: Policy, states: States, now: int) -> Entry | None:
+def write_entry(old: TableEntry | None, policy: Policy, states: States, now: int) -> TableEntry | None:
     """Build an entry of new states, keeping live states of limits that are no longer in the policy."""
     if old is not None and old[0] is not policy.limits and old[0] is not policy.only:
         names = {limit.identity for limit in policy.limits}

@@ -42,8 +42,8 @@ class RunBlocking(NamedTuple):
     function: Callable[[], Any]
 
 
-Step = WaitForSocket | WaitForSignal | RunBlocking
-IOFlow = Flow[Step, T]
+IOStep = WaitForSocket | WaitForSignal | RunBlocking
+IOFlow = Flow[IOStep, T]
 
 
 class Caller(Protocol):
@@ -110,7 +110,7 @@ class TaskCaller:
         return TaskSignal()
 
 
-def perform(step: Step) -> Any:  # noqa: ANN401 - the result of the blocking function
+def perform(step: IOStep) -> Any:  # noqa: ANN401 - the result of the blocking function
     """Execute a step in this thread."""
     if isinstance(step, RunBlocking):
         return step.function()
@@ -146,7 +146,7 @@ class AsyncRun(Generic[T]):
     def __init__(self, flow: IOFlow[T]) -> None:
         """Start at the first step."""
         self._flow = flow
-        self._step: Step | None = None
+        self._step: IOStep | None = None
         self._waiting: asyncio.Future[Any] | None = None  # of the current step
 
     async def finish(self) -> T:

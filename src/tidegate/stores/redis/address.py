@@ -12,10 +12,10 @@ from tidegate.urls import server_url, split_hosts, unknown_option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Kind = Literal["server", "cluster", "sentinel"]
+ServerKind = Literal["server", "cluster", "sentinel"]
 Tag = Literal["key", "policy", "all"]
 
-SCHEMES: Final[dict[str, tuple[Kind, bool]]] = {
+SCHEMES: Final[dict[str, tuple[ServerKind, bool]]] = {
     "redis": ("server", False),
     "rediss": ("server", True),
     "valkey": ("server", False),
@@ -46,7 +46,7 @@ OPTIONS: Final = (
 class RedisAddress:
     """Hosts, credentials, timeouts and options of a Redis store."""
 
-    kind: Kind = "server"
+    kind: ServerKind = "server"
     hosts: tuple[tuple[str, int], ...] = (("127.0.0.1", 6379),)
     service: str = ""
     db: int = 0

@@ -4,9 +4,9 @@ import { RequestError, get, readToken } from "./api.js";
 import { Chart, ChartGroup } from "./charts.js";
 import { COMPONENT_PANELS } from "./component_panels.js";
 import { confirmAction, setUpConfirm } from "./confirm.js";
-import { byId, setAttribute, setText } from "./dom.js";
-import { formatCount, formatDate, formatDuration, formatMicroseconds, formatPercent, formatRate, formatTime, parseKey } from "./format.js";
-import { LiveHistory, RangeHistory, currentRate, latestValue, sum } from "./history.js";
+import { byId, createElement, setAttribute, setText } from "./dom.js";
+import { formatCount, formatDuration, formatMicroseconds, formatPercent, formatRange, formatRate, formatTime, parseKey } from "./format.js";
+import { LiveHistory, RangeHistory, currentRate, latestValue } from "./history.js";
 import { refreshKey, setUpKeyPage } from "./key_page.js";
 import { change, onChange, state } from "./page_state.js";
 import { PanelViews } from "./panel_view.js";
@@ -48,7 +48,7 @@ new Chart(charts, byId("chart-latency"), byId("legend-latency"), {
 const openKey = (key) => change({ key });
 const selectPolicy = (policy) => change({ policy });
 const confirm = (verb, policy, key) => confirmAction(verb, policy, key, update);
-const actions = { openKey, selectPolicy, confirm, confirmBlock: (policy, key) => confirm("block", policy, key), copy };
+const actions = { openKey, selectPolicy, confirm, copy };
 
 function render(overview, columns) {
   lastOverview = overview;
@@ -58,7 +58,7 @@ function render(overview, columns) {
   renderFilter(overview, columns);
   renderStats(overview, policy);
   charts.update(columns);
-  renderTop(columns.top.filter(isShown), Math.round(sum(columns.denied) * columns.step), overview.blocks, actions);
+  renderTop(columns, isShown, overview.blocks, actions);
   panels.renderPolicies(overview, live, policy, selectPolicy);
   panels.renderNearLimit(overview, isShown, openKey);
   panels.renderDenials(overview, isShown, openKey);
@@ -76,7 +76,7 @@ function renderFilter(overview, { from, to }) {
   panels.renderPolicyFilter(overview, policy);
   if (byId("range").value !== range) byId("range").value = range;
   byId("zoom-out").hidden = !zoomed;
-  setText(byId("filter-note"), zoomed ? `${formatDate(from)} to ${formatTime(to)}` : "");
+  setText(byId("filter-note"), zoomed ? formatRange(from, to) : "");
   setText(byId("note-decisions"), policy ?? "all policies");
 }
 
@@ -85,7 +85,8 @@ function renderStats(overview, policy) {
   const waiting = policy === null ? overview.waiting : overview.policies.find(({ name }) => name === policy)?.waiting ?? 0;
   setText(byId("now-admitted"), formatRate(admitted));
   setText(byId("now-denied"), formatRate(denied));
-  setText(byId("now-share"), denied > 0 ? `${formatPercent(denied, admitted + denied)} of calls, per second` : "per second");
+  setText(byId("now-unit"), denied > 0 ? "per second, " : "");
+  setText(byId("now-share"), denied > 0 ? `${formatPercent(denied, admitted + denied)} of calls` : "per second");
   setAttribute(byId("stat-denied"), "data-level", denied > 0.25 * (admitted + denied) && denied > 0 ? "bad" : denied > 0 ? "some" : "none");
   setText(byId("now-waiting"), formatCount(waiting));
   setText(byId("now-median"), formatMicroseconds(latestValue(live.latency[0])));
@@ -108,14 +109,30 @@ function setNotice(message) {
 
 /** Copy text to the clipboard, and say so in the button. */
 async function copy(value, button) {
-  const label = button.textContent;
+  button.dataset.label ??= button.textContent; // a second click would find the label of the first
+  const copied = await writeClipboard(value);
+  button.textContent = copied ? "Copied" : "Not allowed";
+  setText(byId("announcement"), copied ? `Copied ${value}` : "The browser does not allow copying");
+  setTimeout(() => { button.textContent = button.dataset.label; }, COPIED_TIME);
+}
+
+/** Without HTTPS, browsers have no clipboard API: then the text is copied from an input. */
+async function writeClipboard(value) {
   try {
     await navigator.clipboard.writeText(value);
-    button.textContent = "Copied";
+    return true;
   } catch {
-    button.textContent = "Not allowed"; // without HTTPS, browsers forbid it
+    const focused = document.activeElement;
+    const input = createElement("input", { class: "off-screen", "aria-hidden": "true", tabindex: "-1" });
+    document.body.append(input);
+    input.value = value;
+    input.focus();
+    input.select();
+    const copied = document.execCommand("copy");
+    input.remove();
+    focused?.focus();
+    return copied;
   }
-  setTimeout(() => { button.textContent = label; }, COPIED_TIME);
 }
 
 // ---- polling --------------------------------------------------------------------------------------------------------

@@ -47,10 +47,10 @@ export const COMPONENT_PANELS = {
     tables: [{
       rows: (budgets) => budgets.flatMap((budget) => budget.tiers.map((tier) => ({ ...tier, budget: budgets.length > 1 ? `${budget.name}: ` : "" }))),
       columns: [
-        ["Tier", (tier) => tier.budget + tier.name],
+        ["Tier", (tier) => tier.budget + tier.name, "c-tier"],
         ["Used", (tier) => meter(tier.used, tier.quota), "c-wide"],
-        ["Resets in", (tier) => (tier.used ? duration(tier.reset_after) : "–"), "num"],
-        ["Forecast", formatForecast],
+        ["Resets in", (tier) => (tier.used ? duration(tier.reset_after) : "–"), "num c-duration"],
+        ["Forecast", formatForecast, "c-forecast"],
       ],
     }],
   },
@@ -61,7 +61,7 @@ export const COMPONENT_PANELS = {
       rows: (panel) => panel.providers.flatMap((provider) => provider.limits.map((limit, index) => ({ provider, index, ...limit }))),
       columns: [
         ["Provider", ({ provider, index }) => name(index ? "" : [provider.name, provider.account].filter(Boolean).join(" "))],
-        ["Limit", (limit) => limit.text, "c-short"],
+        ["Limit", (limit) => limit.text],
         ["Used", (limit) => meter(limit.used, limit.quota), "c-wide"],
         ["State", (limit) => (limit.index ? "" : formatProvider(limit.provider))],
       ],
@@ -69,7 +69,7 @@ export const COMPONENT_PANELS = {
       rows: (panel) => panel.sources,
       columns: [
         ["Source", (source) => name(source.name, `${source.name}: ${source.provider ?? "unlimited"}, ${source.schedule}`)],
-        ["Next run", (source) => (source.state === "idle" ? `in ${formatDuration(source.due_in)}` : source.state), "num"],
+        ["Next run", (source) => (source.state !== "idle" ? source.state : source.due_in < 1 ? "now" : `in ${formatDuration(source.due_in)}`), "num"],
         ["Last result", (source) => (source.last_ago === null ? "not fetched yet" : `${source.last_result}, ${formatDuration(source.last_ago)} ago`), "c-wide"],
         ["Fetched", (source) => (source.failed ? `${formatCount(source.ok)}, ${formatCount(source.failed)} failed` : count(source.ok)), "num hide-on-phone"],
       ],
@@ -82,7 +82,7 @@ export const COMPONENT_PANELS = {
       rows: (members) => members.flatMap((member) => member.limits.map((limit, index) => ({ member, index, limit, alone: isOnePool(members) }))),
       columns: [
         ["Member", ({ member, index, alone }) => name(index ? "" : alone ? member.member : `${member.pool}/${member.member}`)],
-        ["Limit", ({ limit }) => `${currencyOf(limit) || limit.unit}/${limit.period}`, "hide-on-phone"],
+        ["Limit", ({ limit }) => limit.text, "hide-on-phone"],
         ["Used", ({ limit }) => meter(limit.used, limit.quota, formatUsed(limit)), "c-wide"],
         ["State", ({ member, index }) => (index ? "" : text(formatMember(member), { state: member.state === "ready" ? "" : "warn" }))],
         ["Refused", ({ member, index }) => (index ? "" : count(member.refused)), "num c-short hide-on-phone"],
@@ -117,7 +117,7 @@ export const COMPONENT_PANELS = {
         ["Agent", (resource) => name(resource.agent)],
         ["Resource", (resource) => name(resource.name)],
         ["Capacity", (resource) => share(resource.total, resource.original), "c-wide"],
-        ["In flight", (resource) => (resource.frozen_for > 0 ? text(`frozen for ${formatDuration(resource.frozen_for)}`, { state: "bad" }) : count(resource.in_flight)), "num"],
+        ["State", (resource) => (resource.frozen_for > 0 ? text(`frozen for ${formatDuration(resource.frozen_for)}`, { state: "bad" }) : `${formatCount(resource.in_flight)} in flight`)],
       ],
     }, {
       rows: (panel) => [...panel.reductions].sort((a, b) => b.at - a.at),
@@ -132,9 +132,12 @@ export const COMPONENT_PANELS = {
   },
 };
 
+const NEARLY_USED_UP = 0.9; // of a tier, as in the status line
+
 function formatForecast(tier) {
   if (tier.remaining <= 0) return text("used up", { state: "bad" });
   if (tier.runs_out_in !== null) return text(`runs out in ${formatDuration(tier.runs_out_in)}`, { state: tier.runs_out_in < 3600 ? "bad" : "" });
+  if (tier.used >= NEARLY_USED_UP * tier.quota) return text("nearly used up", { state: "warn" });
   return tier.pace ? "sufficient" : "not in use";
 }
 

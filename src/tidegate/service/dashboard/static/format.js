@@ -6,6 +6,7 @@ const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFracti
 const TIME = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const SHORT_TIME = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const DATE = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const SECONDS_DATE = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const DAY = 86_400_000; // milliseconds
 
 export function formatCount(value) {
@@ -52,6 +53,12 @@ export function formatSince(milliseconds, now) {
 }
 
 export const formatDate = (milliseconds) => DATE.format(new Date(milliseconds));
+
+/** Format a range of time; the second date only if it is another day. */
+export function formatRange(from, to) {
+  const sameDay = new Date(from).toDateString() === new Date(to).toDateString();
+  return `${SECONDS_DATE.format(new Date(from))} to ${(sameDay ? TIME : SECONDS_DATE).format(new Date(to))}`;
+}
 
 /** Format a time for the axis of a chart that spans this many milliseconds. */
 export function formatTimeOfDay(milliseconds, span) {

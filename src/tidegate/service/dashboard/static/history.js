@@ -97,7 +97,7 @@ export class RangeHistory {
       const query = new URLSearchParams({ from: begin, to: to ?? now, ...(policy === null ? {} : { policy }) });
       const columns = await get(`v1/history?${query}`);
       for (const name of ["admitted", "denied"]) columns[name] = columns[name].map((value) => value / columns.step);
-      this.columns = { ...columns, from: begin, to: to ?? now };
+      this.columns = { ...columns, from: begin, to: to ?? now, zoomed: from !== null };
       this.wanted = wanted;
       this.fetchedAt = now;
     }

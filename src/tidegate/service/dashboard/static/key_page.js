@@ -44,7 +44,9 @@ function renderVerdict(message, level) {
 function renderKey(report, now) {
   const blocked = report.policies.filter(({ block }) => block);
   const denied = report.policies.filter(({ block, next }) => !block && next && !next.allowed);
-  if (!report.seen) {
+  if (report.store_lost) {
+    renderVerdict("The store is unavailable: the usage of this key is unknown. on_store_error decides its next call.", "bad");
+  } else if (!report.seen) {
     renderVerdict("Never seen: no policy has any usage or block for this key, and it is not among the denied keys of the last 24 hours.", "");
   } else if (blocked.length) renderVerdict(blocked.map(describeBlock).join(". "), "bad");
   else if (denied.length) renderVerdict(`Its next call is denied by ${denied.map(({ policy, next }) => `${policy} (${formatReason(next.over)})`).join(", ")}.`, "warn");
@@ -95,6 +97,7 @@ function describeNext({ next, block, mode }) {
 }
 
 function renderHistory(report, now) {
+  byId("key-history").hidden = !report.seen && !report.audit.length;
   const from = Math.max(Math.min(report.minutes_since, now - 3_600_000), now - 86_400_000);
   renderDenialBars(byId("key-minutes"), report.minutes, from, Math.max(now, from + 60_000));
   const total = report.minutes.reduce((sum, { denied }) => sum + denied, 0);

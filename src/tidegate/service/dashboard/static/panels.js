@@ -8,6 +8,7 @@ import { renderSparkline } from "./small_charts.js";
 
 const SORT_INTERVAL = 5000; // milliseconds: rows that change places every second cannot be read
 const RECENT_SECONDS = 60;
+const NEAR_SHARE = 0.5; // of a limit that is used: below, a key is not near its limit
 let order = new Map(); // the place of each policy
 let sortedAt = 0;
 
@@ -107,7 +108,8 @@ function renderKeyCell(cell, policy, key, openKey) {
 export function renderNearLimit({ blocks, near }, isShown, openKey) {
   const blocked = blocks.filter(isShown).map((block) => ({ ...block, blocked: true }));
   const isBlocked = (item) => blocked.some(({ policy, key }) => policy === item.policy && sameKey(key, item.key));
-  const items = [...blocked, ...near.filter((item) => isShown(item) && !isBlocked(item))];
+  const isNear = ({ used, remaining }) => used >= NEAR_SHARE * (used + remaining);
+  const items = [...blocked, ...near.filter((item) => isShown(item) && isNear(item) && !isBlocked(item))];
   byId("panel-near").hidden = items.length === 0;
   renderRows(byId("near"), items, () => createRow("c-key", "hide-on-phone", "c-bar", "num", "num"), (cells, item) => {
     renderKeyCell(cells[0], item.policy, item.key, openKey);
@@ -165,13 +167,13 @@ const COUNT_LABELS = {
 
 export function renderState(overview) {
   const { store, services, panels: { bus } } = overview;
-  const rows = [["Store", store.lost ? "unavailable: on_store_error applies" : "available", store.lost ? "bad" : "good"]];
+  const rows = [["Store", store.lost ? "unavailable" : "available", store.lost ? "bad" : "good"]];
   rows.push(["type", store.leased ? `${store.kind}, with leases` : store.kind]);
   if (services.length > 1) {
     rows.push(["services on this store", services.map(({ name, own }) => (own ? `${name} (this one)` : name)).join(", ")]);
   }
   rows.push(...countRows(store.counts));
-  if (!bus) rows.push(["Bus", "not configured (bus: nats://…)"]);
+  if (!bus) rows.push(["Bus", "not configured"]);
   else if (bus.error) rows.push(["Bus", bus.error, "bad"]);
   else {
     rows.push(["Bus", bus.connected ? "connected" : "not connected, retrying", bus.connected ? "good" : "bad"]);
@@ -188,5 +190,5 @@ export function renderState(overview) {
 }
 
 function countRows(counts) {
-  return Object.entries(counts).filter(([name]) => name in COUNT_LABELS).map(([name, value]) => [COUNT_LABELS[name], formatCount(value)]);
+  return Object.entries(counts).filter(([name, value]) => name in COUNT_LABELS && !(name === "peers" && !value)).map(([name, value]) => [COUNT_LABELS[name], formatCount(value)]);
 }

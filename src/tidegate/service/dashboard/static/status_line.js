@@ -1,7 +1,7 @@
 // The first lines of the page: what is wrong, what it means for callers, and what to do. /v1/overview has the findings.
 
 import { byId, createElement, setAttribute, setText } from "./dom.js";
-import { formatKey, formatSince } from "./format.js";
+import { formatKey, formatSince, sameKey } from "./format.js";
 
 const SYMBOLS = { bad: "✕", warn: "!", good: "✓", wait: "…" };
 let announced = "";
@@ -11,12 +11,15 @@ function describe(finding, now) {
   return `${finding.title}${since}${finding.detail ? `: ${finding.detail}` : ""}`;
 }
 
-/** Render the findings; `actions` are the functions openKey, confirmBlock and selectPolicy. */
+/** Render the findings; `actions` are the functions openKey, confirm and selectPolicy. */
 export function renderStatus(overview, actions) {
-  const { findings, at } = overview;
+  const { blocks, findings, at } = overview;
   const list = byId("findings");
   while (list.children.length > findings.length) list.lastElementChild.remove();
-  findings.forEach((finding, index) => renderFinding(list.children[index] ?? list.appendChild(createItem()), finding, at, actions));
+  findings.forEach((finding, index) => {
+    const isBlocked = blocks.some(({ policy, key }) => policy === finding.policy && sameKey(key, finding.key));
+    renderFinding(list.children[index] ?? list.appendChild(createItem()), { ...finding, isBlocked }, at, actions);
+  });
   setAttribute(byId("status"), "data-level", findings[0].level);
   const first = describe(findings[0], at);
   document.title = findings[0].level === "good" ? "tidegate" : `${SYMBOLS[findings[0].level]} ${first}`;
@@ -38,7 +41,7 @@ function createItem() {
     createElement("div", { class: "actions" }));
 }
 
-function renderFinding(item, finding, now, { openKey, confirmBlock, selectPolicy }) {
+function renderFinding(item, finding, now, { openKey, confirm, selectPolicy }) {
   const [symbol, words, buttons] = item.children;
   setAttribute(item, "data-level", finding.level);
   setAttribute(item, "data-kind", finding.kind);
@@ -46,7 +49,7 @@ function renderFinding(item, finding, now, { openKey, confirmBlock, selectPolicy
   setText(words.children[0], describe(finding, now));
   setAttribute(words.children[0], "title", describe(finding, now));
   setText(words.children[1], finding.meaning);
-  const wanted = JSON.stringify([finding.policy, finding.key]);
+  const wanted = JSON.stringify([finding.policy, finding.key, finding.isBlocked]);
   if (item.dataset.actions === wanted) return;
   item.dataset.actions = wanted;
   buttons.replaceChildren();
@@ -57,7 +60,8 @@ function renderFinding(item, finding, now, { openKey, confirmBlock, selectPolicy
   };
   if (finding.key !== null) {
     add("Look up", () => openKey(finding.key), { "aria-label": `Look up ${formatKey(finding.key)}` });
-    add("Block…", () => confirmBlock(finding.policy, finding.key), { class: "danger", "aria-label": `Block ${formatKey(finding.key)} in ${finding.policy}` });
+    const [verb, label, options] = finding.isBlocked ? ["unblock", "Unblock", {}] : ["block", "Block", { class: "danger" }];
+    add(`${label}…`, () => confirm(verb, finding.policy, finding.key), { ...options, "aria-label": `${label} ${formatKey(finding.key)} in ${finding.policy}` });
   }
   if (finding.policy !== null) add("Only this policy", () => selectPolicy(finding.policy), { "aria-label": `Show only the policy ${finding.policy}` });
 }

@@ -2,10 +2,13 @@
 
 import { renderMeter } from "./cells.js";
 import { byId, createElement, createRow, renderRows, setAttribute, setName, setText } from "./dom.js";
-import { copyableKey, formatCount, formatKey, formatPercent, formatReason, formatTime, sameKey } from "./format.js";
+import { copyableKey, countOf, formatCount, formatKey, formatPercent, formatReason, formatTime, sameKey } from "./format.js";
+import { STORE_LOST, sum } from "./history.js";
 
-let paused = null; // the rows and the total when the user paused
-let last = null;
+const MAX_ROWS = 20; // that the service returns
+let paused = null; // `last` when the user paused
+let last = null; // { rows, total, zoomed, storeLost }: `total` is the number of all denials in the range
+let current = null; // { blocks, actions }
 
 /** Add up rows of one key, or of one policy. */
 function group(rows, by) {
@@ -26,9 +29,15 @@ function group(rows, by) {
   return [...found.values()].sort((a, b) => b.denied - a.denied);
 }
 
-/** Render the rows; `total` is the number of all denials in the range. `actions` are openKey, confirmBlock, copy. */
-export function renderTop(rows, total, blocks, actions) {
-  last = { rows, total, blocks, actions };
+/** Render the denied keys of the columns that `isShown`. `actions` are openKey, selectPolicy, confirm and copy. */
+export function renderTop(columns, isShown, blocks, actions) {
+  last = { rows: columns.top.filter(isShown), total: Math.round(sum(columns.denied) * columns.step), zoomed: columns.zoomed === true, storeLost: columns.states.some((state) => state & STORE_LOST) };
+  current = { blocks, actions };
+  renderLast();
+}
+
+function renderLast() {
+  const { blocks, actions } = current;
   const shown = paused ?? last;
   const by = byId("top-group").value;
   const wanted = byId("top-filter").value.trim().toLowerCase();
@@ -54,7 +63,7 @@ export function renderTop(rows, total, blocks, actions) {
     const [block, copy] = cells[6].firstElementChild.children;
     block.hidden = isPolicy || by === "key";
     copy.hidden = isPolicy;
-    setText(block, isBlocked ? "Unblock" : "Block…");
+    setText(block, isBlocked ? "Unblock…" : "Block…");
     setAttribute(block, "aria-label", `${isBlocked ? "Unblock" : "Block"} ${label} in ${row.policy}`);
     setAttribute(copy, "aria-label", `Copy ${label}`);
     block.run = () => actions.confirm(isBlocked ? "unblock" : "block", row.policy, row.key);
@@ -62,7 +71,12 @@ export function renderTop(rows, total, blocks, actions) {
   });
   byId("top").hidden = items.length === 0;
   byId("top-empty").hidden = items.length > 0;
-  setText(byId("note-top"), `${formatCount(all)} denied calls${shown.rows.length >= 20 ? ", the 20 most denied keys" : ""}${paused ? ", paused" : ""}`);
+  const notes = [countOf(shown.total, "denied call", "denied calls")];
+  if (shown.zoomed) notes.push("keys of full minutes");
+  if (shown.storeLost) notes.push("without the keys that were denied because the store was unavailable");
+  if (shown.rows.length >= MAX_ROWS) notes.push(`the ${MAX_ROWS} most denied keys`);
+  if (paused) notes.push("paused");
+  setText(byId("note-top"), notes.join(", "));
 }
 
 function createTopRow() {
@@ -78,7 +92,7 @@ function createTopRow() {
 
 /** Register the event handlers of the panel. */
 export function setUpTop() {
-  const again = () => last && renderTop(last.rows, last.total, last.blocks, last.actions);
+  const again = () => last && renderLast();
   byId("top-group").addEventListener("change", again);
   byId("top-filter").addEventListener("input", again);
   byId("top-pause").addEventListener("click", () => {
