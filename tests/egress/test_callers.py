@@ -283,6 +283,12 @@ def test_wrong_settings_are_refused_with_their_place(settings, message):
     assert TOKEN not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [0, -1, "soon", ["5s"], True])
+def test_what_is_no_duration_is_refused(value):
+    with pytest.raises(ConfigError, match="timeout: expected a duration such as"):
+        load_egress({"timeout": value})
+
+
 def test_settings_never_show_a_token(monkeypatch):
     monkeypatch.setenv("EGRESS_TOKEN", TOKEN)
     settings = load_egress({"callers": {"a": {"token": "${EGRESS_TOKEN}"}}, "metrics_token": OTHER_TOKEN})

@@ -109,3 +109,30 @@ async def test_a_member_that_cannot_be_reached_is_replaced_by_another(upstream):
         used = sorted([(await account.limiter.usage(account.key))["1h"].used for account in accounts])
         assert used == [0, 1]  # nothing was sent by the member that is gone
     assert [request.headers["x-api-key"] for request in upstream.requests] == ["key-2"]
+
+
+@pytest.mark.parametrize("limits", [[], ["5_000_000/day unit=usd_micros"]], ids=["no limits", "own budget"])
+async def test_a_model_without_a_price_is_refused_and_the_log_says_which(upstream, limits, caplog):
+    settings = {"callers": {"a": {"token": TOKEN, "limits": limits}}}
+    async with running(upstream.url, settings, profile="openai", price=PRICES, spend=["25/day unit=usd"]) as gateway:
+        for path, body in (
+            ("/up/v1/chat/completions", {**CONTENT, "model": "unpriced"}),
+            ("/v1/egress/estimate", {"url": "/up/v1/chat/completions", "body": {**CONTENT, "model": "unpriced"}}),
+        ):
+            status, _, answer = await gateway.send("POST", path, json=body, headers={"X-Api-Key": TOKEN})
+            assert (status, json.loads(answer)["error"]["type"]) == (400, "unknown-price")
+    assert "there is no price for the model 'unpriced'" in caplog.text
+    assert not upstream.requests
+
+
+async def test_a_model_whose_name_cannot_be_stored_is_refused(upstream):
+    async with running(upstream.url, profile="openai", per=["model"], limits=["5/1m"]) as gateway:
+        body = b'{"model": "\\ud800", "messages": []}'
+        for path, sent in (
+            ("/up/v1/chat/completions", body),
+            ("/v1/egress/estimate", b'{"url": "/up/v1/chat/completions", "body": %s}' % body),
+        ):
+            status, _, answer = await gateway.send(
+                "POST", path, data=sent, headers={"Content-Type": "application/json"}
+            )
+            assert (status, json.loads(answer)["error"]["type"]) == (400, "bad-body")

@@ -98,7 +98,7 @@ def test_caches_are_bounded(proxied):
     for number in range(6000):
         proxied.request(f"/{number}")
         proxied.limiter.client_identifier.find(f"198.18.{number // 256}.{number % 256}", [])
-    assert len(proxied.limiter.targets) <= 4096
+    assert len(proxied.limiter.targets.cached) <= 4096
     assert len(proxied.limiter.client_identifier.cache) <= 4096
     proxied.request("/" + "x" * 10_000)
-    assert all(len(cache_key[1]) <= 256 for cache_key in proxied.limiter.targets)
+    assert all(len(cache_key[1]) <= 256 for cache_key in proxied.limiter.targets.cached)

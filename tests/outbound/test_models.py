@@ -48,6 +48,14 @@ def test_each_pattern_of_models_has_its_own_limits(clock):
             opened.get("https://api.test/v1/other")  # names no model
 
 
+def test_a_request_without_a_model_shares_the_quota_of_all_other_models(clock):
+    opened = client(clock, models={"gpt-*": "5/1m", "*": "3/1m"})
+    opened.post(URL, json={"model": "claude"})
+    assert sent(opened, None) == 2
+    assert sent(opened, "llama") == 0
+    assert sent(opened, "gpt-4o") == 5
+
+
 def test_per_model_each_model_has_its_own_quota(clock):
     with client(clock, per="model", models={"gpt-*": "3/1m", "*": "2/1m"}) as opened:
         assert [sent(opened, model) for model in ("gpt-4o", "gpt-5", "o3", "o4")] == [3, 3, 2, 2]

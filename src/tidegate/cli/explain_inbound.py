@@ -11,7 +11,8 @@ from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.client.request import Request
-from tidegate.inbound.limiting.request_limiter import RequestLimiter, RequestTarget
+from tidegate.inbound.limiting.request_limiter import RequestLimiter
+from tidegate.inbound.limiting.request_targets import RequestTarget
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.config import load_rules
 from tidegate.inbound.rules.explain import explain_endpoints
@@ -67,7 +68,7 @@ class Explainer:
         self.client: RequestClient = limiter.client_identifier.find(peer, headers)
         self.peer = peer
         self.request = Request(method, self.path, self.client.address, None, lambda name: fields.get(name.lower()))
-        target = limiter.find_target((method, self.path), (method,), self.routes, None)
+        target = limiter.targets.find((method, self.path), (method,), self.routes, None)
         self.target: RequestTarget = target or RequestTarget(None, 0)
         self.charges: tuple[RequestCharge, ...] = ()
         if self.client.key is not None:

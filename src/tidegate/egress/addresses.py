@@ -42,7 +42,8 @@ def is_public(address: str) -> bool:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    special = address.is_multicast or address.is_reserved or address.is_unspecified
+    return address.is_global and not special and not (isinstance(address, IPv6Address) and address.is_site_local)
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tidegate.core.bounds import SECOND
 from tidegate.egress.bodies import RequestBody
-from tidegate.egress.messages import EgressError, describe_cost, json_response
+from tidegate.egress.messages import EgressError, describe_cost, json_response, refusal
 from tidegate.errors import RateLimitError
 from tidegate.observe.text_format import CONTENT_TYPE, write_families
 from tidegate.outbound.quota.exchange import OutboundRequest
@@ -91,8 +91,8 @@ class Endpoints:
         try:
             estimate = await gateway.gate.estimate(call)
             own = await gateway.limits.peek(identity.caller, target.provider, call)
-        except RateLimitError:
-            raise EgressError(503, "unavailable", "the store of the gateway is unavailable") from None
+        except RateLimitError as error:
+            raise refusal(error, target.provider) from None
         if estimate is None:
             raise EgressError(404, "unknown-provider", "no provider limits this URL")
         decision = estimate.decision

@@ -26,7 +26,7 @@ from tidegate.egress.routes import Routes, Target
 from tidegate.egress.stats import EgressStats
 from tidegate.egress.tunnel_handler import TunnelHandler
 from tidegate.egress.upstream import UpstreamClient
-from tidegate.errors import Closed, Denied, StoreUnavailable
+from tidegate.errors import Closed, Denied, RateLimitError
 from tidegate.headers.cross_site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.stores.cancellation import BackgroundTasks
@@ -321,11 +321,7 @@ class EgressGateway:
             return denial(error, provider, f"caller {caller.name}: " if of_caller and caller.limits else "")
         if isinstance(error, EgressError):
             exchange.count("failed")
-        if isinstance(error, StoreUnavailable | Closed):
-            what = "the store of the gateway is unavailable"
-            message = what if isinstance(error, StoreUnavailable) else "the gateway is stopping"
-            return EgressError(503, "unavailable", message, {"Retry-After": "1"})
-        return error
+        return messages.refusal(error, provider) if isinstance(error, RateLimitError) else error
 
     def _note_response(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> None:
         exchange.first_byte = self.gate.clock.steady()

@@ -6,6 +6,7 @@ Keys and tokens never appear in an answer: messages name providers, callers and 
 from __future__ import annotations
 
 import json
+import logging
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, unquote_plus
@@ -15,6 +16,7 @@ from multidict import CIMultiDict
 
 from tidegate.core.bounds import SECOND
 from tidegate.egress.callers import KEY_HEADERS
+from tidegate.errors import Closed, ConfigError, ResourceUnknown
 from tidegate.headers import problem
 
 if TYPE_CHECKING:
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
     from tidegate.core import Decision
-    from tidegate.errors import Denied
+    from tidegate.errors import Denied, RateLimitError
     from tidegate.outbound.providers.provider import Provider
     from tidegate.policy import Cost
+
+log: logging.Logger = logging.getLogger("tidegate.egress")
 
 PREFIX: Final = "x-tidegate-"
 HOP_BY_HOP: Final = frozenset(
@@ -118,6 +122,18 @@ def denial(denied: Denied, provider: Provider, of_caller: str) -> DeniedError:
     limits = f" ({names})" if names else ""
     message = f"{of_caller or 'provider ' + provider.name + ': '}rate limit reached{limits}"
     return DeniedError(decision, message, provider.counting.denial if provider.profile is not None else None)
+
+
+def refusal(error: RateLimitError, provider: Provider) -> EgressError:
+    """Return the answer to a call that could not be counted."""
+    if isinstance(error, ResourceUnknown):
+        log.warning("provider %s: a call was refused: %s", provider.name, error)
+        message = f"provider {provider.name} has no price for the model of this request"
+        return EgressError(400, "unknown-price", message)
+    if isinstance(error, ConfigError):
+        return EgressError(400, "bad-body", "the request cannot be counted: the name of its model is not valid")
+    message = "the gateway is stopping" if isinstance(error, Closed) else "the store of the gateway is unavailable"
+    return EgressError(503, "unavailable", message, {"Retry-After": "1"})
 
 
 def fill_in(document: Any, message: str, seconds: str) -> Any:  # noqa: ANN401 - any JSON value

@@ -25,8 +25,9 @@ from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
-from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
+from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import NO_CHARGES, STATE_KEY, RequestState, make_state
+from tidegate.inbound.limiting.request_targets import MISSING
 from tidegate.inbound.limiting.route_hooks import class_handler
 from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.responses import admin
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.options import Options
-    from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.response import Response
     from tidegate.stores import Store
 
@@ -263,10 +264,10 @@ class RateLimitMiddleware:
         resource = request.match_info.route.resource
         template = None if resource is None else resource.canonical
         cache_key = (request.method, request.path, template, *overrides)
-        target: RequestTarget | None = request_limiter.targets.get(cache_key, MISSING)
+        target: RequestTarget | None = request_limiter.targets.cached.get(cache_key, MISSING)
         if target is MISSING:
             routes = asgi_routes(request.path, "", request_limiter.root_path)
-            target = request_limiter.find_target(cache_key, (request.method, *overrides), routes, template)
+            target = request_limiter.targets.find(cache_key, (request.method, *overrides), routes, template)
         return target
 
     async def _deny_blocked(self, seen: Request, outcome: LimitOutcome, outer: RequestState | None) -> web.Response:

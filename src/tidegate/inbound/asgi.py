@@ -26,8 +26,9 @@ from tidegate.inbound.limiting.asgi_responses import (
     respond,
 )
 from tidegate.inbound.limiting.matched_route import find_template, has_fixed_mount
-from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
+from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
+from tidegate.inbound.limiting.request_targets import MISSING
 from tidegate.inbound.limiting.route_hooks import AsgiRouteHooks, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import Response, fit_to_status, plain_denial
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.limiting.options import Options
-    from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
@@ -188,9 +189,9 @@ class RateLimitMiddleware:
             cache_key: tuple[str | None, ...] = (method, path)
         else:
             cache_key = (method, path, root, template, "fixed" if has_fixed_mount(scope) else None, *overrides)
-        target: RequestTarget | None = self.request_limiter.targets.get(cache_key, MISSING)
+        target: RequestTarget | None = self.request_limiter.targets.cached.get(cache_key, MISSING)
         if target is MISSING:
-            target = self.request_limiter.find_target(cache_key, (method, *overrides), self._routes(scope), template)
+            target = self.request_limiter.targets.find(cache_key, (method, *overrides), self._routes(scope), template)
         return target
 
     def _routes(self, scope: Scope) -> tuple[Route, ...]:
@@ -349,7 +350,7 @@ class RateLimitMiddleware:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, client: RequestClient) -> None:
         """Pass a websocket to the application, with limits on its messages if the rules define them."""
-        target = self.request_limiter.find_message_target(self._routes(scope))
+        target = self.request_limiter.targets.find_for_messages(self._routes(scope))
         if target is None or client.key is None:
             await self.app(scope, receive, send)
             return

@@ -18,8 +18,9 @@ from tidegate.flow import run
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.fast_decision import decide_deferred
-from tidegate.inbound.limiting.request_limiter import MISSING, LimitOutcome, RequestLimiter
+from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
+from tidegate.inbound.limiting.request_targets import MISSING
 from tidegate.inbound.limiting.route_hooks import RouteHooks, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.limiting.options import Options
-    from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.response import Response
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
@@ -156,9 +157,9 @@ class RateLimitMiddleware:
         overrides = read_method_overrides(environ) if request_limiter.by_method else ()
         root = decode_text(environ.get("SCRIPT_NAME", ""))
         cache_key = (method, path) if not root and not overrides else (method, path, root, *overrides)
-        target: RequestTarget | None = request_limiter.targets.get(cache_key, MISSING)
+        target: RequestTarget | None = request_limiter.targets.cached.get(cache_key, MISSING)
         if target is MISSING:
-            target = request_limiter.find_target(
+            target = request_limiter.targets.find(
                 cache_key, (method, *overrides), wsgi_routes(path, root, request_limiter.root_path), None
             )
         return target

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -71,12 +72,10 @@ def listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigErr
 
 def read_seconds(setting: ConfigValue) -> float:
     """Read a duration, in seconds."""
-    try:
+    with suppress(ConfigError):
         return setting.number()
-    except ConfigError:
-        text = setting.string()
     try:
-        return parse_period(text) / SECOND
+        return parse_period(setting.string()) / SECOND
     except ConfigError:
         raise setting.error(f"expected a duration such as {DURATION_EXAMPLES}, not {setting}") from None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision
 from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
-from tidegate.inbound.limiting.request_limiter import charge_nothing
+from tidegate.inbound.limiting.configured_limiter import charge_nothing
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
-    from tidegate.inbound.limiting.request_limiter import RequestTarget
+    from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.rules.model import Category, Rules
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")

@@ -61,7 +61,7 @@ def check_access(request_limiter: RequestLimiter, request: Request, peer: str | 
         return None
     else:
         error = "allowed only for local callers, or with the admin token"
-    request_limiter.log_throttled(logging.WARNING, "admin request denied for %s", shown(str(request.address)))
+    request_limiter.throttle.log_throttled(logging.WARNING, "admin request denied for %s", shown(str(request.address)))
     return json_response(403, {"error": error})
 
 

@@ -104,7 +104,7 @@ class HttpxLibrary:
         body: bytes | None,
         gate: Gate | AsyncGate,
     ) -> Any:  # noqa: ANN401 - of either library
-        """Return the request as it is sent: with the URL and the key of the provider, and another body if one is given."""
+        """Return the request as it is sent: with the URL and the key of the provider, and `body` if it is given."""
         if body is not None or (provider is not None and provider.changes_requests):
             request = self.with_url(self.with_body(request, body), target_url(provider, call))
             request = self.with_key(request, gate.key_for(provider, call))

@@ -145,10 +145,10 @@ class Provider:
         return replace(self, limits=models.limits, models=())
 
     def model_pattern(self, model: str | None) -> str | None:
-        """Return the first pattern with its own limits that a model matches."""
-        if model is None or not self.models:
+        """Return the first pattern with its own limits that a model matches; `*` matches an unknown model, too."""
+        if not self.models:
             return None
-        return next((each.pattern for each in self.models if matches_model(each.pattern, model)), None)
+        return next((each.pattern for each in self.models if matches_model(each.pattern, model or "")), None)
 
     def resolve_model(self, model: str | None) -> str | None:
         """Return the model that a name stands for."""

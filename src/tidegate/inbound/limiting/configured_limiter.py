@@ -1,0 +1,296 @@
+"""The options and rules of a middleware: what they become, how the file is reloaded, and the regular maintenance."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError
+from tidegate.inbound.client.denial_blocks import DenialBlocks
+from tidegate.inbound.client.identify import ClientIdentifier
+from tidegate.inbound.client.temporary_list import TemporaryList
+from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+from tidegate.inbound.limiting.options import check_options
+from tidegate.inbound.limiting.plan_limiters import PlanLimiters
+from tidegate.inbound.limiting.request_targets import RequestTargets
+from tidegate.inbound.limiting.route_limiters import RouteLimiters
+from tidegate.inbound.limiting.throttled_log import ThrottledLog
+from tidegate.inbound.responses.response import ResponseWriter
+from tidegate.inbound.rules.block_rule import read_block
+from tidegate.inbound.rules.extra_limits import ExtraLimits
+from tidegate.inbound.rules.model import ADMIN_PATH, DEFAULT_LIMITS
+from tidegate.inbound.rules.reload import RulesSource
+from tidegate.limiter import AsyncLimiter, Limiter
+from tidegate.observe.logs import DEFAULT_LOG_BURST, DecisionLog
+from tidegate.stores.opened import OpenedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from tidegate.clock import Clock
+    from tidegate.headers import Style
+    from tidegate.inbound.client.address import TrustedProxies
+    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.category_limiter import Counts
+    from tidegate.inbound.limiting.request_targets import RequestTarget
+    from tidegate.inbound.limiting.route_hooks import RouteHooks
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
+    from tidegate.inbound.rules.model import Category, Rules
+    from tidegate.observe import Observer
+    from tidegate.policy import Key, Policy
+    from tidegate.stores import Store
+    from tidegate.stores.base import AcquireTogether
+
+log: logging.Logger = logging.getLogger("tidegate.inbound")
+
+
+def charge_nothing(keys: Sequence[Key]) -> None:
+    """Charge nothing and return None: used where there is no fast path."""
+    del keys
+
+
+class ConfiguredLimiter:
+    """What a middleware is configured to do; `RequestLimiter` decides about requests.
+
+    Both are one object, because the middlewares read its attributes at every request.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, object] | None = None,
+        store: str | Store = "memory://",
+        trusted_proxies: TrustedProxies | Iterable[str] = (),
+        headers: Style | Mapping[str, str] = "x",
+        clock: Clock | None = None,
+        *,
+        tasks: bool = False,
+        raw: bool = False,
+        **options: Any,  # noqa: ANN401 - Options, passed by the middlewares
+    ) -> None:
+        """Read the configuration and open the store; raises ConfigError.
+
+        `tasks`: the caller awaits the limiters; `raw`: it writes header fields as bytes.
+        """
+        check_options(options)
+        get = options.get
+        self._counts: Mapping[str, Counts] = get("count") or {}
+        self.plan_limiters: PlanLimiters = PlanLimiters(get("plan"))
+        self._block_option = read_block(get("block_after"), get("block_for"))
+        self.denial_blocks: DenialBlocks | None = None
+        self.disabled: bool = False  # by `tidegate.inbound.testing`
+        extra = ExtraLimits(get("application_limits"), get("default_limits"))
+        self._source = RulesSource(config, extra)
+        self._check_counts(self._source.rules)
+        self.response_writer: ResponseWriter = ResponseWriter(
+            headers, expose=get("expose", False), denied=get("denied"), html=get("html")
+        )
+        client_options = {
+            name: options[name] for name in ("ipv4_prefix", "ipv6_prefix", "unknown", "key") if name in options
+        }
+        self.client_identifier: ClientIdentifier = ClientIdentifier(
+            trusted_proxies, self._source.rules, **client_options
+        )
+        self._exempt_when = get("exempt_when")
+        self.root_path: str = get("root_path", "")
+        self.drops_messages: bool = get("on_message", "close") == "drop"
+        admin = get("admin", True)
+        self.admin_path: str | None = ADMIN_PATH if admin is True else admin or None
+        self.admin_token: str | None = get("admin_token")
+        self.opened_store: OpenedStore = OpenedStore.open(store, clock=clock, lease=get("lease"))
+        self.store: Store = self.opened_store.store
+        self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
+        if self.opened_store.owned:
+            self.store.limit_groups(self.client_identifier.group_of)
+        self.own_clock: Clock | None = clock if clock is not self.store.clock else None
+        self.clock: Clock = clock or self.store.clock
+        self.tasks: bool = tasks and not self.store.instant
+        self.raw: bool = raw
+        self.write: FieldWriter = self.response_writer.raw_fields if raw else self.response_writer.fields
+        every = get("log_every", 0)
+        self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", DEFAULT_LOG_BURST))
+        burst = get("log_burst") or DEFAULT_LOG_BURST  # at least some errors are logged
+        self.throttle: ThrottledLog = ThrottledLog(burst, self.now)
+        self.observer: Observer | None = get("observer")
+        self.observed = self.observer is not None or every > 0
+        self.blocked_clients: TemporaryList = TemporaryList()
+        self.allowed_clients: TemporaryList = TemporaryList()
+        self.denied_by_limit: Counter[str] = Counter()  # by the name of the policy: a category, or a route
+        self.special: bool = False  # whether every request needs the slow path: see update_special
+        self._maintenance_interval = round(get("reload", 1.0) * SECOND)
+        self.maintenance_due: int = 0  # the time of the next maintenance
+        self.fast_path_until: int = 0  # the fast path is used before this time; 0: never, because of observers
+        self._last_maintenance = 0
+        self.category_limiters: dict[str, CategoryLimiter] = {}
+        self.route_hooks: RouteHooks | None = None  # of the application; they depend on the rules
+        self.update_rules(self._source.rules)
+        self._next_cleanup_line = 0  # set by the first maintenance
+        self._log_start(has_config=config is not None or bool(extra))
+
+    def _log_start(self, *, has_config: bool) -> None:
+        """Log the categories, and which of them are defaults that the configuration does not name."""
+        names, defaulted = ", ".join(self.category_limiters) or "none", self.rules.defaulted
+        if not has_config:
+            log.info("rate limiter initialized with the default limits, because it has no config: categories %s", names)
+        elif defaulted:
+            message = "rate limiter initialized: categories %s; with their default limits: %s"
+            log.info(message, names, ", ".join(defaulted))
+        else:
+            log.info("rate limiter initialized: categories %s", names)
+
+    # ---- rules -------------------------------------------------------------------------------------------------------
+
+    def _check_counts(self, rules: Rules) -> None:
+        """Raise ConfigError if the rules lack a category that the options name, or need an option."""
+        self.plan_limiters.check(rules)
+        extra = (rules.application_limits, rules.default_limits)
+        known = [category.name for category in (*rules.categories, *extra) if category is not None]
+        unknown = sorted(self._counts.keys() - set(known))
+        if unknown:
+            raise ConfigError(f"unknown category {unknown[0]!r}: expected one of {', '.join(known)}", field="count")
+
+    def update_rules(self, rules: Rules) -> None:
+        """Use these rules from now on; clients keep their usage."""
+        if self.disabled:
+            rules = replace(rules, enabled=False)
+        category_limiters = {}
+        for category in (*rules.categories, *rules.extra_categories):
+            category_limiter = self.category_limiters.get(category.name)
+            if category_limiter is None:
+                category_limiter = self._make_category_limiter(category, rules.max_entries)
+            else:
+                category_limiter.update_category(category)
+                category_limiter.recent_clients.resize(rules.max_entries)
+            category_limiters[category.name] = category_limiter
+        self.rules = rules
+        self.route_limiters: RouteLimiters = RouteLimiters(rules.default_limits, self._make_limiter)
+        self.by_method: bool = rules.by_method  # cached here for speed
+        self.category_limiters = category_limiters
+        self.idle: bool = self._source.is_file and not rules.enabled  # no decisions, but the file may change
+        if self._sets_max_entries:
+            self.store.limit_entries(rules.max_entries)
+        self.client_identifier.update_rules(rules)
+        # A new one: see ClientIdentifier.update_rules.
+        self.targets: RequestTargets = RequestTargets(rules, category_limiters, self.admin_path)
+        self.plain_targets: dict[tuple[str | None, ...], RequestTarget] = self.targets.plain
+        self.plan_limiters.update(
+            category_limiters, partial(self._make_category_limiter, max_clients=rules.max_entries)
+        )
+        block = self._block_option or rules.block
+        if block is None:
+            self.denial_blocks = None
+        elif self.denial_blocks is None:
+            self.denial_blocks = DenialBlocks(block, self._make_limiter)
+        else:
+            self.denial_blocks.update(block)
+        self.update_special()
+        if self.route_hooks is not None:
+            self.route_hooks.invalidate()
+
+    def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
+        return (AsyncLimiter if self.tasks else Limiter)(policy, store=self.store, clock=self.own_clock)
+
+    def _make_category_limiter(self, category: Category, max_clients: int) -> CategoryLimiter:
+        count = self._counts.get(category.name)
+        limiter = self._make_limiter(category.policy)
+        return CategoryLimiter(category, limiter, self.prepare_fast_path, count, max_clients)
+
+    def prepare_fast_path(self, *policies: Policy) -> tuple[AcquireTogether, FieldWriter]:
+        """Return what charges a key of each policy in one step, and what writes the header fields of that.
+
+        A store that cannot do this, or an observer, needs the complete path: then the function always returns None.
+        """
+        acquire = None
+        if self.store.instant and self.own_clock is None and not self.observed:
+            acquire = self.store.fast_together(policies)
+        if acquire is None or any(policy.mode != "enforce" for policy in policies):
+            acquire = charge_nothing
+        return acquire, self.response_writer.tightest_writer(policies, raw=self.raw)
+
+    def run_maintenance(self, now: int) -> None:
+        """Reload the file if it has changed, and remove expired clients."""
+        self.maintenance_due = now + self._maintenance_interval
+        self.fast_path_until = 0 if self.observed else self.maintenance_due
+        self.log.flush(now)
+        # All clients are checked once per interval, a few at a time, so that no request waits for a full scan.
+        fraction = (now - self._last_maintenance) / SECOND / self.rules.cleanup_interval
+        self._last_maintenance = now
+        for category_limiter in self.category_limiters.values():
+            category_limiter.recent_clients.check_some(now, fraction)
+        self._log_cleanup(now)
+        self.blocked_clients.remove_expired(now)
+        self.allowed_clients.remove_expired(now)
+        self.update_special()
+        if self.route_hooks is not None:
+            self.route_hooks.update()
+        if self._source.is_file:
+            self._reload(self._source.changed())
+
+    def _log_cleanup(self, now: int) -> None:
+        """Log the number of active clients once per cleanup interval."""
+        if now < self._next_cleanup_line:
+            return
+        if self._next_cleanup_line and log.isEnabledFor(logging.INFO):
+            recent = (each.recent_clients.last_decisions for each in self.category_limiters.values())
+            log.info("rate limit cleanup: %d active entries", sum(map(len, recent)))
+        self._next_cleanup_line = now + round(self.rules.cleanup_interval * SECOND)
+
+    def run_idle_maintenance(self) -> None:
+        """Check the file while limits are disabled, so that it can enable them again."""
+        now = self.now()
+        if now >= self.maintenance_due:
+            self.run_maintenance(now)
+
+    def update_special(self) -> None:
+        """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
+        has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
+        self.special = self.has_special_clients or has_functions or self._exempt_when is not None
+        # The clients that the middlewares may pass to the fast path: none if every request needs the slow path.
+        self.plain_clients: dict[str, RequestClient] = {} if self.special else self.client_identifier.by_peer
+
+    @property
+    def has_special_clients(self) -> bool:
+        """Whether a client may be blocked, or exempted for a time."""
+        return bool(self.blocked_clients or self.allowed_clients) or self.denial_blocks is not None
+
+    def reload(self) -> str | None:
+        """Reload the file now; return the error, or None."""
+        self._reload(self._source.read())
+        return self._source.error
+
+    def _reload(self, rules: Rules | None) -> None:
+        if rules is None:
+            return
+        try:
+            self._check_counts(rules)
+        except ConfigError as error:
+            self._source.reject(error)
+        else:
+            self.update_rules(rules)
+
+    def disable(self, *, disabled: bool = True) -> None:
+        """Disable all limits, or enable them again; `tidegate.inbound.testing` does this."""
+        self.disabled = disabled
+        self.update_rules(self._source.rules)
+
+    def limiters_of(self, category: str) -> tuple[CategoryLimiter, ...]:
+        """Return the limiters of a category: its own and those of its plans."""
+        return (self.category_limiters[category], *self.plan_limiters.of(category))
+
+    def all_limiters_of(self, category: str) -> list[Limiter | AsyncLimiter]:
+        """Return all limiters of a category: of its plans, and of routes if it has the default limits."""
+        routes = self.route_limiters.limiters if category == DEFAULT_LIMITS else ()
+        return [*(each.limiter for each in self.limiters_of(category)), *routes]
+
+    def flush(self) -> None:
+        """Log the number of suppressed lines."""
+        self.log.flush()
+        self.throttle.flush()
+
+    def now(self) -> int:
+        """Return the time in microseconds since 1970."""
+        return self.clock.ns() // 1000
