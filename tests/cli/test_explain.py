@@ -202,6 +202,15 @@ def test_the_provider_of_a_url(explain):
     assert not other["limited"]
 
 
+def test_a_request_with_a_body_is_a_post_and_uses_tokens(explain, tmp_path):
+    (tmp_path / "llm.yaml").write_text("domain: llm.example.com\nlimits: [500/1m, 10_000/1m unit=tokens name=tpm]\n")
+    (tmp_path / "body.json").write_text('{"model": "m", "max_tokens": 4990}')
+    arguments = str(tmp_path / "llm.yaml"), "--request", "https://llm.example.com/v1/chat/completions"
+    found = explain(*arguments, "--body", str(tmp_path / "body.json"))
+    assert (found["request"].split()[0], found["limits"][0]["name"]) == ("POST", "tpm")
+    assert [limit["name"] for limit in explain(*arguments)["limits"]] == ["1m"]
+
+
 def test_the_longest_domain_of_several_providers(explain):
     found = explain("service.yaml", "--request", "https://eu.example.com/x", "--header", "Authorization: Bearer k")
     assert found["verdict"] == "Limited by the provider eu."

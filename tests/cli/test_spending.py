@@ -4,18 +4,22 @@ import csv
 import io
 import json
 import logging
+from datetime import UTC, datetime
 
 import httpx
 import pytest
 
 from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
-from tidegate import Denied
+from tidegate import Denied, Limit, StoreUnavailable
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
+from tidegate.cli.spending import find_window
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.spending import Ledger, Spending
+from tidegate.spending.milestones import MAX_NAMES, Milestones
+from tidegate.spending.monitor import CeilingUsage
 from tidegate.spending.report import forecast_ceiling, format_amount
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -271,3 +275,84 @@ def test_a_name_that_is_not_valid_unicode_does_not_stop_the_ledger(tmp_path, sto
     ledger.add("models", "usd_micros", 7, model="m")
     assert [(entry.model, entry.amount) for entry in ledger.read()] == [("?", 5), ("m", 7)]
     ledger.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", bytes(range(256)) * 20], ids=["empty", "text", "bytes"])
+def test_a_file_that_is_no_ledger_is_refused_and_not_changed(tmp_path, capsys, content):
+    path = tmp_path / "spending.db"
+    path.write_bytes(content)
+    assert main(["budget", "--by", "day", "--ledger", str(path)]) != 0
+    assert f"cannot read the ledger {path}: " in capsys.readouterr().err
+    assert path.read_bytes() == content
+    if content:
+        with pytest.raises(StoreUnavailable, match="cannot open the ledger"):
+            Spending(path)
+
+
+def test_accounts_of_models_are_listed_and_those_of_unknown_keys_are_named(tmp_path, capsys):
+    url, prices = f"sqlite:///{tmp_path}/quota.db", "{date: 2026-11-01, models: {'*': {input: 1, output: 5}}}"
+    folder = tmp_path / "providers"
+    folder.mkdir()
+    head = f"profile: openai\nprice: {prices}\nlimits: [0.01/day unit=usd]\n"
+    models = "models: {big*: [0.02/day unit=usd], other: [0.03/day unit=usd]}\n"
+    (folder / "a.yaml").write_text(f"domain: a.test\n{head}{models}")
+    (folder / "b.yaml").write_text(f"domain: b.test\n{head}per: model\n")
+    (folder / "c.yaml").write_text(f"domain: c.test\n{head}per: credential\n")
+    with Client(Providers.load(directories=[folder]), url, spending=str(tmp_path / "spending.db")) as client:
+        for host in "abc":
+            client.post(f"https://{host}.test/v1/chat/completions", json={"model": "big-1", "max_tokens": 100})
+    arguments = ["--providers", folder, "--store", url, "--ledger", tmp_path / "spending.db", "--json"]
+    assert main(["budget", *map(str, arguments)]) == 0
+    output = capsys.readouterr()
+    found = [(row["key"], row["used"], row["quota"]) for row in json.loads(output.out)]
+    assert found == [
+        ("a.test", 0, 10_000),
+        ("a.test/models=big*", 250, 20_000),
+        ("a.test/models=other", 0, 30_000),
+        ("b.test/model=big-1", 250, 10_000),
+    ]
+    assert "c: its limits apply to each credential separately" in output.err
+
+
+@pytest.mark.parametrize(
+    ("limit", "window"),
+    [
+        ("25/month unit=usd", (16 * 86_400 + 43_200, 13 * 86_400 + 43_200)),  # of 30 days
+        ("25/day calendar_window unit=usd timezone=Europe/Berlin", (13 * 3600, 11 * 3600)),
+        ("25/1d fixed_window unit=usd", (86_400 - 600, 600)),
+        ("25/1d sliding_log unit=usd", (86_400, 0)),  # the last period, whenever its calls were
+    ],
+)
+def test_how_long_a_window_has_lasted(limit, window):
+    now = 1_794_916_800  # 2026-11-17 12:00 UTC
+    assert find_window(Limit.parse(limit), 600.0, now * 10**6) == window
+
+
+def test_a_ledger_that_cannot_be_written_is_logged_once_and_nothing_is_lost(tmp_path, store, caplog):
+    path = tmp_path / "spending.db"
+    ledger = Ledger(path, clock=store.clock)
+    path.unlink()
+    path.mkdir()
+    for _ in range(3):
+        ledger.add("models", "usd_micros", 5)
+        ledger.flush()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cannot write the ledger {path}, its entries are kept in memory: {caplog.records[0].args[1]}"
+    ]
+    path.rmdir()  # the file is made again, such as after a rotation
+    assert [(entry.calls, entry.amount) for entry in ledger.read()] == [(3, 15)]
+    ledger.close()
+
+
+def test_milestones_of_the_latest_limits_are_remembered():
+    def usage(used):
+        return CeilingUsage(used, 100, 60.0, "usd_micros")
+
+    at = datetime(2026, 11, 17, tzinfo=UTC)
+    milestones = Milestones((50,), fixed=True)
+    assert milestones.update({"first": usage(60)}, at) == [("first", 50)]
+    assert milestones.update({"first": usage(61)}, at) == []
+    for number in range(MAX_NAMES):
+        milestones.update({f"team {number}": usage(60)}, at)
+    assert milestones.update({f"team {MAX_NAMES - 1}": usage(61)}, at) == []
+    assert milestones.update({"first": usage(62)}, at) == [("first", 50)]  # it was forgotten

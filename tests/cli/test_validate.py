@@ -21,6 +21,7 @@ FILES = {
     "service": "policies: {api: 100/1m}\nlisten: 127.0.0.1:8080\n",
     "provider": "domain: financialmodelingprep.com\nlimit: 300\nperiod: 1m\napi_key: hunter2\n",
     "profile": "output: {bounds: [limit]}\nusage: {at: [meta], output: out}\ncounts: {tokens: [output]}\n",
+    "prices": "date: '2026-11-01'\nmodels: {gpt-4o*: {input: 2.50, output: 10}, painter: {image: 0.04}}\n",
     "source": "name: fmp-aapl-prices\nurl: https://financialmodelingprep.com/api/v3/historical-price-full/AAPL\n",
     "inbound": (
         "rate_limiting:\n  enabled: true\n  categories:\n    expensive: {limit: 5, window_minutes: 60}\n"
@@ -32,6 +33,7 @@ SAYS = {
     "service": "policy api: 100/1m",
     "provider": "300/1m sliding_log) for financialmodelingprep.com",
     "profile": "profile file counts tokens: output",
+    "prices": "gpt-4o*: input 2.50 usd, output 10.00 usd\n  painter: image 0.04 usd",
     "source": "source fmp-aapl-prices: fetched at the default interval",
     "inbound": "category expensive: 5/1h sliding_log",
     "budget": "budget: 20 per minute, 100 per hour, 500 per day, 2000 per week, 7500 per month",
@@ -116,6 +118,18 @@ def test_the_kind_can_be_given(write, capsys):
         main(["validate", path, "--kind", "car"])
 
 
+def test_the_schema_of_a_provider_has_money_and_pools():
+    text = """
+    {domain: a.test, profile: openai, price: {date: "2026-11-01", models: {m: {input: 0.15, output: 1}}},
+     limits: [500/1m, {limit: 2.50, period: day, unit: usd}], spend: {limit: 0.5, period: day, unit: usd, per: team},
+     pool: {pick: price, sticky: x-conversation, members: [{name: a, api_key: x, weight: 3}, {name: b, drain: true}]}}
+    """
+    fits = jsonschema_rs.validator_for(KINDS["provider"].schema())
+    fits.validate(yaml.safe_load(text))
+    assert not fits.is_valid(yaml.safe_load(text.replace("pick:", "pik:")))
+    assert not fits.is_valid(yaml.safe_load(text.replace("input:", "inptu:")))
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_each_kind_has_a_schema_that_its_file_fits(kind, capsys):
     assert main(["validate", "--schema", kind]) == 0
@@ -146,7 +160,8 @@ def test_the_examples_are_recognised_and_fit_their_schemas(kind, path, capsys, m
         monkeypatch.setenv(name, f"{name}-of-an-example")
     assert main(["validate", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == kind
-    jsonschema_rs.validator_for(KINDS[kind].schema()).validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    content = json.loads(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8")), default=str))  # dates as text
+    jsonschema_rs.validator_for(KINDS[kind].schema()).validate(content)
 
 
 def test_the_fields_of_a_source_are_those_of_its_reader():

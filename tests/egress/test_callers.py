@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running, settled
-from tests.outbound.server import QuotaServer, as_json
+from tests.outbound.server import as_json
 from tidegate import ConfigError
 from tidegate.egress import load_egress
 
@@ -25,19 +25,6 @@ def basic(user, password):
 async def used_by_caller(gateway):
     limiter = gateway.gateway.limits._limiters["research"]  # noqa: SLF001 - its usage
     return {name: each.used for name, each in (await limiter.usage("research")).items()}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with QuotaServer() as server:
-        yield server
-
-
-@pytest.fixture
-def upstream(server):
-    server.requests.clear()
-    server.respond = lambda request: as_json({"path": request.path})
-    return server
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,10 @@ from math import ceil
 import pytest
 
 from tests.egress.harness import TOKEN, running
-from tests.outbound.server import Answer, QuotaServer, as_json
+from tests.outbound.server import Answer, as_json
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
-
-
-@pytest.fixture(scope="module")
-def server():
-    with QuotaServer() as server:
-        yield server
-
-
-@pytest.fixture
-def upstream(server):
-    server.requests.clear()
-    server.respond = lambda request: as_json({"path": request.path})
-    return server
 
 
 async def denied(upstream, **fields):

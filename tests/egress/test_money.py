@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.egress.harness import TOKEN, running, settled
-from tests.outbound.server import QuotaServer, as_json
+from tests.outbound.server import as_json
 
 PRICES = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 10}}}
 USAGE = {"usage": {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}}
@@ -14,17 +14,10 @@ COST = 100 * 1 + 50 * 10  # micros
 OTHER = "token-of-another-9999"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with QuotaServer() as server:
-        yield server
-
-
 @pytest.fixture
-def upstream(server):
-    server.requests.clear()
-    server.respond = lambda _request: as_json(USAGE)
-    return server
+def upstream(upstream):
+    upstream.respond = lambda _request: as_json(USAGE)
+    return upstream
 
 
 async def post(gateway, token=TOKEN):
@@ -94,6 +87,34 @@ async def test_a_member_may_have_a_url_of_its_own(upstream):
             assert (status, headers["X-Tidegate-Member"]) == (200, member)
     assert [request.path for request in upstream.requests] == ["/v1/x?a=b", "/region/v1/x?a=b"]
     assert [request.headers["x-api-key"] for request in upstream.requests] == ["key-1", "key-2"]
+
+
+async def test_a_model_without_a_price_is_refused_with_400_and_costs_the_caller_nothing(upstream):
+    settings = {"callers": {"a": {"token": TOKEN, "limits": ["2/1h"]}}}
+    fields = {"profile": "openai", "price": PRICES, "limits": ["100/1m"], "spend": ["1/day unit=usd"]}
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with running(upstream.url, settings, **fields) as gateway:
+        for content in ({"model": "unknown"}, {"max_tokens": 5}, {"model": "\ud800"}):
+            status, _, body = await gateway.send("POST", "/up/v1/chat/completions", json=content, headers=headers)
+            assert (status, json.loads(body)["error"]["type"]) == (400, "unknown-price")
+        question = {"url": "/up/v1/chat/completions", "body": {"model": "unknown"}}
+        status, _, body = await gateway.send("POST", "/v1/egress/estimate", json=question, headers=headers)
+        assert (status, json.loads(body)["error"]["type"]) == (400, "unknown-price")
+        assert not upstream.requests
+        statuses = [(await post(gateway))[0] for _ in range(3)]
+        assert statuses == [200, 200, 429]
+
+
+async def test_the_money_of_a_shared_ceiling_is_part_of_the_reserved_cost(upstream):
+    fields = {"profile": "openai", "price": PRICES, "limits": ["100/1m"], "spend": ["1/day unit=usd"]}
+    async with running(upstream.url, {"callers": {"a": {"token": TOKEN}}}, **fields) as gateway:
+        _, headers, _ = await post(gateway)
+        assert headers["X-Tidegate-Cost"].startswith("usd_micros=50")
+        question = {"url": "/up/v1/chat/completions", "body": CONTENT}
+        found = await gateway.send(
+            "POST", "/v1/egress/estimate", json=question, headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        assert json.loads(found[2])["cost"]["usd_micros"] > 500
 
 
 async def test_a_member_that_cannot_be_reached_is_replaced_by_another(upstream):

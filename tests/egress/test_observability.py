@@ -2,29 +2,15 @@
 
 import json
 
-import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.egress.harness import running
-from tests.outbound.server import Answer, QuotaServer, as_json
+from tests.outbound.server import Answer, as_json
 from tidegate.egress.tracing import Tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with QuotaServer() as server:
-        yield server
-
-
-@pytest.fixture
-def upstream(server):
-    server.requests.clear()
-    server.respond = lambda request: as_json({"path": request.path})
-    return server
 
 
 async def test_metrics_count_by_caller_and_provider(upstream):

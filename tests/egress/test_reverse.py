@@ -7,22 +7,9 @@ import pytest
 from yarl import URL
 
 from tests.egress.harness import KEY, running
-from tests.outbound.server import Answer, QuotaServer, as_json
+from tests.outbound.server import Answer
 
 KEY_FIELDS = {"api_key": KEY, "key": {"header": "Authorization", "prefix": "Bearer"}}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with QuotaServer() as server:
-        yield server
-
-
-@pytest.fixture
-def upstream(server):
-    server.requests.clear()
-    server.respond = lambda request: as_json({"path": request.path})
-    return server
 
 
 @pytest.mark.parametrize("form", ["/up/v1/models?a=b%20c", "/to/127.0.0.1:{port}/v1/models?a=b%20c"])

@@ -66,6 +66,15 @@ def test_cached_input_is_cheaper(store):
         assert client.ask()[1] == 10 + 9 + 150
 
 
+def test_audio_that_a_response_reports_has_its_own_price(store):
+    voice = {"input": 1, "output": 5, "audio": 20, "audio_output": 40}
+    details = {"prompt_tokens_details": {"audio_tokens": 80}, "completion_tokens_details": {"audio_tokens": 10}}
+    price = {"date": "2026-11-01", "models": {"voice": voice}}
+    reply = {**usage(100, 30), **details}
+    with Client(store, reply, ["1/day unit=usd name=money"], price=price) as client:
+        assert client.ask("voice") == (100 * 20 + 200 * 40, 20 * 1 + 80 * 20 + 20 * 5 + 10 * 40)
+
+
 def test_the_fee_of_a_request_and_the_price_of_an_image(store):
     with Client(store, usage(100, 30), ["1/day unit=usd name=money"]) as client:
         assert client.ask("search") == (1600, 750)
@@ -201,6 +210,31 @@ def test_a_strict_call_that_cannot_pay_for_its_input_is_refused(store):
             client.ask()
         assert denied.value.decision.retry_after is None
         assert not client.in_flight
+
+
+def test_a_strict_call_whose_output_nothing_bounds_reserves_all_of_the_money(store):
+    """The body is not in memory, so its maximum can be neither read nor lowered."""
+    with Client(store, usage(100, 1900), strict=True) as client, request_options(model="m"):
+        for answer in (200, Denied):
+            content = iter([b'{"model": "m"}'])
+            if answer is Denied:
+                with pytest.raises(Denied):
+                    client.post(URL, content=content)
+            else:
+                assert client.post(URL, content=content).status_code == answer
+        assert (client.in_flight, client.spent()) == ([10_000], 100 + 5 * 1900)
+
+
+def test_the_cost_of_a_batch_can_be_given(store):
+    """tidegate does not see the usage of a batch: the program says what it may cost."""
+    url = "https://api.test/v1/batches"
+    with Client(store, usage(0, 0), spend=["0.006/day unit=usd"]) as client:
+        assert client.ask(url=url) == (0, 0)
+        with request_options(cost={"usd_micros": 4000}):
+            assert client.ask(url=url) == (4000, 4000)
+            assert client.gate.ceilings[0].usage("all")["usd-day"].used == 4000
+            with pytest.raises(Denied, match="usd-day"):
+                client.ask(url=url)
 
 
 def test_midnight_does_not_move_the_money_of_a_call_into_the_next_day(store):

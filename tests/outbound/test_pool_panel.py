@@ -46,6 +46,22 @@ async def test_each_member_has_its_room_state_refusals_and_cost():
     assert lines[3].split() == ["models/c", "ready", "3", "of", "5", "requests", "0", "0.50"]
 
 
+async def test_a_member_with_limits_of_models_shows_those_of_all_its_accounts():
+    models = {"m*": ["5/1m"], "*": ["9/1m"]}
+    members = [{"name": "a", "models": models}, {"name": "b", "limits": ["7/1m"]}]
+    settings = {"domain": "api.test", "name": "models", "profile": "openai", "limits": ["7/1m"]}
+    known = Providers.of({**settings, "price": PRICES, "pool": {"members": members}})
+    usage = {"prompt_tokens": 100, "completion_tokens": 30}
+    answer = httpx.MockTransport(lambda _request: httpx.Response(200, json={"usage": usage}))
+    store = MemoryStore(clock=ManualClock(1_767_225_600))
+    transport = AsyncRateLimitTransport(known, store, answer, timeout=0)
+    async with httpx.AsyncClient(transport=transport) as client:
+        await client.post("https://api.test/v1/chat/completions", json={"model": "m", "max_tokens": 50})
+        rows = await pools_panel(transport.gate)()
+    assert [(row["member"], row["cost_micros"]) for row in rows] == [("a", 250_000), ("b", 0)]
+    assert [(limit["used"], limit["quota"]) for row in rows for limit in row["limits"]] == [(1, 5), (0, 7)]
+
+
 def test_a_panel_that_failed_shows_no_members():
     assert pool_members({"panels": {"pools": {"error": "the store is unavailable"}}}) == []
     assert pool_members({"panels": {}}) == []

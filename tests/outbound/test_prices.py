@@ -42,7 +42,9 @@ def test_the_bad_files_are_found():
 def test_prices_are_exact_integers():
     found = read_prices(PRICES)
     assert (found.date, found.currency, found.unit) == (date(2026, 11, 1), "usd", "usd_micros")
-    assert found.find("mini") == ModelPrice("usd_micros", 150_000, 75_000, 150_000, 600_000)
+    assert found.find("mini") == ModelPrice(
+        "usd_micros", 150_000, 75_000, 150_000, 600_000, audio=150_000, audio_output=600_000
+    )
     assert found.find("big-2026").request == 10_000
     assert found.find("painter").fee(3) == 120_000
 
@@ -66,6 +68,18 @@ def test_the_cost_of_usage_in_each_format():
     assert usage_cost(big, {"input": 600, "output": 10, "reasoning": 30}, google) == 600 * 2.5 + 400
     assert usage_cost(big, {"input": 600, "output": 40, "reasoning": 30}, openai) == 600 * 2.5 + 400
     assert usage_cost(big, {"total": 100}, openai) == 1000  # the dearest kind of token
+
+
+def test_audio_has_prices_of_its_own():
+    models = {"voice": {"input": 2.5, "output": 10, "audio": 40, "audio_output": 80}}
+    voice = read_prices({**PRICES, "models": models}).find("voice")
+    parts = {"input": 1000, "output": 100, "audio": 300, "audio_output": 60}
+    openai = shipped_profile("openai")
+    assert usage_cost(voice, parts, openai) == 700 * 2.5 + 300 * 40 + 40 * 10 + 60 * 80
+    assert usage_cost(voice, {"input": 1000, "output": 100}, openai) == 1000 * 2.5 + 100 * 10
+    # Before the call, any part of it may be audio.
+    assert voice.estimate(1000, 100) == 1000 * 40 + 100 * 80
+    assert voice.output_within(48_000, 1000) == 100
 
 
 def test_a_fraction_of_a_micro_is_rounded_up():

@@ -105,6 +105,10 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
             ),
         ),
         (
+            "a: 'b\nc: 1\n",
+            "f.yaml:1: is not valid YAML: found unexpected end of stream: close the quotes",
+        ),
+        (
             "a: @b\n",
             "f.yaml:1: is not valid YAML: found character '@' that cannot start any token: put the value in quotes",
         ),

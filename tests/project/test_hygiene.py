@@ -12,16 +12,22 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def texts():
-    """Every text file that git tracks or would, by its path."""
+def names():
+    """Every file that git tracks or would."""
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout, so there is no telling which files belong to the project")
     # Accept a checkout that belongs to another user (root in a container).
     command = [git, "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return list(filter(None, output.split("\0")))
+
+
+@pytest.fixture(scope="module")
+def texts(names):
+    """The text files of the project, by their path."""
     found = {}
-    for name in filter(None, names):
+    for name in names:
         path = ROOT / name
         if path.is_file() and b"\0" not in (content := path.read_bytes()):
             found[name] = content.decode("utf-8")
@@ -42,6 +48,10 @@ def test_no_absolute_path_of_a_machine(texts):
     homes = r"(?<![\w.])[/](root|home/\w+|Users/\w+|work|opt/pypi)[/]"
     here = re.escape(f"{ROOT}/")
     assert places(texts, f"{homes}|{here}") == []
+
+
+def test_no_links_and_no_environments(names):
+    assert [name for name in names if (ROOT / name).is_symlink() or name.startswith(".venv")] == []
 
 
 def test_no_address_of_a_package_registry(texts):

@@ -45,6 +45,25 @@ async def test_a_provider_is_asked_by_name_domain_or_url(verb, target):
         assert (await running.post("peek", {"provider": target})).json()["allowed"] is False
 
 
+async def test_peek_and_usage_of_a_pool_see_all_its_members():
+    pool = {
+        "domain": "ai.example",
+        "name": "ai",
+        "limit": 1,
+        "period": "1m",
+        "pool": {"members": [{"name": "a"}, {"name": "b"}]},
+    }
+    async with service(pool) as (running, _gate):
+        peeks, replies = [], []
+        for _ in range(3):
+            peeks.append((await running.post("peek", {"provider": "ai"})).json()["allowed"])
+            replies.append((await running.post("acquire", {"provider": "ai"})).json())
+        assert peeks == [True, True, False]
+        assert [reply.get("member") for reply in replies] == ["a", "b", None]
+        limits = (await running.post("usage", {"provider": "ai"})).json()["limits"]
+        assert [(limit["name"], limit["used"]) for limit in limits] == [("a/1m", 1), ("b/1m", 1)]
+
+
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_permits_are_settled_by_their_id(verb):
     limits = {"domain": "ai.example", "limits": ["500/1m", "2000/1m unit=tokens"], "concurrency": 1}
@@ -208,6 +227,18 @@ async def test_a_call_waits_for_a_permit_of_a_provider():
             await asyncio.sleep(0)
         running.clock.advance(60)
         assert (await waiting).json()["allowed"] is True
+
+
+def test_commands_and_clients_name_the_member_of_a_pool(tmp_path, capsys):
+    pool = "pool: {members: [{name: a}, {name: b}]}\n"
+    write(tmp_path / "providers" / "ai.yaml", f"domain: ai.example\nlimit: 1\nperiod: 1h\n{pool}")
+    with serving(tmp_path, "provider_dirs: providers\ndata: data\n") as running:
+        assert main(["acquire", "--provider", "ai", "--url", running.url]) == 0
+        assert ", member a\n" in capsys.readouterr().out
+        with Client(running.url) as client, client.reserve_provider("ai") as held:
+            assert held.decision.member == "b"
+        assert main(["usage", "--provider", "ai", "--url", running.url]) == 0
+        assert "a/1h" in capsys.readouterr().out
 
 
 def test_commands_and_clients_ask_a_running_service(tmp_path, capsys, monkeypatch):

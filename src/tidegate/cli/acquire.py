@@ -66,7 +66,9 @@ def write_decision(decision: ServiceDecision, output: Output) -> int:
     """Write a decision of the service, and return the exit code."""
     if decision.allowed:
         left = "not limited" if decision.remaining is None else f"{decision.remaining} left"
-        output.write_line(f"allowed, {left}" + (f", id {decision.id}" if decision.id else ""), "green")
+        settles = f", id {decision.id}" if decision.id else ""
+        sends = f", member {output.clean(decision.member)}" if decision.member else ""
+        output.write_line(f"allowed, {left}{settles}{sends}", "green")
     else:
         denied = f"denied by {', '.join(decision.violated)}"
         if decision.retry_after is None:

@@ -45,7 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     request.add_argument(
         "--request",
         metavar="REQUEST",
-        help="a method and a path that you receive, such as 'POST /login', or a URL that you send (method: GET)",
+        help="a method and a path that you receive, such as 'POST /login', or a URL that you send (method: GET, or "
+        "POST with --body)",
     )
     request.add_argument("--from", dest="peer", metavar="ADDRESS", help="the address that the request comes from")
     request.add_argument(
@@ -88,7 +89,7 @@ def explain(args: argparse.Namespace, kind: str) -> Explanation:
     if args.request is None:
         option = "--policy NAME --key KEY" if kind == "service" else "--request 'POST /login'"
         raise ConfigError(f"expected a request or call, such as: tidegate explain {args.file} {option}")
-    method, target = read_request(args.request)
+    method, target = read_request(args.request, "GET" if args.body is None else "POST")
     if kind == "inbound":
         return explain_path(args, method, target)
     if "://" not in target:
@@ -98,10 +99,10 @@ def explain(args: argparse.Namespace, kind: str) -> Explanation:
     return explain_url(args, kind, method, target)
 
 
-def read_request(text: str) -> tuple[str, str]:
-    """Read a method and a path or URL; the method is GET by default."""
+def read_request(text: str, default: str) -> tuple[str, str]:
+    """Read a method (or use the default one) and a path or URL."""
     method, _, target = text.strip().rpartition(" ")
-    method = method.strip() or "GET"
+    method = method.strip() or default
     if not METHOD.fullmatch(method) or not (target.startswith("/") or "://" in target):
         message = (
             f"expected a method and a path or a URL, such as 'POST /login' or 'GET https://host/path', not {text!r}"

@@ -13,6 +13,7 @@ from tidegate.cli.file_schemas import (
     budget_schema,
     egress_schema,
     inbound_schema,
+    prices_schema,
     profile_schema,
     provider_schema,
     source_schema,
@@ -21,10 +22,12 @@ from tidegate.cli.output import counted
 from tidegate.egress.settings import EGRESS_FIELDS, load_egress
 from tidegate.inbound.rules.config import SECTION_FIELDS, load_rules
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS, read_provider
+from tidegate.outbound.providers.prices import PRICES_FIELDS, read_prices
 from tidegate.outbound.providers.profile_file import NO_PROFILES, PROFILE_FIELDS, read_profile
 from tidegate.policy.config_value import load
 from tidegate.service.config.schema import schema as service_schema
 from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
+from tidegate.spending.report import format_amount
 from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
@@ -89,6 +92,25 @@ def check_profile(file: str) -> tuple[list[str], dict[str, object]]:
     return [f"profile {profile.name} counts {text}"], {"profile": profile.name, "counts": counts}
 
 
+def check_prices(file: str) -> tuple[list[str], dict[str, object]]:
+    """Check a file of prices."""
+    prices = read_prices(file)
+    lines = [f"prices of {prices.date} in {prices.currency}"]
+    names = [*(name for name, _ in prices.models), *(["default"] if prices.default is not None else [])]
+    for name, price in (*prices.models, *([("default", prices.default)] if prices.default is not None else [])):
+        usual = {"cached": price.input, "cache_write": price.input, "audio": price.input, "audio_output": price.output}
+        amounts = {part: amount for part, amount in price._asdict().items() if part != "unit"}
+        listed = [
+            f"{part} {format_amount(amount, price.unit)}"
+            for part, amount in amounts.items()
+            if amount != usual.get(part, 0)
+        ]
+        lines.append(f"{name}: {', '.join(listed) or 'free'}")
+    if prices.default is None:
+        lines.append("calls of other models are refused: there is no default")
+    return lines, {"date": prices.date.isoformat(), "currency": prices.currency, "models": names}
+
+
 def check_source(file: str) -> tuple[list[str], dict[str, object]]:
     """Check a source file."""
     from tidegate.outbound.sources.source import read_source  # noqa: PLC0415 - needs the extra 'sources'
@@ -134,6 +156,7 @@ KINDS: Final = {
     ),
     "budget": FileKind("a task budget file", frozenset(BUDGET_FIELDS), check_budget, budget_schema),
     "profile": FileKind("a provider profile", frozenset(PROFILE_FIELDS), check_profile, profile_schema),
+    "prices": FileKind("a price file", frozenset(PRICES_FIELDS), check_prices, prices_schema),
     "source": FileKind("a source file", frozenset(SOURCE_FIELDS), check_source, source_schema),
     "provider": FileKind(
         "a provider file", frozenset({*LIMIT_FIELDS, *PROVIDER_FIELDS}), check_provider, provider_schema

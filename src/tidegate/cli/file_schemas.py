@@ -11,6 +11,8 @@ from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS
 from tidegate.inbound.rules.config import CATEGORY_FIELDS, ENDPOINT_FIELDS, SECTION_FIELDS
 from tidegate.inbound.rules.config import LIMIT_FIELDS as INBOUND_LIMIT_FIELDS
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS
+from tidegate.outbound.providers.pool_file import POOL_FIELDS
+from tidegate.outbound.providers.prices import CALL_PRICES, PRICES_FIELDS, TOKEN_PRICES
 from tidegate.outbound.providers.profile import Charges, FailedCost, OutputCounted
 from tidegate.outbound.providers.profile_file import PROFILE_FIELDS
 from tidegate.outbound.providers.provider import Learn, QuotaScope
@@ -30,6 +32,8 @@ NUMBER: Final[JsonSchema] = {"type": "number"}
 BOOLEAN: Final[JsonSchema] = {"type": "boolean"}
 QUOTA: Final[JsonSchema] = {"type": "integer", "minimum": 1}
 COUNT: Final[JsonSchema] = {"type": "integer", "minimum": 0}
+AMOUNT: Final[JsonSchema] = {"type": "number", "exclusiveMinimum": 0}  # of money, with decimals
+PRICE: Final[JsonSchema] = {"type": "number", "minimum": 0}
 PERIOD: Final[JsonSchema] = {"type": ["string", "number"], "description": "30s, 5m, 1h, 1d, …"}
 COST: Final[JsonSchema] = {"anyOf": [COUNT, {"type": "object", "additionalProperties": COUNT}]}
 STRINGS: Final[JsonSchema] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
@@ -75,9 +79,14 @@ def limits_of(fields: tuple[str, ...], own: dict[str, JsonSchema] | None = None)
 def provider_schema() -> JsonSchema:
     """Describe a provider file."""
     scope = {"enum": list(get_args(QuotaScope))}
+    member = {"type": "object", "required": ["name"]}
     own: dict[str, JsonSchema] = {
         "domain": {**STRING, "description": "the host; also matches its subdomains"},
-        "limits": limits_of(LIMIT_FIELDS),
+        "limit": AMOUNT,
+        "limits": limits_of(LIMIT_FIELDS, {"limit": AMOUNT}),
+        "spend": limits_of((*LIMIT_FIELDS, "per"), {"limit": AMOUNT, "per": STRINGS}),
+        "price": {"anyOf": [STRING, prices_object()]},
+        "pool": closed(POOL_FIELDS, {"members": {"type": "array", "items": member}}, required=["members"]),
         "concurrency": {"anyOf": [QUOTA, closed(("limit", "lease"), {"lease": PERIOD}, required=["limit"])]},
         "endpoints": {"type": "array", "items": closed(("path", "methods", "cost"), required=["path"])},
         "per": {"anyOf": [scope, {"type": "array", "items": scope}]},
@@ -92,6 +101,23 @@ def provider_schema() -> JsonSchema:
         "estimate": {"type": "object", "additionalProperties": COUNT},
     }
     return document("provider", closed((*LIMIT_FIELDS, *PROVIDER_FIELDS), own, required=["domain"]))
+
+
+def prices_object() -> JsonSchema:
+    """Describe prices, as the field `price` of a provider has them."""
+    price = closed((*TOKEN_PRICES, *CALL_PRICES), dict.fromkeys((*TOKEN_PRICES, *CALL_PRICES), PRICE), minProperties=1)
+    own: dict[str, JsonSchema] = {
+        "date": {**STRING, "description": "when the prices were valid, such as 2026-11-01"},
+        "currency": {"type": "string", "pattern": "^[a-z]{3}$"},
+        "models": {"type": "object", "additionalProperties": price},
+        "default": price,
+    }
+    return closed(PRICES_FIELDS, own, required=["date"])
+
+
+def prices_schema() -> JsonSchema:
+    """Describe a file of prices."""
+    return document("prices", prices_object())
 
 
 def profile_schema() -> JsonSchema:

@@ -14,8 +14,10 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.limiter import Limiter
 from tidegate.outbound import Providers
-from tidegate.policy import join_key
-from tidegate.spending import Ledger
+from tidegate.outbound.providers.model_fields import ANY_MODEL
+from tidegate.outbound.providers.money import is_money
+from tidegate.policy import join_key, normal_key
+from tidegate.spending.ledger import read_ledger
 from tidegate.spending.report import forecast_ceiling, format_amount, parse_dimensions, sum_entries, to_csv
 from tidegate.stores import open_store
 
@@ -74,13 +76,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def show(args: argparse.Namespace, output: Output) -> None:
     """Write the report, or the ceilings."""
-    ledgers = [Ledger(path) for path in read_paths(args)]
+    paths = read_paths(args)
     if args.by is None:
-        rows = list(describe_ceilings(args, ledgers))
+        rows = list(describe_ceilings(args, paths, output))
         write_ceilings(rows, output, as_csv=args.csv)
         return
     by = parse_dimensions(args.by)
-    entries = [entry for ledger in ledgers for entry in ledger.read(read_day(args, "since"), read_day(args, "until"))]
+    days = read_day(args, "since"), read_day(args, "until")
+    entries = [entry for path in paths for entry in read_ledger(path, *days)]
     rows = sum_entries(entries, by)
     if args.csv:
         sys.stdout.write(to_csv(rows, by))
@@ -132,32 +135,57 @@ def draw(rows: list[dict[str, Any]], by: tuple[str, ...], output: Output) -> lis
 # ---- ceilings --------------------------------------------------------------------------------------------------------
 
 
-def describe_ceilings(args: argparse.Namespace, ledgers: list[Ledger]) -> Iterator[dict[str, Any]]:
+def describe_ceilings(args: argparse.Namespace, ledgers: list[Path], output: Output) -> Iterator[dict[str, Any]]:
     """Yield the money limits of all providers: what is used, the debt, and when the ceiling is reached."""
     if not args.store:
         raise ConfigError("needs the store in which the spending is counted, such as redis://host", field="--store")
     files = [path for path in args.providers if not Path(path).is_dir()]
     folders = [path for path in args.providers if Path(path).is_dir()]
     providers = Providers.load(files, folders, permissions="ignore")
-    entries = [entry for ledger in ledgers for entry in ledger.read()]
+    entries = [entry for path in ledgers for entry in read_ledger(path)]
     store = open_store(args.store)
     try:
         for provider in providers:
-            yield from _ceilings_of(provider, entries, store)
+            yield from _ceilings_of(provider, entries, store, output)
     finally:
         store.close()
 
 
-def _ceilings_of(provider: Provider, entries: list[SpendingEntry], store: Store) -> Iterator[dict[str, Any]]:
+def _ceilings_of(
+    provider: Provider, entries: list[SpendingEntry], store: Store, output: Output
+) -> Iterator[dict[str, Any]]:
     members = [provider] if provider.pool is None else [member.provider for member in provider.pool.members]
     for own in members:
-        key: Key = (own.domain, f"member={own.member}") if own.member else own.domain
-        if not own.per:
-            yield from _describe(own.policy, key, own.title, store)
+        unknown = sorted({"credential", "host"}.intersection(own.per))
+        if not unknown:
+            for of_models, key in _accounts_of(own, entries):
+                yield from _describe(of_models.policy, key, own.title, store)
+        elif any(is_money(limit.unit) for limit in own.limits):
+            output.write_error(
+                f"{own.title}: its limits apply to each {' and '.join(unknown)} separately: these are not listed here, "
+                "but the metrics tidegate_money_spent_micros of a running service or gateway have them"
+            )
     for ceiling in provider.ceilings:
         known = {ceiling.key(entry.team, entry.tag) for entry in entries} or {ceiling.key("", "")}
         for key in sorted(known, key=str):
             yield from _describe(ceiling.policy, key, ceiling.policy.name.removeprefix("spend:"), store)
+
+
+def _accounts_of(own: Provider, entries: list[SpendingEntry]) -> Iterator[tuple[Provider, Key]]:
+    """Yield the accounts that a file, or a ledger for the names of models, knows: each with its limits and key."""
+    start = [own.domain, f"member={own.member}"] if own.member else [own.domain]
+    paths = [[]] if "path" not in own.per else [[f"path={each.path}"] for each in own.endpoints] + [["path=*"]]
+    models = {entry.model for entry in entries if (entry.source, entry.member) == (own.name, own.member)}
+    for path in paths:
+        if "model" in own.per:
+            for model in sorted(models):
+                key = normal_key((*start, *path, f"model={model or '*'}"))
+                yield own.for_pattern(own.model_pattern(model)), key
+            continue
+        if ANY_MODEL not in dict(own.models):
+            yield own, normal_key((*start, *path))
+        for each in own.models:
+            yield own.for_pattern(each.pattern), normal_key((*start, *path, f"models={each.pattern}"))
 
 
 def _describe(policy: Policy, key: Key, name: str, store: Store) -> Iterator[dict[str, Any]]:
@@ -168,11 +196,24 @@ def _describe(policy: Policy, key: Key, name: str, store: Store) -> Iterator[dic
         usage = limiter.usage(key)
     for limit in limits:
         used = usage[limit.name]
-        elapsed = limit.length / SECOND - used.reset_after
-        pace, reached = forecast_ceiling(used.used, used.quota, elapsed, used.reset_after)
+        elapsed, left = find_window(limit, used.reset_after, store.clock.ns() // 1000)
+        pace, reached = forecast_ceiling(used.used, used.quota, elapsed, left)
         figures = used.used, used.quota, max(0, used.used - used.quota), round(pace), reached, used.reset_after
         values = name, join_key(key), limit.name, limit.unit, *figures
         yield dict(zip(CEILING_COLUMNS, values, strict=True))
+
+
+def find_window(limit: Limit, reset_after: float, now: int) -> tuple[float, float]:
+    """Return for how many seconds a window has lasted, and in how many seconds it ends.
+
+    A limit that counts any period has no window: its usage is that of a whole period, and lasts at this pace.
+    """
+    if limit.calendar is not None:
+        start, end = limit.calendar.window(now)
+        return (now - start) / SECOND, (end - now) / SECOND
+    if limit.rules.windowed:
+        return limit.length / SECOND - reset_after, reset_after
+    return limit.length / SECOND, 0.0
 
 
 def write_ceilings(rows: list[dict[str, Any]], output: Output, *, as_csv: bool) -> None:

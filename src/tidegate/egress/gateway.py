@@ -347,7 +347,9 @@ class EgressGateway:
     def _answer_headers(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> CIMultiDict[str]:
         upstream, outcome = result.response, result.outcome
         headers = messages.response_headers(upstream.native.headers)
-        if (key := upstream.key) is not None:  # a redirect, or a link to the next page, may repeat the key
+        key = upstream.key
+        if key is not None and messages.contains_key("\n".join(headers.values()), key):
+            # a redirect, or a link to the next page
             messages.drop(headers, [name for name, value in headers.items() if messages.contains_key(value, key)])
         headers[messages.PROVIDER] = exchange.provider
         if outcome.member:
@@ -394,8 +396,9 @@ def may_be_json(request: web.BaseRequest) -> bool:
 
 def asks_for_websocket(headers: CIMultiDictProxy[str]) -> bool:
     """Return whether a request asks for a WebSocket; the gateway does not switch to other protocols, such as h2c."""
-    connection = headers.get("Connection", "")
-    return "upgrade" in connection.lower() and headers.get("Upgrade", "").strip().lower() == WEBSOCKET
+    if "Upgrade" not in headers or "upgrade" not in headers.get("Connection", "").lower():
+        return False
+    return headers["Upgrade"].strip().lower() == WEBSOCKET
 
 
 def without_credentials(target: Target, tokens_in: tuple[str, ...]) -> Target:

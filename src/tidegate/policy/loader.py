@@ -17,7 +17,9 @@ from tidegate.errors import ConfigError
 MAX_ALIASED_NODES: Final = 10_000
 MAX_DEPTH: Final = 100
 MAX_BYTES: Final = 16 * 2**20
-MISSING_COLON: Final = "could not find expected ':'"  # found only after the line that lacks it
+MISSING_COLON: Final = "could not find expected ':'"
+MISSING_QUOTE: Final = "found unexpected end of stream"
+FOUND_LATE: Final = (MISSING_COLON, MISSING_QUOTE)  # after the line with the mistake
 ADVICE: Final = {
     "'\\t'": "indent with spaces, not tabs",
     "<block end>": "check the indentation",
@@ -25,6 +27,7 @@ ADVICE: Final = {
         "check the indentation, a space after each ':', and the quotes of a value that contains one"
     ),
     MISSING_COLON: "write a colon and a space after the name of a setting",
+    MISSING_QUOTE: "close the quotes",
     "found character '": "put the value in quotes",
     "expected alphabetic or numeric character": "put a value that begins with * or & in quotes",
 }  # by a part of what PyYAML reports
@@ -63,7 +66,7 @@ def compose(text: str, file: str | None = None) -> yaml.Node | None:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        mark = error.context_mark if error.problem == MISSING_COLON else error.problem_mark or error.context_mark
+        mark = error.context_mark if error.problem in FOUND_LATE else error.problem_mark or error.context_mark
         raise InvalidYAMLError(_describe(error), file=file, line=mark.line + 1 if mark else None) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

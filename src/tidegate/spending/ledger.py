@@ -5,9 +5,11 @@ The ledger is for reports. Ceilings do not depend on it: a process that is kille
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -20,6 +22,8 @@ from tidegate.fork import at_fork
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
+
+log: logging.Logger = logging.getLogger("tidegate.spending")
 
 FLUSH_INTERVAL: Final = SECOND  # between two writes of entries
 BUSY_TIMEOUT: Final = 5.0  # seconds to wait for another process that writes
@@ -64,6 +68,19 @@ def clean_text(text: str) -> str:
     return str(text).encode("utf-8", "replace").decode()
 
 
+def read_ledger(path: str | os.PathLike[str], since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
+    """Yield what a file has for the days from `since` to `until`, without changing the file."""
+    try:
+        connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)
+        try:
+            for row in connection.execute(SELECT_SPENDING, (since, until)):
+                yield SpendingEntry(*row)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"cannot read the ledger {path}: {error}") from None
+
+
 class Ledger:
     """Sums of what was spent, by day, in a time zone. Thread-safe; processes on one machine may share the file."""
 
@@ -79,10 +96,15 @@ class Ledger:
         self._start_over()
         at_fork(child=self._start_over)
         make_private_file(self.path)
-        with self._connect() as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(SCHEMA)
-        connection.close()
+        connection = self._connect()
+        try:
+            with connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(SCHEMA)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"cannot open the ledger {self.path}: {error}") from None
+        finally:
+            connection.close()
 
     def _start_over(self) -> None:
         """Start without entries, also in a forked process: the parent writes those it has."""
@@ -91,6 +113,7 @@ class Ledger:
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._failing = False
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -142,13 +165,19 @@ class Ledger:
         if not pending:
             return
         try:
+            make_private_file(self.path)  # it may have been removed since
             connection = self._connect()
             try:
                 with connection:
+                    connection.execute(SCHEMA)
                     connection.executemany(INSERT_SPENDING, [(*key, *sums) for key, sums in pending.items()])
             finally:
                 connection.close()
-        except (sqlite3.Error, StoreUnavailable):
+            self._failing = False
+        except (sqlite3.Error, StoreUnavailable, OSError) as error:
+            if not self._failing:
+                self._failing = True
+                log.warning("cannot write the ledger %s, its entries are kept in memory: %s", self.path, error)
             with self._lock:
                 for key, sums in pending.items():
                     now = self._pending.get(key, (0, 0, 0))
@@ -157,14 +186,7 @@ class Ledger:
     def read(self, since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
         """Yield the entries of the days from `since` to `until`, after writing what is kept in memory."""
         self.flush()
-        connection = self._connect()
-        try:
-            for row in connection.execute(SELECT_SPENDING, (since, until)):
-                yield SpendingEntry(*row)
-        except sqlite3.Error as error:
-            raise StoreUnavailable(f"cannot read the ledger {self.path}: {error}") from None
-        finally:
-            connection.close()
+        yield from read_ledger(self.path, since, until)
 
     def close(self) -> None:
         """Write what is kept in memory, and end the thread."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
 from tests.service.harness import START, InProcessService
 from tidegate.service.dashboard import denied_keys, history
 from tidegate.service.dashboard.denied_keys import DeniedKeys
-from tidegate.service.dashboard.history import MAX_POLICIES, MAX_TOP_CHARACTERS, DecisionHistory
+from tidegate.service.dashboard.history import MAX_POLICIES, MAX_TOP_BYTES, DecisionHistory
 from tidegate.service.dashboard.recent_denials import describe_recent, last_episode
 from tidegate.service.dashboard.stored_history import StoredHistory, decode_minute, encode_minute
 from tidegate.service.decisions.stats import Stats
@@ -88,17 +89,24 @@ def test_each_tier_has_the_calls_of_its_steps(recorded, source, clock):
     assert minutes.steps == 2
 
 
-def test_a_day_of_many_policies_is_bounded_in_memory(recorded, source, clock):
+@pytest.mark.parametrize(("character", "length"), [("x", 95), ("\N{KEY}", 95)])
+def test_a_day_of_many_policies_is_bounded_in_memory(source, clock, character, length):
     for number in range(MAX_POLICIES + 50):
         source.add(f"policy-{number}", 10**9, 10**9)
+    tracemalloc.start()
+    recorded = DecisionHistory(source, clock)
     clock.advance(2 * 86_400)
     recorded.sample()
     for minute in range(1500):
-        recorded.add_top(minute, [row("x" * 1000 + f"{minute}-{number}", 5) for number in range(40)])
+        rows = [row(character * length + f"{minute}-{number}", 5, f"policy-{number}") for number in range(20)]
+        recorded.add_top(minute, json.loads(json.dumps(rows)))  # no string is shared
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 16_000_000
     assert [tier.steps for tier in recorded.tiers] == [length for _, length in history.TIERS]
     assert len(recorded.minutes.policies) == MAX_POLICIES
     assert recorded.byte_size < 6_000_000
-    assert sum(len(each["key"]) for _, rows in recorded.tops for each in rows) <= MAX_TOP_CHARACTERS
+    assert sum(len(each["key"].encode()) for _, rows in recorded.tops for each in rows) <= MAX_TOP_BYTES
 
 
 def test_a_lost_store_is_part_of_the_history(recorded, source, clock):

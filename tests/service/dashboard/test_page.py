@@ -130,6 +130,14 @@ def test_a_range_is_zoomed_by_dragging_and_all_charts_have_one_cursor(basic, ope
     page.locator("#chart-decisions .plot").focus()
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#chart-latency .tooltip")).to_be_visible()
+    page.keyboard.press("Enter")
+    for _ in range(3):
+        page.keyboard.press("Shift+ArrowLeft")
+    expect(page.locator("#chart-latency .selection")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.locator("#zoom-out")).to_be_visible()
+    start, end = map(int, re.search(r"\?from=(\d+)&to=(\d+)$", page.url).groups())
+    assert 25_000 <= end - start <= 35_000
 
 
 def test_the_status_line_names_the_key_and_offers_to_block_it(tmp_path, open_page):
@@ -331,7 +339,20 @@ def test_the_page_of_a_key_opens_below_the_header_with_all_its_buttons(basic, op
     cell = page.locator("#key-limits td.c-actions").first.bounding_box()
     reset = page.locator("#key-limits").get_by_role("button", name="reset in login").bounding_box()
     assert reset["x"] >= cell["x"]
+    page.evaluate("scrollTo(0, 0)")
+    page.locator("#range").select_option("1h")  # the page stays where it is
+    wait_for_responses(page, 1)
+    assert page.evaluate("scrollY") == 0
+    for width in (1440, 1024):
+        page.set_viewport_size({"width": width, "height": 900})
+        wait_for_responses(page, 1)
+        assert cut_off_headings(page) == []
     basic.http.post("/v1/unblock", json={"policy": "login", "key": "203.0.113.5"})
+
+
+def test_an_unknown_policy_in_the_url_is_reported(basic, open_page):
+    page = open_page(f"{basic.url}/?policy=removed")
+    expect(page.locator("#filter-note")).to_have_text("There is no policy removed.", timeout=TIMEOUT)
 
 
 @pytest.mark.parametrize("has_clipboard", [True, False])
@@ -402,6 +423,9 @@ def test_the_token_is_requested_stored_in_the_tab_and_sent(tmp_path, open_page):
         page = open_page(service.url)
         expect(page.locator("#token")).to_be_visible()
         expect(page.locator("#policies tbody tr")).to_have_count(0)
+        page.locator("#token-value").fill("not-the-token")
+        page.keyboard.press("Enter")
+        expect(page.locator("#token-message")).to_have_text("The service does not accept this token.", timeout=TIMEOUT)
         page.locator("#token-value").fill(DECISION)
         page.keyboard.press("Enter")
         wait_until_live(page)
@@ -422,8 +446,8 @@ def test_the_token_is_requested_stored_in_the_tab_and_sent(tmp_path, open_page):
         assert page.evaluate("Object.values(localStorage)") == []
         assert ADMIN not in page.url
         assert page.context.cookies() == []
-        # The browser logs an error for the 403 response.
-        assert [error for error in open_page.errors if "403" not in error] == []
+        # The browser logs an error for the 401 and 403 responses.
+        assert [error for error in open_page.errors if "401" not in error and "403" not in error] == []
         open_page.errors.clear()
 
 
@@ -465,10 +489,10 @@ def test_the_page_can_be_used_by_keyboard(basic, open_page):
     expect(page.locator("#search-key")).to_have_value("user:9/x")
     page.keyboard.press("Enter")
     expect(page.locator("#key-page")).to_be_visible()
-    page.locator("#key-close").focus()
+    expect(page.locator("#key-title")).to_be_focused()  # so that a screen reader reads it, and its buttons are near
     page.keyboard.press("Escape")
     expect(page.locator("#key-page")).to_be_hidden()
-    page.locator("#search-key").focus()
+    expect(page.locator("#search-key")).to_be_focused()
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     page.keyboard.press("Tab")
     assert page.evaluate(outline) == "solid"

@@ -39,6 +39,12 @@ async def test_a_provider_is_asked_by_name_domain_or_url(target):
         assert await client.ask("TG.PROVIDER", "USAGE", target) == [["fmp", 3, 3, 0, 60_000, "requests"]]
 
 
+async def test_the_member_of_a_pool_is_the_seventh_value():
+    async with service({**FMP, "limit": 1, "pool": {"members": [{"name": "a"}, {"name": "b"}]}}) as (_running, client):
+        replies = [await client.ask("TG.PROVIDER", "ACQUIRE", "fmp") for _ in range(3)]
+        assert [reply[6:] for reply in replies] == [["a"], ["b"], []]
+
+
 async def test_permits_are_settled_by_their_id_once():
     async with service(AI) as (_running, client):
         asked = ("TG.PROVIDER", "ACQUIRE", "ai.example", "COST", "tokens", 800)

@@ -62,8 +62,6 @@ def read_pool(setting: ConfigValue, fields: Fields, read: Callable[[Fields, str,
     if "members" not in parts:
         raise setting.error("needs members, such as members: [{name: a, api_key: …}, {name: b, api_key: …}]")
     pick = cast("Pick", parts["pick"].choice(*get_args(Pick)) if "pick" in parts else "order")
-    if pick == "price" and "price" not in fields:
-        raise parts["pick"].error("needs prices: add price: prices.yaml")
     entries = parts["members"].items()
     if not 1 <= len(entries) <= MAX_MEMBERS:
         raise parts["members"].error(f"expected from 1 to {MAX_MEMBERS} members, not {len(entries)}")
@@ -73,6 +71,13 @@ def read_pool(setting: ConfigValue, fields: Fields, read: Callable[[Fields, str,
         if member.name in [known.name for known in members]:
             raise entry.error(f"two members are named {member.name!r}: rename one of them")
         members.append(member._replace(provider=_share(member.provider, [known.provider for known in members])))
+    if pick == "price":
+        currencies = {None if each.provider.prices is None else each.provider.prices.currency for each in members}
+        if None in currencies:
+            raise parts["pick"].error("needs prices: add price: prices.yaml")
+        if len(currencies) > 1:
+            names = " and ".join(sorted(map(str, currencies)))
+            raise parts["pick"].error(f"cannot compare prices in {names}: use one currency for all members")
     return Pool(tuple(members), pick, parts["sticky"].string().lower() if "sticky" in parts else "")
 
 

@@ -35,14 +35,16 @@ MICROS: Final = "_micros"  # ends a unit that counts millionths of a currency
 MILLION: Final = 10**6
 DEFAULT_CURRENCY: Final = "usd"
 CURRENCY = re.compile(r"[a-z]{3}")
-TOKEN_PRICES: Final = ("input", "cached", "cache_write", "output")
+TOKEN_PRICES: Final = ("input", "cached", "cache_write", "output", "audio", "audio_output")
 CALL_PRICES: Final = ("request", "image")
+PRICES_FIELDS: Final = ("date", "currency", "models", "default")
 
 
 class ModelPrice(NamedTuple):
     """The price of a model: micros per million tokens, and micros per request and image.
 
     `cached` is the price of input that the provider read from its cache, `cache_write` of input that it wrote there.
+    `audio` is the price of audio input, `audio_output` of audio output.
     """
 
     unit: str
@@ -52,11 +54,18 @@ class ModelPrice(NamedTuple):
     output: int = 0
     request: int = 0
     image: int = 0
+    audio: int = 0
+    audio_output: int = 0
 
     def estimate(self, input_tokens: int, output_tokens: int) -> int:
-        """Return the most that this many tokens can cost, whatever part of the input is cached."""
-        dearest = max(self.input, self.cached, self.cache_write)
-        return min(MAX_INTEGER, ceil_div(dearest * input_tokens + self.output * output_tokens, MILLION))
+        """Return the most that this many tokens can cost, whatever part of them is cached or audio."""
+        dearest = max(self.input, self.cached, self.cache_write, self.audio)
+        return min(MAX_INTEGER, ceil_div(dearest * input_tokens + self.dearest_output * output_tokens, MILLION))
+
+    @property
+    def dearest_output(self) -> int:
+        """The highest price of a million tokens of output."""
+        return max(self.output, self.audio_output)
 
     @property
     def saves_by_cache(self) -> bool:
@@ -69,15 +78,16 @@ class ModelPrice(NamedTuple):
 
     def output_within(self, amount: int, input_tokens: int) -> int:
         """Return how many tokens of output this amount pays for, after the input."""
-        if not self.output:
+        if not self.dearest_output:
             return MAX_INTEGER
-        return max(0, amount - self.estimate(input_tokens, 0)) * MILLION // self.output
+        return max(0, amount - self.estimate(input_tokens, 0)) * MILLION // self.dearest_output
 
 
 def usage_cost(price: ModelPrice, parts: Mapping[UsagePart, int], profile: Profile) -> int:
     """Return the cost of the tokens that a response reports."""
     if "input" not in parts and "output" not in parts:
-        return min(MAX_INTEGER, ceil_div(max(price[1:5]) * parts.get("total", 0), MILLION))
+        dearest = max(getattr(price, name) for name in TOKEN_PRICES)
+        return min(MAX_INTEGER, ceil_div(dearest * parts.get("total", 0), MILLION))
     cached, written = parts.get("cache_read", 0), parts.get("cache_write", 0)
     fresh = parts.get("input", 0)
     if not profile.reports_cache_apart:
@@ -86,6 +96,9 @@ def usage_cost(price: ModelPrice, parts: Mapping[UsagePart, int], profile: Profi
     if profile.reports_reasoning_apart:
         output += parts.get("reasoning", 0)
     total = fresh * price.input + cached * price.cached + written * price.cache_write + output * price.output
+    # Audio is part of the input and the output that are reported, at another price.
+    total += parts.get("audio", 0) * max(0, price.audio - price.input)
+    total += parts.get("audio_output", 0) * max(0, price.audio_output - price.output)
     return min(MAX_INTEGER, ceil_div(total, MILLION))
 
 
@@ -136,7 +149,7 @@ def read_prices(source: str | Path | Mapping[str, object]) -> Prices:
 
 
 def _prices(section: ConfigValue) -> Prices:
-    fields = section.fields("date", "currency", "models", "default")
+    fields = section.fields(*PRICES_FIELDS)
     if "date" not in fields:
         raise section.error("needs the date on which the prices were valid, such as date: 2026-11-01")
     currency = fields["currency"].string() if "currency" in fields else DEFAULT_CURRENCY
@@ -174,5 +187,6 @@ def _price(setting: ConfigValue, unit: str) -> ModelPrice:
     for needed in ("input", "output"):
         if needed not in found and set(TOKEN_PRICES).intersection(found):
             raise setting.error(f"needs the price of {needed} too; write {needed}: 0 if there is none")
-    whole = found.get("input", 0)
-    return ModelPrice(unit, **{"cached": whole, "cache_write": whole, **found})
+    whole, output = found.get("input", 0), found.get("output", 0)
+    usual = {"cached": whole, "cache_write": whole, "audio": whole, "audio_output": output}
+    return ModelPrice(unit, **{**usual, **found})

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Charges = Literal["usage", "bound", "estimate"]
 FailedCost = Literal["free", "input", "estimate"]  # what a call costs that fails without reporting usage
 OutputCounted = Literal["start", "produced"]  # when the provider counts output: with the request, or as it is produced
-UsagePart = Literal["input", "cache_read", "cache_write", "output", "reasoning", "audio", "total"]
+UsagePart = Literal["input", "cache_read", "cache_write", "output", "reasoning", "audio", "audio_output", "total"]
 FieldPath = tuple[str, ...]  # the keys that lead to a value of a JSON document; `*` is every entry of a list
 WHOLE_DOCUMENT: Final[FieldPath] = ()
 

@@ -178,7 +178,11 @@ def _plan_output(
     body = None
     if call.rewrites and (output_tokens < bound or not request.stated) and not has_fixed_body(call):
         body = request.clamped(output_tokens)
-    return CallPlan(cost, request, key, input_tokens, bound if body is None else output_tokens, body)
+    if body is None:
+        # If nothing bounds the output, it may cost whatever the provider's own maximum is.
+        unbounded = not request.stated and request.price is not None and request.price.dearest_output > 0
+        output_tokens = max(bound, largest) if unbounded else bound
+    return CallPlan(cost, request, key, input_tokens, output_tokens, body)
 
 
 def has_fixed_body(call: OutboundRequest) -> bool:

@@ -182,9 +182,9 @@ class _Gate(GateResponses):
                 if account.settles and not charge.settled:
                     learned = self._estimates.learned
                     settlement = PendingSettlement(account, charge, response.status, plan, learned, self._counts)
-                outcome = RequestOutcome(
-                    provider.name, (sent - began) / SECOND, attempt, charge.decision, plan.cost, own.member
-                )
+                cost = charge.amounts if candidate.ceilings else plan.cost
+                waited = (sent - began) / SECOND
+                outcome = RequestOutcome(provider.name, waited, attempt, charge.decision, cost, own.member)
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             yield response.close

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import Decision
+from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.quota.charge import Charge
 from tidegate.policy.key import normal_key
 
@@ -50,12 +52,14 @@ class JointCharge(Charge):
         return self._settle_all(Charge.cancel)
 
     def _settle_all(self, settle: Callable[[Charge], Any]) -> Any:  # noqa: ANN401 - to be awaited, or not
-        steps = [partial(settle, charge) for charge in (*(other for other in self.others if not other.settled), self)]
-        first = steps[0]()
-        if hasattr(first, "__await__"):
-            return _await_all(first, steps[1:])
-        for step in steps[1:]:
-            step()
+        """Settle all that are not settled yet, even if one of them fails; the failed ones can be settled again."""
+        unsettled = [charge for charge in (*self.others, self) if not charge.settled] or [self]
+        steps = [partial(settle, charge) for charge in unsettled]
+        if isinstance(self.limiter, AsyncLimiter):
+            return _await_all(steps[0](), steps[1:])
+        with ExitStack() as stack:
+            for step in reversed(steps):
+                stack.callback(step)
         return None
 
     def extend_flow(self, cost: Mapping[str, int]) -> CallFlow[Any]:
@@ -76,11 +80,10 @@ class JointCharge(Charge):
 
 async def _await_all(first: Any, steps: Sequence[Callable[[], Any]]) -> None:  # noqa: ANN401 - an awaitable
     """Settle the others even if the first fails, or its task is cancelled."""
-    try:
+    async with AsyncExitStack() as stack:
+        for step in reversed(steps):
+            stack.push_async_callback(step)
         await first
-    finally:
-        for step in steps:
-            await step()
 
 
 def part_of(charge: Charge, cost: Cost | None) -> Cost | None:

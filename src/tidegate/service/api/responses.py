@@ -41,6 +41,9 @@ class LimitResponse(VerbResponse):
     reset_after: Seconds
 
 
+SettlingId = Annotated[str | None, Meta(description="The id that settles it; null: there is nothing to settle.")]
+
+
 class DecisionResponse(VerbResponse):
     """A decision."""
 
@@ -61,17 +64,20 @@ class AcquireResponse(DecisionResponse):
         Annotated[str | None, Meta(description="Only for a provider: the id that settles it; null: nothing to settle.")]
         | UnsetType
     ) = UNSET
+    member: Annotated[str, Meta(description="Only for a pool: the member whose key to use.")] | UnsetType = UNSET
 
 
 class ReserveResponse(DecisionResponse):
-    """A decision, and the id that settles the reservation or the lease."""
+    """A decision, and the id that settles the reservation."""
 
-    id: Annotated[str | None, Meta(description="The id that settles it; null: there is nothing to settle.")]
+    id: SettlingId
+    member: Annotated[str, Meta(description="Only for a pool: the member whose key to use.")] | UnsetType = UNSET
 
 
-class LeaseResponse(ReserveResponse):
-    """A decision, and permits taken in advance."""
+class LeaseResponse(DecisionResponse):
+    """A decision, permits taken in advance, and the id that settles the lease."""
 
+    id: SettlingId
     permits: Annotated[
         Permits, Meta(description="Permits taken, including the call itself; 0: each call needs a request.")
     ]

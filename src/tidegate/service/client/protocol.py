@@ -110,6 +110,7 @@ class ServiceDecision:
     local: bool
     response: DecisionResponse = field(repr=False, compare=False)
     id: str | None = None  # of a reservation
+    member: str | None = None  # of a provider's pool
 
     @property
     def limits(self) -> tuple[ServiceLimitDecision, ...]:
@@ -134,7 +135,8 @@ class ServiceDecision:
             response.shadow,
             response.local,
             response,
-            response.id or None if isinstance(response, (AcquireResponse, ReserveResponse)) else None,
+            getattr(response, "id", None) or None,
+            getattr(response, "member", None) or None,
         )
 
     def __bool__(self) -> bool:

@@ -68,20 +68,34 @@ class NearLimitKeys:
 
     def nearest(self, now: int, max_keys: int) -> list[KeyNearLimit]:
         """Return the keys with the smallest part of a limit left, the smallest first."""
-        found: list[tuple[float, KeyNearLimit]] = []
+        found: list[tuple[float, str, Key, Decision]] = []
         for (policy, key), decision in list(self.decisions.items()):
-            if decision.at + max(view[2] for view in decision.views) <= now:
+            left = part_left(decision, now)
+            if left < 1.0:
+                found.append((left, policy, key, decision))
+            else:
                 del self.decisions[policy, key]  # all its limits have reset
-                continue
-            near = current_usage(policy, key, decision, now)
-            if near is not None:
-                found.append(near)
-        nearest = select_rows(found, lambda pair: -pair[0], lambda pair: pair[1].policy, max_keys)
-        return [near for _, near in nearest]
+        nearest = select_rows(found, lambda row: -row[0], lambda row: row[1], max_keys)
+        return [current_usage(policy, key, decision, now) for _, policy, key, decision in nearest]
 
 
-def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[float, KeyNearLimit] | None:
-    """Return the usage of a key, with the part that is left for sorting; None if all its limits have reset.
+def part_left(decision: Decision, now: int) -> float:
+    """Return the part that is left of the limit with the smallest part left: 1.0 if all limits have reset.
+
+    It decides which keys are described, so it is computed for all recorded keys, and `current_usage` for few of them.
+    """
+    limits, states, at = decision.policy_limits, decision.states, max(decision.at, now)
+    if states is not None:
+        pairs = zip(limits, states, strict=True)
+        return min([limit.remaining_of(state, limit, at) / limit.burst for limit, state in pairs])
+    views = decision.views
+    if decision.at + max([view[2] for view in views]) <= now:
+        return 1.0
+    return min([view[0] / limit.burst for limit, view in zip(limits, views, strict=True)])
+
+
+def current_usage(policy: str, key: Key, decision: Decision, now: int) -> KeyNearLimit:
+    """Return the usage of a key at the limit with the smallest part left.
 
     If the decision holds states, the usage is computed for `now`. Otherwise it is the usage at the time of the
     decision, with the time until the reset reduced by the time that has passed.
@@ -93,11 +107,8 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> tuple[
         decision = Decision.of_states(at, limits, states, zero_costs(limits), within_limits=True)
     triples = zip(limits, decision.views, decision.used, strict=True)
     limit, (remaining, _, reset), used = min(triples, key=lambda triple: triple[1][0] / triple[0].burst)
-    if remaining >= limit.burst:
-        return None
     after = max(0, reset - passed) / SECOND
     at = recorded_at // MILLISECOND
-    near = KeyNearLimit(
+    return KeyNearLimit(
         policy, key, limit.name, describe_limit(limit), limit.unit, limit.quota, used, remaining, after, at
     )
-    return remaining / limit.burst, near

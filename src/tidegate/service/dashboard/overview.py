@@ -28,6 +28,7 @@ from tidegate.service.http.problems import ProblemError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tidegate.policy import Policy
     from tidegate.service.dashboard.status import ServiceStatus, StatusSource
     from tidegate.service.decisions.service_directory import ServiceDirectory, ServiceRecord
     from tidegate.service.decisions.stats import Stats
@@ -61,6 +62,8 @@ class Overview:
         self._timer: asyncio.TimerHandle | None = None
         self._cached: tuple[int, dict[str, Any]] | None = None  # the tick, and the snapshot of that second
         self._building: asyncio.Task[dict[str, Any]] | None = None
+        self._version = version("tidegate")  # reads a file
+        self._limit_texts: dict[str, tuple[Policy, dict[str, str]]] = {}  # by policy, see `_describe_limits`
         self._lost_since: int | None = None  # when the store was first seen to be unavailable, in milliseconds
 
     def use_source(self, source: StatusSource) -> None:
@@ -181,7 +184,7 @@ class Overview:
                 "id": source.process_id,
                 "workers": app.settings.workers,
                 "since": source.started_at,
-                "version": version("tidegate"),
+                "version": self._version,
             },
             "workers": status.workers,
             "services": [each._asdict() for each in await self._list_services()],
@@ -217,8 +220,20 @@ class Overview:
     def _describe_over(self, policy: str, names: Iterable[str]) -> list[str]:
         """Describe the limits of a policy by their names: "5 per minute"."""
         entry = self._decider.policies.entries.get(policy)
-        limits = {limit.name: limit for limit in entry.policy.limits} if entry is not None else {}
-        return [describe_limit(limits[name]) if name in limits else name for name in names]
+        texts = self._describe_limits(entry.policy) if entry is not None else {}
+        return [texts.get(name, name) for name in names]
+
+    def _describe_limits(self, policy: Policy) -> dict[str, str]:
+        """Describe the limits of a policy by their names; each policy is described once."""
+        known = self._limit_texts.get(policy.name)
+        if known is None or known[0] is not policy:
+            if len(self._limit_texts) >= 2 * MAX_POLICIES:  # policies of files that are no longer in effect
+                self._limit_texts.clear()
+            known = self._limit_texts[policy.name] = (
+                policy,
+                {each.name: describe_limit(each) for each in policy.limits},
+            )
+        return known[1]
 
     async def _describe_blocks(self) -> list[dict[str, Any]]:
         """Describe the blocks, with the reason and the actor of the audit log."""
@@ -260,7 +275,7 @@ class Overview:
             found.append({
                 "name": name,
                 "limits": [str(limit) for limit in policy.limits],
-                "limit_texts": [describe_limit(limit) for limit in policy.limits],
+                "limit_texts": list(self._describe_limits(policy).values()),
                 "mode": policy.mode,
                 "on_store_error": policy.on_store_error,
                 "rollout": rollout,

@@ -108,13 +108,30 @@ def pools_panel(gate: AsyncGate) -> Panel:
 
 
 async def _describe_member(gate: AsyncGate, provider: Provider, member: Member) -> dict[str, Any]:
+    accounts = _accounts_of(gate, member)
+    described = [await _describe_account(gate, account) for account in accounts]
+    rejected = any(account.key_rejected for account in accounts)
+    paused = max(each["frozen_for"] for each in described)
+    state = "drained" if member.drained else "key rejected" if rejected else "paused" if paused else "ready"
+    return {
+        "pool": provider.name,
+        "member": member.name,
+        "state": state,
+        "refused": sum(account.refused for account in accounts),
+        "cost_micros": sum(account.spent for account in accounts),
+        "frozen_for": paused,
+        "limits": [limit for each in described for limit in each["limits"]],
+    }
+
+
+def _accounts_of(gate: AsyncGate, member: Member) -> list[Account]:
+    """Return the accounts of a member: one, or one for each model, path or credential that had calls."""
     own = member.provider
-    account = gate.open_account(own, (own.domain, f"member={member.name}"))
-    described = await _describe_account(gate, account)
-    paused = described["frozen_for"]
-    state = "drained" if member.drained else "key rejected" if account.key_rejected else "paused" if paused else "ready"
-    figures = {"pool": provider.name, "member": member.name, "state": state, "refused": account.refused}
-    return {**figures, "cost_micros": account.spent, "frozen_for": paused, "limits": described["limits"]}
+    key = own.domain, f"member={member.name}"
+    found = [account for account in gate.accounts if account.key[:2] == key]
+    if own.models or own.per:  # then no call is charged to the account of the member itself, unless it has no model
+        found = [account for account in found if account.key != key or account.spent or account.refused] or found
+    return found[:MAX_ROWS] or [gate.open_account(own, key)]
 
 
 def format_limit(limit: Limit) -> str:

@@ -41,10 +41,14 @@ class Subject(NamedTuple):
 
 
 class ReserveResult(NamedTuple):
-    """The result of `reserve`: the decision and, if it allows the call, the id that settles the reservation."""
+    """The result of `reserve`: the decision and, if it allows the call, the id that settles the reservation.
+
+    `member` is the member of a provider's pool that the permits belong to.
+    """
 
     decision: Decision | None
     id: str | None
+    member: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class ProviderPermits:
             charge.tracked_until = self.gate.clock.steady() + round(ttl * SECOND)
             if not self._track(number, pending, charge.tracked_until):
                 charge.answered = True
-        return ReserveResult(pending.decision, reservation_id), account
+        return ReserveResult(pending.decision, reservation_id, pending.member), account
 
     def _track(self, number: str, pending: AsyncPendingCharge, end: int) -> bool:
         """Keep a charge, whose request may be in flight, until `end`; returns whether there is room for it."""
@@ -152,9 +152,23 @@ class ProviderPermits:
         return await self.gate.peek_target(target, cost)
 
     async def usage(self, target: str) -> dict[str, Usage]:
-        """Return how much of each limit of a provider is used; empty: not limited."""
-        account, _ = self._find(target)
-        return {} if account is None else await account.limiter.usage(account.key)
+        """Return how much of each limit of a provider is used, by its name; empty: not limited.
+
+        The limits of a pool's members are named `member/limit`.
+        """
+        found = find_target(self.gate.providers, target)
+        if found is None:
+            return {}
+        provider, call = found
+        if provider.pool is None:
+            account = self.gate.account(provider, call)
+            return await account.limiter.usage(account.key)  # type: ignore[no-any-return]  # an AsyncLimiter
+        usages: dict[str, Usage] = {}
+        for member in provider.pool.members:
+            account = self.gate.account(member.provider, call)
+            for name, usage in (await account.limiter.usage(account.key)).items():
+                usages[f"{member.name}/{name}"] = usage
+        return usages
 
     async def close(self) -> None:
         """Wake the calls that wait; the owner of the gate closes it."""

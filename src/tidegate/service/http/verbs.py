@@ -113,7 +113,8 @@ class Verbs:
         result = await self.decider.acquire_provider(
             target, request.provider_permits, request.wait_seconds, request.priority, ttl
         )
-        return ReserveResponse(*decision_fields(result.decision), result.id)  # type: ignore[arg-type, call-arg]  # in the order of the fields
+        member = result.member or UNSET
+        return ReserveResponse(*decision_fields(result.decision), result.id, member)  # type: ignore[arg-type, call-arg]  # in the order of the fields
 
     async def peek(self, request: PeekRequest) -> DecisionResponse:
         """Return the decision that acquire would return."""

@@ -53,7 +53,7 @@ class ProviderCommands:
             self._app.waiting -= waits
         if result.id is not None:
             session.refunds.append(partial(self._decider.cancel_abandoned, result.id))
-        return write_decision(result.decision, result.id, session.protocol)
+        return write_decision(result.decision, result.id, session.protocol, result.member)
 
     async def _peek(self, _session: Session, target: str, words: Sequence[str]) -> str:
         options = read_options(words, ("COST",))

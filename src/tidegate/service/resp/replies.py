@@ -56,10 +56,10 @@ def write_problem(problem: ProblemError) -> str:
     return write_error(ERROR_WORDS.get(problem.kind, "ERR"), detail)
 
 
-def write_decision(decision: Decision | None, more: Value | tuple[()] = (), protocol: int = 2) -> str:
+def write_decision(decision: Decision | None, more: Value | tuple[()] = (), protocol: int = 2, member: str = "") -> str:
     """Write a decision: allowed, remaining, retry after and reset after in ms, names of the limits that denied it.
 
-    `more` is a further value at the end, such as the id of a reservation.
+    `more` is a further value at the end, such as the id of a reservation, and `member` that of a pool after it.
     """
     if decision.__class__ is Decision and decision[0] and more == () and len(decision[2]) == 1:
         _, at, limits, states, costs = decision  # by position: a fast path
@@ -69,6 +69,8 @@ def write_decision(decision: Decision | None, more: Value | tuple[()] = (), prot
     values = describe_decision(decision)
     if more != ():
         values.append(more)  # type: ignore[arg-type]  # a Value
+    if member:
+        values.append(member)
     return write_value(values, protocol)
 
 

@@ -1,13 +1,14 @@
 // The dashboard: requests /v1/overview once a second and renders every panel from the response.
 
 import { RequestError, get, readToken } from "./api.js";
-import { Chart, ChartGroup } from "./charts.js";
+import { ChartGroup } from "./chart_group.js";
+import { Chart } from "./charts.js";
 import { COMPONENT_PANELS } from "./component_panels.js";
 import { confirmAction, setUpConfirm } from "./confirm.js";
 import { byId, createElement, setAttribute, setText } from "./dom.js";
-import { formatCount, formatDuration, formatMicroseconds, formatPercent, formatRange, formatRate, formatTime, parseKey } from "./format.js";
+import { formatCount, formatDuration, formatMicroseconds, formatPercent, formatRange, formatRate, formatTime, parseKey, sameKey } from "./format.js";
 import { LiveHistory, RangeHistory, currentRate, latestValue } from "./history.js";
-import { refreshKey, setUpKeyPage } from "./key_page.js";
+import { closeKey, refreshKey, setUpKeyPage } from "./key_page.js";
 import { change, onChange, state } from "./page_state.js";
 import { PanelViews } from "./panel_view.js";
 import * as panels from "./panels.js";
@@ -76,8 +77,10 @@ function renderFilter(overview, { from, to }) {
   panels.renderPolicyFilter(overview, policy);
   if (byId("range").value !== range) byId("range").value = range;
   byId("zoom-out").hidden = !zoomed;
-  setText(byId("filter-note"), zoomed ? formatRange(from, to) : "");
+  const unknown = policy !== null && overview.policies.every(({ name }) => name !== policy);
+  setText(byId("filter-note"), [zoomed && formatRange(from, to), unknown && `There is no policy ${policy}.`].filter(Boolean).join(". "));
   setText(byId("note-decisions"), policy ?? "all policies");
+  setText(byId("note-latency"), policy === null ? "" : "all policies"); // it is not measured by policy
 }
 
 function renderStats(overview, policy) {
@@ -158,7 +161,7 @@ async function update() {
     await updateOverview();
   } catch (error) {
     if (!(error instanceof RequestError)) throw error;
-    if (error.needsToken) requestToken(error.message);
+    if (error.needsToken) requestToken(readToken() ? "The service does not accept this token." : "This service requires a token.");
     else {
       setConnection("bad", "no response");
       setNotice(`${error.message}${lastResponseAt ? `; the values are from ${formatTime(lastResponseAt)}` : ""}; retrying`);
@@ -195,7 +198,7 @@ function setUpControls() {
   });
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input, select, textarea, dialog");
-    if (event.key === "Escape" && !typing && state().key !== null) change({ key: null });
+    if (event.key === "Escape" && !typing && state().key !== null) closeKey();
     if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || typing) return;
     event.preventDefault();
     byId("search-key").focus();
@@ -215,11 +218,17 @@ async function start() {
   setUpKeyPage(copy);
   setUpTop();
   setUpControls();
+  let shownKey = state().key;
   onChange(({ key }) => {
+    const isNewKey = !sameKey(key, shownKey);
+    shownKey = key;
     if (lastOverview === null) return;
     if (state().range === "5m" && state().from === null) render(lastOverview, live.columns(lastOverview, state().policy));
     refreshKey(lastOverview.at).catch(() => {});
-    if (key !== null) byId("key-page").scrollIntoView({ block: "start" });
+    if (key !== null && isNewKey) {
+      byId("key-page").scrollIntoView({ block: "start" });
+      byId("key-title").focus({ preventScroll: true });
+    }
     update();
   });
   document.addEventListener("visibilitychange", update);

@@ -6,7 +6,6 @@ import { RUNNING, STORE_LOST } from "./history.js";
 
 const WIDTH = 1000;
 const HEIGHT = 100;
-const MIN_DRAG = 8; // pixels
 
 const round = (value) => Math.round(value * 100) / 100;
 
@@ -181,7 +180,7 @@ export class Chart {
 
   describe(hasValues) {
     const latest = this.series.map(({ name, title }) => `${title} ${this.format(this.columns[name].findLast((value) => value !== null) ?? 0)}`);
-    const help = "Arrow keys move the cursor, drag to zoom.";
+    const help = "Arrow keys move the cursor. To zoom, drag, or press Enter at the start and at the end.";
     setAttribute(this.area, "aria-label", `${this.title}. ${hasValues ? `Latest: ${latest.join(", ")}.` : "No data."} ${help}`);
   }
 
@@ -215,78 +214,4 @@ export class Chart {
 
 function describeMark({ kind, text, at }) {
   return kind === "rules" ? `rules changed at ${formatTime(at)}: ${text}` : `${text} at ${formatTime(at)}`;
-}
-
-/** Charts with one time axis. `onZoom` is called with the start and the end of a selection. */
-export class ChartGroup {
-  constructor(onZoom) {
-    this.charts = [];
-    this.onZoom = onZoom;
-    this.time = null;
-    this.dragStart = null; // { x, time }
-  }
-
-  add(chart) {
-    this.charts.push(chart);
-    const { area } = chart;
-    area.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || event.pointerType === "touch") return; // a finger scrolls the page
-      area.setPointerCapture(event.pointerId);
-      this.dragStart = { x: event.clientX, time: this.timeAt(chart, event) };
-    });
-    area.addEventListener("pointermove", (event) => this.onPointerMove(chart, event));
-    area.addEventListener("pointerup", (event) => this.onPointerUp(chart, event));
-    area.addEventListener("pointercancel", () => this.endDrag());
-    area.addEventListener("pointerleave", () => this.setCursor(null));
-    area.addEventListener("blur", () => this.setCursor(null));
-    area.addEventListener("keydown", (event) => this.onKeyDown(chart, event));
-  }
-
-  update(columns) {
-    for (const chart of this.charts) chart.update(columns);
-    this.setCursor(this.time);
-  }
-
-  timeAt({ area, columns }, event) {
-    const box = area.getBoundingClientRect();
-    const fraction = Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
-    return columns.from + fraction * (columns.to - columns.from);
-  }
-
-  setCursor(time) {
-    this.time = time;
-    for (const chart of this.charts) chart.showCursor(time);
-  }
-
-  onPointerMove(chart, event) {
-    if (!chart.columns) return;
-    const time = this.timeAt(chart, event);
-    this.setCursor(time);
-    const dragging = this.dragStart !== null && Math.abs(event.clientX - this.dragStart.x) >= MIN_DRAG;
-    const [from, to] = dragging ? [this.dragStart.time, time].sort((a, b) => a - b) : [null, null];
-    for (const each of this.charts) each.showSelection(from, to);
-  }
-
-  onPointerUp(chart, event) {
-    const start = this.dragStart;
-    this.endDrag();
-    if (start === null || Math.abs(event.clientX - start.x) < MIN_DRAG) return;
-    const [from, to] = [start.time, this.timeAt(chart, event)].sort((a, b) => a - b);
-    this.onZoom(Math.round(from), Math.round(to));
-  }
-
-  endDrag() {
-    this.dragStart = null;
-    for (const each of this.charts) each.showSelection(null);
-  }
-
-  onKeyDown(chart, event) {
-    const steps = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (event.key === "Escape") this.setCursor(null);
-    if (!steps || !chart.columns) return;
-    event.preventDefault();
-    const { from, to, step } = chart.columns;
-    const jump = step * 1000 * steps * (event.shiftKey ? 10 : 1);
-    this.setCursor(Math.max(from, Math.min(to, (this.time ?? to) + jump)));
-  }
 }

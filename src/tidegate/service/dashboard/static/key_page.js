@@ -112,11 +112,13 @@ function renderHistory(report, now) {
   if ([...list.children].map((item) => item.textContent).join("\n") !== wanted.join("\n")) list.replaceChildren(...wanted.map((line) => createElement("li", {}, line)));
 }
 
+export function closeKey() {
+  change({ key: null });
+  byId("search-key").focus({ preventScroll: true });
+}
+
 /** Register the event handlers of the page. */
 export function setUpKeyPage(copy) {
-  byId("key-close").addEventListener("click", () => {
-    change({ key: null });
-    byId("search-key").focus();
-  });
+  byId("key-close").addEventListener("click", closeKey);
   byId("key-copy").addEventListener("click", () => copy(copyableKey(state().key), byId("key-copy")));
 }

@@ -64,6 +64,7 @@ function renderLast() {
     block.hidden = isPolicy || by === "key";
     copy.hidden = isPolicy;
     setText(block, isBlocked ? "Unblock…" : "Block…");
+    setAttribute(block, "class", isBlocked ? "small" : "small danger");
     setAttribute(block, "aria-label", `${isBlocked ? "Unblock" : "Block"} ${label} in ${row.policy}`);
     setAttribute(copy, "aria-label", `Copy ${label}`);
     block.run = () => actions.confirm(isBlocked ? "unblock" : "block", row.policy, row.key);
