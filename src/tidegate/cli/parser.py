@@ -61,7 +61,8 @@ class CommandParser(argparse.ArgumentParser):
         unrecognized = message.startswith("unrecognized arguments")
         if unrecognized and self.command is not None:
             self.command.error(message)
-        wrong, known = "", tuple(self._option_string_actions)
+        wrong = ""
+        known: Sequence[str] = list(self._option_string_actions)
         if command := re.search(r"argument COMMAND: invalid choice: '(.*?)'", message):
             commands = [name for group in self.command_groups.values() for name in group]
             near = did_you_mean(command[1], commands) or f"'{self.prog} --help' lists the commands"
