@@ -40,7 +40,7 @@ func main() {
 	var mutex sync.Mutex
 	var group sync.WaitGroup
 	seen := map[string]int{}
-	for range connections {
+	for i := 0; i < connections; i++ { // Go before 1.22 has no range over an integer
 		group.Add(1)
 		go func() {
 			defer group.Done()

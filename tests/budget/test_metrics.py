@@ -64,9 +64,9 @@ def test_durations_are_logged_for_debugging(open_budget, caplog):
     budget.check_all_limits(30)
     figures = [record.getMessage() for record in caplog.records if " took " in record.getMessage()]
     check, record, denied = (re.sub(r"\d+\.\d{3} ms", "N ms", figure) for figure in figures)
-    assert check == "a check of 5 tasks took N ms: allowed"
-    assert record == "a record of 4 tasks took N ms"
-    assert denied == "a check of 30 tasks took N ms: denied"
+    assert check == "checking 5 tasks took N ms: allowed"
+    assert record == "recording 4 tasks took N ms"
+    assert denied == "checking 30 tasks took N ms: denied"
 
 
 def test_every_metric_is_in_the_module_docstring(open_budget, registry):

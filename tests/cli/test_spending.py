@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -17,6 +18,8 @@ from tidegate.cli.spending import find_window
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.spending import Ledger, Spending
+from tidegate.spending.milestones import MAX_NAMES, Milestones
+from tidegate.spending.monitor import CeilingUsage
 from tidegate.spending.report import forecast_ceiling, format_amount
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -323,3 +326,33 @@ def test_accounts_of_models_are_listed_and_those_of_unknown_keys_are_named(tmp_p
 def test_how_long_a_window_has_lasted(limit, window):
     now = 1_794_916_800  # 2026-11-17 12:00 UTC
     assert find_window(Limit.parse(limit), 600.0, now * 10**6) == window
+
+
+def test_a_ledger_that_cannot_be_written_is_logged_once_and_nothing_is_lost(tmp_path, store, caplog):
+    path = tmp_path / "spending.db"
+    ledger = Ledger(path, clock=store.clock)
+    path.unlink()
+    path.mkdir()
+    for _ in range(3):
+        ledger.add("models", "usd_micros", 5)
+        ledger.flush()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cannot write the ledger {path}, its entries are kept in memory: {caplog.records[0].args[1]}"
+    ]
+    path.rmdir()  # the file is made again, such as after a rotation
+    assert [(entry.calls, entry.amount) for entry in ledger.read()] == [(3, 15)]
+    ledger.close()
+
+
+def test_milestones_of_the_latest_limits_are_remembered():
+    def usage(used):
+        return CeilingUsage(used, 100, 60.0, "usd_micros")
+
+    at = datetime(2026, 11, 17, tzinfo=UTC)
+    milestones = Milestones((50,), fixed=True)
+    assert milestones.update({"first": usage(60)}, at) == [("first", 50)]
+    assert milestones.update({"first": usage(61)}, at) == []
+    for number in range(MAX_NAMES):
+        milestones.update({f"team {number}": usage(60)}, at)
+    assert milestones.update({f"team {MAX_NAMES - 1}": usage(61)}, at) == []
+    assert milestones.update({"first": usage(62)}, at) == [("first", 50)]  # it was forgotten

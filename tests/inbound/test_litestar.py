@@ -39,6 +39,26 @@ def test_all_routes_of_litestar_share_the_limits_of_the_middleware():
     assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["1", "0", "0"]
 
 
+def test_default_limits_are_one_count_for_all_routes_of_litestar():
+    ran = []
+
+    @litestar.get("/page")  # type: ignore[untyped-decorator]  # its types are not complete
+    async def page() -> str:
+        ran.append("page")
+        return "page"
+
+    site = litestar.Litestar([page, others], logging_config=None)
+    app = RateLimitMiddleware(site, default_limits="2/1m", clock=ManualClock(start=1_728_000_000))
+
+    async def ask():
+        transport = httpx.ASGITransport(app, client=("203.0.113.9", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
+            return [(await client.get(path)).status_code for path in ("/page", "/others", "/page")]
+
+    assert asyncio.run(ask()) == [200, 200, 429]
+    assert ran == ["page"]  # a denied request does not reach the application
+
+
 def test_a_middleware_for_each_route_would_have_its_own_counts():
     middleware = [DefineMiddleware(RateLimitMiddleware, config=CONFIG)]
     with pytest.raises(ConfigError, match="wrap the application instead"):

@@ -88,7 +88,7 @@ def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_a
     assert len([record for record in caplog.records if "60/1m applies" in record.message]) == 1
 
 
-@pytest.mark.parametrize("invalid", [5, [["5/1m"]], [{}], {}, "", [], b"5/1m", object()], ids=repr)
+@pytest.mark.parametrize("invalid", [5, [["5/1m"]], [{}], {}, "", [], b"5/1m", object], ids=repr)
 def test_a_dynamic_limit_of_any_wrong_type_is_invalid(clock, invalid):
     @starlette.limit(lambda request: invalid, default="2/1m", clock=clock)
     async def page(request):

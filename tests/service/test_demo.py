@@ -57,6 +57,7 @@ def test_every_panel_has_data(tmp_path):
                 and len(panels["swarm"]["agents"]) == 3
                 and {row["caller"] for row in panels["egress"]["rows"] if row["output_tokens"]}
                 >= {"agents", "notebook"}
+                and panels["pools"][0]["cost_micros"]
             )
 
         until(has_all_traffic, "traffic of every kind", 60)

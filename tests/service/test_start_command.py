@@ -53,7 +53,7 @@ def test_one_process_decides_and_fetches(folder, capsys):
         assert {row["name"] for row in panel["sources"]} == {"prices", "more"}
         assert service.get("/readyz").status_code == 200
         assert service.stop() == 0
-        assert service.logged("source prices: every 3600 s, limited by provider local")
+        assert service.logged("source prices: every 1h, limited by provider local")
         assert service.logged("stopped; sources that were not fetched are queued for the next start")
         assert not service.logged("hunter2")
     assert (path / "data" / "quota.db").exists()  # although the store of decisions is in memory

@@ -5,6 +5,7 @@ The ledger is for reports. Ceilings do not depend on it: a process that is kille
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from tidegate.fork import at_fork
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
+
+log: logging.Logger = logging.getLogger("tidegate.spending")
 
 FLUSH_INTERVAL: Final = SECOND  # between two writes of entries
 BUSY_TIMEOUT: Final = 5.0  # seconds to wait for another process that writes
@@ -110,6 +113,7 @@ class Ledger:
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._failing = False
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -161,13 +165,19 @@ class Ledger:
         if not pending:
             return
         try:
+            make_private_file(self.path)  # it may have been removed since
             connection = self._connect()
             try:
                 with connection:
+                    connection.execute(SCHEMA)
                     connection.executemany(INSERT_SPENDING, [(*key, *sums) for key, sums in pending.items()])
             finally:
                 connection.close()
-        except (sqlite3.Error, StoreUnavailable):
+            self._failing = False
+        except (sqlite3.Error, StoreUnavailable, OSError) as error:
+            if not self._failing:
+                self._failing = True
+                log.warning("cannot write the ledger %s, its entries are kept in memory: %s", self.path, error)
             with self._lock:
                 for key, sums in pending.items():
                     now = self._pending.get(key, (0, 0, 0))

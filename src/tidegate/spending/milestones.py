@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 REARM_FRACTION: Final = 0.75  # of a milestone
 FULL_PERCENT: Final = 100
+MAX_NAMES: Final = 10_000  # limits that are remembered: there may be one for each team or tag
 
 
 class WindowUsage(Protocol):
@@ -58,4 +59,7 @@ class Milestones:
                 self._reached[name] = max(
                     (each for each in self.percents if each * REARM_FRACTION <= percent), default=0
                 )
+        for known in (self._reached, self._window_ends):
+            while len(known) > MAX_NAMES:
+                del known[next(iter(known))]
         return found

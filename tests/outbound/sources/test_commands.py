@@ -99,7 +99,7 @@ def test_a_service_starts_accepts_commands_and_stops(folder, capsys):
                                     "requeued"]  # fmt: skip
         assert [line.split()[:2] for line in table[1:]] == [["free", "unlimited"], ["s1", "a"], ["s2", "a"]]
         assert service.stop() == 0
-    assert "source s1: every 3600 s, limited by provider a (3/1h sliding_log)" in service.out
+    assert "source s1: every 1h, limited by provider a (3/1h sliding_log)" in service.out
     assert "running with 2 providers and 1 source" in service.out
     assert "stopped" in service.out
     assert "hunter" not in service.out + service.err

@@ -24,14 +24,14 @@ LITERAL = {"name": "aapl", "url": "https://fmp.test/aapl"}
 # ---- the literal source file -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "every"), [({}, 3600), ({"interval": 90}, 90)])
-async def test_a_source_with_only_a_name_and_a_url_has_the_default_interval(tmp_path, caplog, options, every):
+@pytest.mark.parametrize(("options", "every", "text"), [({}, 3600, "1h"), ({"interval": 90}, 90, "90s")])
+async def test_a_source_with_only_a_name_and_a_url_has_the_default_interval(tmp_path, caplog, options, every, text):
     caplog.set_level(logging.INFO)
     async with world(tmp_path, [read_source(LITERAL)], **options) as here:
-        said = f"it has neither an interval nor a cron expression, so it is fetched every {every} s"
+        said = f"it has neither an interval nor a cron expression, so it is fetched every {text}"
         assert f"aapl: {said}" in caplog.text
         await here.cycle()
-        assert (here.row("aapl")["ok"], here.row("aapl")["schedule"]) == (1, f"every {every} s")
+        assert (here.row("aapl")["ok"], here.row("aapl")["schedule"]) == (1, f"every {text}")
         assert here.row("aapl")["due"] == (START + every) * 1_000_000
         answer = here.service.add(read_source({**LITERAL, "name": "msft"}))
         assert answer == f"added msft: limited by provider fmp.test (300/1m sliding_log); {said}"

@@ -187,7 +187,7 @@ async def test_adding_a_source_reports_whether_it_is_limited(tmp_path, caplog):
         assert said == "added b: no provider is configured for free.test: it runs without rate limiting"
         assert said in caplog.text
         assert here.service.add(source("a", interval="5m")).startswith("replaced a: ")
-        assert here.row("a")["schedule"] == "every 300 s"
+        assert here.row("a")["schedule"] == "every 5m"
 
 
 async def test_bodies_go_to_files_a_database_or_a_webhook(tmp_path):

@@ -118,7 +118,7 @@ class AsgiRouteHooks(RouteHooks):
                 self.exempts = self._views.exempts
                 return limited
             router = getattr(app, "router", app)
-            if isinstance(getattr(router, "routes", None), list):
+            if has_known_routes(router):
                 limited = self._walk(router, leaves) or bool(self.defaults)
                 for route in leaves if limited else ():
                     self._install(route)
@@ -199,14 +199,19 @@ class RouteHook:
         return known[1]
 
 
+def has_known_routes(router: Any) -> bool:  # noqa: ANN401 - any router
+    """Return whether the routes are those of Starlette or FastAPI; Litestar has another kind."""
+    routes = getattr(router, "routes", None)
+    return isinstance(routes, list) and all(hasattr(route, "matches") for route in routes)
+
+
 def mounted_router(route: Any) -> Any:  # noqa: ANN401 - any route
     """Return the router of a mounted application; None if it is not a mount, or its routes are unknown."""
     if hasattr(route, "endpoint"):
         return None
     app = getattr(route, "_base_app", None) or getattr(route, "app", None)
     router = getattr(app, "router", app)
-    routes = getattr(router, "routes", None)
-    return router if isinstance(routes, list) else None
+    return router if has_known_routes(router) else None
 
 
 def is_limited_route(route: Any) -> bool:  # noqa: ANN401 - any route

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tidegate.core.bounds import SECOND
 from tidegate.core.calendar import find_zone
+from tidegate.core.limit import period_text
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Interval(NamedTuple):
 
     def __str__(self) -> str:
         """Return a short description."""
-        return f"every {self.every / SECOND:g} s"
+        return f"every {period_text(self.every)}"
 
 
 class Cron(NamedTuple):
