@@ -155,17 +155,19 @@ def _prices(fields: Fields) -> Prices | None:
 
 
 def _check_units(fields: Fields, provider: Provider) -> None:
-    """Refuse money limits without a known cost of a call, and misspelled token units, which nothing would charge."""
+    """Refuse money limits without a known cost of a call, and misspelled units, which nothing would charge."""
     told = set(provider.estimate)
     for endpoint in provider.endpoints:
         told.update(endpoint.cost if isinstance(endpoint.cost, Mapping) else ())
+    prices = provider.prices
+    known = TOKEN_UNITS if prices is None else (*TOKEN_UNITS, prices.currency, prices.unit)
     place = fields.get("limits") or fields.get("unit") or fields["domain"]
     for limits in (provider.limits, *(each.limits for each in provider.models)):
         with place.locate_errors():
-            check_units(limits, provider.prices, told)
-        for unit in {limit.unit for limit in limits}.difference(told, TOKEN_UNITS, (CONCURRENCY_UNIT,)):
-            if closest(unit, TOKEN_UNITS, MISSPELLING_SIMILARITY) is not None:
-                raise place.error(f"nothing is counted in the unit {unit!r}: {did_you_mean(unit, TOKEN_UNITS)}")
+            check_units(limits, prices, told)
+        for unit in {limit.unit for limit in limits}.difference(told, known, (CONCURRENCY_UNIT,)):
+            if closest(unit.lower(), known, MISSPELLING_SIMILARITY) is not None:
+                raise place.error(f"nothing is counted in the unit {unit!r}: {did_you_mean(unit.lower(), known)}")
 
 
 def _hide_value(quoted: re.Match[str]) -> str:
