@@ -49,7 +49,7 @@ def main(write: Callable[[str], object] = print) -> dict[str, Any]:
         limiter.acquire("patient", cost=4)
         waited.append((SystemClock.steady() - started) / 1e6)
         write(f"  call {number} after {format_exact_duration(waited[-1])}")
-    write("\nNext: read README.md, or start the service with its dashboard: make run")
+    write("\nNext: start the service, with its dashboard and demonstration traffic: tidegate start --demo")
     return {"limit": LIMITS, "admitted": admitted, "denied": denied, "waited": waited}
 
 

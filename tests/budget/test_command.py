@@ -40,6 +40,14 @@ def test_the_command_draws_bars(environ, capsys, path):
     assert "enable" not in capsys.readouterr().out
 
 
+def test_the_command_logs_no_milestones(environ, caplog, capsys):
+    environ.setenv("RATE_LIMIT_ENABLED", "true")
+    environ.setenv("RATE_LIMIT_PER_MINUTE", "16")
+    assert main(["budget"]) == 0
+    assert "100 %" in capsys.readouterr().out
+    assert not caplog.records
+
+
 def test_the_command_writes_json(environ, capsys):
     assert main(["budget", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)

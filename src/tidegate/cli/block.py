@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             watch(lambda: list_blocks(client, output), output, args.watch)
         elif args.remove:
             client.unblock(args.policy, read_key(args), reason=args.reason)
-            output.write_line(f"{args.policy}: {' '.join(args.key)} is not blocked")
+            output.write_line(f"{args.policy}: {' '.join(args.key)} is no longer blocked")
             output.write_json({"ok": True})
         else:
             seconds = args.duration or DEFAULT_DURATION

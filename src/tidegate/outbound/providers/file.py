@@ -333,7 +333,7 @@ def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
         raise location["header"].error(f"expected a header name such as X-Api-Key, not {location['header']}")
     if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
         place = fields.get("api_key") or fields["api_key_file"]
-        raise place.error("contains a character that is not allowed in a header")
+        raise place.error("contains a character that is not allowed in a header: use printable ASCII characters")
     prefix = _text(location, "prefix")
     return KeyLocation("header", name, f"{prefix} " if prefix else "", plain)
 
