@@ -9,9 +9,10 @@ from tests.budget.both_kinds import START
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
 from tidegate.cli.budget import show
-from tidegate.cli.durations import format_duration, read_duration
+from tidegate.cli.durations import read_duration
 from tidegate.cli.live import watch
 from tidegate.cli.output import CLEAR_SCREEN, Output
+from tidegate.policy.durations import format_duration
 from tidegate.testing import ManualClock
 
 

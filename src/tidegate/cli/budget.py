@@ -13,10 +13,10 @@ from tidegate.budget import TaskBudget
 from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.cli import spending
 from tidegate.cli.arguments import add_watch_option
-from tidegate.cli.durations import format_duration
 from tidegate.cli.live import watch
 from tidegate.cli.tables import TableColumn, TextTable, draw_table
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.policy.durations import format_duration
 from tidegate.service.runtime.components import read_budget_settings, shown_budget
 
 if TYPE_CHECKING:

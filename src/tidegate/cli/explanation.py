@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.durations import format_duration
 from tidegate.cli.tables import TableColumn, TextTable
 from tidegate.core.bounds import SECOND
+from tidegate.policy.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

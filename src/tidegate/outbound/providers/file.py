@@ -224,6 +224,8 @@ def read_limit(
 ) -> Limit:
     """Read an entry of `limits`: `300/1m`, or a mapping, which may have `other_fields` as well."""
     if entry.is_mapping:
+        if "per" not in other_fields and (per := entry.entries().get("per")):
+            raise per.error("cannot be set for a single limit: set it in an entry of 'spend', or for the whole file")
         return _limit(entry, entry.fields(*LIMIT_FIELDS, "name", *other_fields), algorithm, prices)
     text = entry.string()
     with entry.locate_errors():
