@@ -68,7 +68,7 @@ class CommandParser(argparse.ArgumentParser):
             near = did_you_mean(command[1], commands) or f"'{self.prog} --help' lists the commands"
             super().error(f"unknown command {command[1]!r}: {near}")
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            wrong, known = choice[1], re.findall(r"[\w-]+", choice[2])
+            wrong, known = choice[1], tuple(re.findall(r"[\w-]+", choice[2]))
         elif option := re.search(r"unrecognized arguments:.*? (--[\w-]+)", message):
             wrong = option[1]
         renamed = RENAMED_OPTIONS.get(wrong, "")
