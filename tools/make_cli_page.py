@@ -44,8 +44,9 @@ Every command accepts `--json`; with `--watch`, each update is one line of JSON.
 takes longer than a second, a line on standard error shows that the command is still working. Errors are one line on
 standard error, `tidegate: …`, or `{{"error": …}}` with `--json`.
 
-**Durations** have the same form everywhere: {DURATION_EXAMPLES}. An option with the value `{METAVAR}` takes one;
-a number without a unit is in seconds. Durations in the output have the same form.
+**Durations** are written as {DURATION_EXAMPLES}. An option with the value `{METAVAR}` takes one;
+a number without a unit is in seconds. Durations in the output have the same form, except in `tidegate top`:
+latencies are in milliseconds (0.08 ms), and the status line is worded as on the dashboard (2 h).
 
 **Names.** If a command, an option, a policy, a provider or a setting is unknown, the error suggests the closest one.
 

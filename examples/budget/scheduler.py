@@ -6,6 +6,7 @@ import logging
 import sys
 import urllib.request
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from tidegate.budget import AsyncTaskBudget, RateLimitResult
@@ -105,4 +106,5 @@ async def main(server: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    asyncio.run(main(sys.argv[1]))
+    with suppress(KeyboardInterrupt):  # Ctrl-C ends it
+        asyncio.run(main(sys.argv[1]))

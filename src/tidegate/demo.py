@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate import Limiter
 from tidegate.clock import SystemClock, ThreadSignal
+from tidegate.policy.durations import format_exact_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,14 +48,14 @@ def main(write: Callable[[str], object] = print) -> dict[str, Any]:
     for number in range(1, 8):
         limiter.acquire("patient", cost=4)
         waited.append((SystemClock.steady() - started) / 1e6)
-        write(f"  call {number} after {waited[-1]:5.2f} s")
-    write("\nNext: read README.md, or start the service with its dashboard: make run")
+        write(f"  call {number} after {format_exact_duration(waited[-1])}")
+    write("\nNext: start the service, with its dashboard and demonstration traffic: tidegate start --demo")
     return {"limit": LIMITS, "admitted": admitted, "denied": denied, "waited": waited}
 
 
 def draw(limiter: Limiter, second: float, admitted: dict[str, int], denied: dict[str, int]) -> Iterator[str]:
     """Draw a line for each client."""
-    yield f"  after {second:4.1f} s {'permits left':>{BAR_WIDTH}}   admitted  denied"
+    yield f"  after {format_exact_duration(second):<7} {'permits left':>{BAR_WIDTH - 1}}   admitted  denied"
     for client, rate in CALLS_PER_SECOND.items():
         left = limiter.peek(client, cost=0).remaining
         bar = "█" * (left * BAR_WIDTH // 10)

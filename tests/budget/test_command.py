@@ -9,9 +9,10 @@ from tests.budget.both_kinds import START
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
 from tidegate.cli.budget import show
-from tidegate.cli.durations import format_duration, read_duration
+from tidegate.cli.durations import read_duration
 from tidegate.cli.live import watch
 from tidegate.cli.output import CLEAR_SCREEN, Output
+from tidegate.policy.durations import format_duration
 from tidegate.testing import ManualClock
 
 
@@ -37,6 +38,14 @@ def test_the_command_draws_bars(environ, capsys, path):
     environ.setenv("RATE_LIMIT_ENABLED", "true")
     assert main(["budget"]) == 0
     assert "enable" not in capsys.readouterr().out
+
+
+def test_the_command_logs_no_milestones(environ, caplog, capsys):
+    environ.setenv("RATE_LIMIT_ENABLED", "true")
+    environ.setenv("RATE_LIMIT_PER_MINUTE", "16")
+    assert main(["budget"]) == 0
+    assert "100 %" in capsys.readouterr().out
+    assert not caplog.records
 
 
 def test_the_command_writes_json(environ, capsys):

@@ -36,14 +36,14 @@ def test_milestones_are_logged_once_each(open_budget, messages, clock):
         budget.check_all_limits(1)
         budget.record_completed_tasks(1)
     assert messages() == [
-        "50 % of the tier hour is used: 50 of 100",
-        "80 % of the tier hour is used: 80 of 100",
-        "95 % of the tier hour is used: 95 of 100",
+        "at least 50 % of the tier hour is used: 50 of 100",
+        "at least 80 % of the tier hour is used: 80 of 100",
+        "at least 95 % of the tier hour is used: 95 of 100",
     ]
     clock.advance(3600)
     budget.check_all_limits(10)
     budget.check_all_limits(60)
-    assert messages()[3:] == ["50 % of the tier hour is used: 70 of 100"]  # again, after usage had fallen
+    assert messages()[3:] == ["at least 50 % of the tier hour is used: 70 of 100"]  # again, after usage had fallen
 
 
 def test_milestones_are_logged_again_in_a_new_fixed_window(open_budget, messages, clock):
@@ -53,14 +53,17 @@ def test_milestones_are_logged_again_in_a_new_fixed_window(open_budget, messages
     clock.advance(3600)
     budget.check_all_limits(55)
     budget.check_all_limits(1)
-    assert messages() == ["50 % of the tier hour is used: 60 of 100", "50 % of the tier hour is used: 55 of 100"]
+    assert messages() == [
+        "at least 50 % of the tier hour is used: 60 of 100",
+        "at least 50 % of the tier hour is used: 55 of 100",
+    ]
 
 
 def test_a_jump_over_several_milestones_logs_each(open_budget, messages):
     budget = open_budget(per_hour=100)
     budget.record_completed_tasks(97)
     budget.get_current_usage()
-    assert messages() == [f"{milestone} % of the tier hour is used: 97 of 100" for milestone in (50, 80, 95)]
+    assert messages() == [f"at least {milestone} % of the tier hour is used: 97 of 100" for milestone in (50, 80, 95)]
 
 
 def test_a_window_that_stays_around_a_milestone_logs_it_once(open_budget, messages, clock):
@@ -70,7 +73,7 @@ def test_a_window_that_stays_around_a_milestone_logs_it_once(open_budget, messag
         budget.cancel()
         budget.check_all_limits(4)
         budget.cancel()
-    assert messages() == ["50 % of the tier minute is used: 6 of 10"]
+    assert messages() == ["at least 50 % of the tier minute is used: 6 of 10"]
 
 
 def test_denials_are_logged_when_they_start(open_budget, messages, clock):

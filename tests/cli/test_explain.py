@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tidegate.cli import main
+from tidegate.cli.explanation import format_pace
 from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.testing import ManualClock
 
@@ -180,6 +181,10 @@ def test_the_text(capsys, monkeypatch):
     place = lines.index("limits, the strictest first:")
     assert lines[place + 2].split() == ["1", "login-1m", "login", "5/1m", "sliding_log", "5", "12s", "enforce"]
     assert lines[-1] == "  Rate limit exceeded. Try again later."
+
+
+def test_the_pace_of_a_limit_is_not_rounded_to_a_second():
+    assert [format_pace(each) for each in (0.6, 1.8, 12, 17.28, 180)] == ["600ms", "1.8s", "12s", "17.3s", "3m"]
 
 
 # ---- requests that are sent ------------------------------------------------------------------------------------------

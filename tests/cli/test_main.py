@@ -80,6 +80,12 @@ def test_an_unknown_command_is_refused(capsys):
         (["start", "--colour", "red"], "unrecognized arguments: --colour; 'tidegate start --help' lists the options"),
         (["top", "--onse"], "unrecognized arguments: --onse; did you mean '--once'?"),
         (["acquire", "api", "bob", "--wait", "5"], "unrecognized arguments: --wait 5; did you mean '--timeout'?"),
+        (
+            ["budget", "budget.db"],
+            "tidegate budget: error: unrecognized arguments: budget.db; 'tidegate ",
+        ),
+        (["start", "--lsten", "8080"], "usage: tidegate start [OPTION ...] [FILE]\n"),
+        (["--versoin"], "tidegate: error: unrecognized arguments: --versoin; did you mean '--version'?"),
         (["top", "--rows", "x"], "argument --rows: expected an integer, not 'x'"),
         (
             ["acquire", "api", "bob", "--timeout", "x"],

@@ -78,8 +78,9 @@ def test_an_error_names_the_detected_kind(text, kind, message, write, capsys):
     path = write(text)
     assert main(["validate", path]) == 2
     wrong = capsys.readouterr().err
-    assert f"{path} was read as {KINDS[kind].title}" in wrong
-    assert message in wrong
+    error, note = wrong.splitlines()
+    assert message in error
+    assert note.startswith(f"tidegate: {path} was read as {KINDS[kind].title}")
 
 
 def test_a_service_file_without_policies_says_so(write, capsys):

@@ -117,7 +117,7 @@ def test_limits(text, limit):
 
 LIMIT = "expected a limit such as '60/1m' or '5 per 30s'"
 KNOWN = "token_bucket, fixed_window, calendar_window, sliding_window, sliding_log, concurrency"
-OPTIONS = "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="
+OPTIONS = "expected unit=, name=, burst=, margin=, timezone=, reset_day= or reset_hour="
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from tests.docs.blocks import blocks_of
 from tests.docs.test_pages import PAGES
 from tests.docs.tutorial import Tutorial
 
-TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
+DOCS = Path(__file__).parents[2] / "docs"
+TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "egress.md"]
 NEEDS_SDK = {"call-language-models.md"}  # tests/recipes follows it: its SDK is not in this environment
 
 

@@ -43,6 +43,7 @@ class Tutorial:
 
     def __init__(self, page: Path, folder: Path) -> None:
         self.page, self.folder = page, folder
+        self.blocks = blocks_to_follow(page)
         self.ports: dict[str, str] = {}
         self.exports: list[str] = []
         self.running: list[subprocess.Popen[bytes]] = []
@@ -83,7 +84,7 @@ class Tutorial:
     def follow(self) -> int:
         """Follow the page, and return how many outputs were compared."""
         compared = 0
-        for block in blocks_of(self.page):
+        for block in self.blocks:
             if block.title:
                 self.save(block)
             elif block.label == "sh":
@@ -147,10 +148,10 @@ class Tutorial:
         until(accepts, f"{self.page.name}:{block.line} to accept connections", STARTING)
 
     def port_of(self, code: str) -> str:
-        """Return the port that a program will listen on: one in its command or its file, or the default."""
-        files = "".join(block.code for block in blocks_of(self.page) if block.title and block.title in code)
-        documented = PORT.findall(code) or PORT.findall(files) or [DEFAULT_PORT]
-        return self.port(documented[-1])
+        """Return the port of a program: the last one in its command, the first one in its file, or the default."""
+        files = "".join(block.code for block in self.blocks if block.title and block.title in code)
+        documented = PORT.findall(code)[-1:] or PORT.findall(files)[:1] or [DEFAULT_PORT]
+        return self.port(documented[0])
 
     def compare(self, block: Block) -> None:
         """Compare what the last commands printed with the page."""
@@ -164,6 +165,18 @@ class Tutorial:
         for line, found in zip(wanted, printed, strict=True):
             pattern = r"\s+".join(re.escape(word).replace("…", ".*") for word in line.split())
             assert re.fullmatch(pattern, " ".join(found.split())), f"{place}\nwhich does not match {line!r}"
+
+
+def blocks_to_follow(page: Path) -> list[Block]:
+    """Return the blocks of the section "Tutorial" of a page; without one, the whole page is a tutorial."""
+    headings = [
+        (number, line)
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1)
+        if line.startswith("## ")
+    ]
+    start = next((number for number, line in headings if line.startswith("## Tutorial")), 0)
+    end = next((number for number, _ in headings if number > start > 0), None)
+    return [block for block in blocks_of(page) if start < block.line and (end is None or block.line < end)]
 
 
 def answers(port: str) -> bool:

@@ -111,10 +111,35 @@ def test_the_gateway_reads_its_file_again_and_top_names_the_missing_token(upstre
         assert "this needs the metrics token" in top.stderr
 
 
+def test_an_address_in_use_is_refused(upstream, tmp_path):
+    write_files(tmp_path, upstream, listen="127.0.0.1:0", providers=["up.yaml"])
+    with command("egress", "egress.yaml", folder=tmp_path) as (_, ready):
+        address = ready["egress"].removeprefix("http://")
+        found = subprocess.run(
+            [sys.executable, "-m", "tidegate", "egress", "egress.yaml", "--listen", address],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "EGRESS_TOKEN": TOKEN},
+        )
+    advice = "Address already in use: stop the other program, or choose another address with --listen"
+    assert (found.returncode, found.stderr) == (2, f"tidegate: listen: cannot listen on {address}: {advice}\n")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"callers": {"a": {"token": "${EGRESS_TOKEN}", "providers": ["upp"]}}}, "there is no provider 'upp'"),
+        (
+            {"callers": {"a": {"token": "${EGRESS_TOKEN}", "limits": ["9/1d unit=tokns"]}}},
+            "egress.yaml:1: callers.a.limits[0]: calls are not charged in the unit 'tokns': did you mean 'tokens'?",
+        ),
+        (
+            {"callers": {"a": {"token": "${EGRESS_TOKEN}", "limits": ["9/1d unit=pages"]}}},
+            "'pages': use requests, concurrent-requests, tokens, input-tokens, output-tokens or usd_micros",
+        ),
         ({"upstreams": {"down": "http://127.0.0.1:1"}}, "there is no provider 'down'"),
         ({"providers": []}, "needs at least one provider"),
         ({"callers": {}, "listen": "0.0.0.0:1"}, "reachable from other machines"),

@@ -94,7 +94,7 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
             "a:\n b: 1\n  c: 2\n",
             (
                 "f.yaml:3: is not valid YAML: mapping values are not allowed here: "
-                "check the indentation, and quote a value that contains a colon"
+                "check the indentation, a space after each ':', and the quotes of a value that contains one"
             ),
         ),
         (
@@ -117,6 +117,13 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
             (
                 "f.yaml:2: is not valid YAML: found character '\\t' that cannot start any token: "
                 "indent with spaces, not tabs"
+            ),
+        ),
+        (
+            "a:1\nb: 2\n",
+            (
+                "f.yaml:2: is not valid YAML: mapping values are not allowed here: "
+                "check the indentation, a space after each ':', and the quotes of a value that contains one"
             ),
         ),
         ("a: b\n\nc: \0", "f.yaml:3: is not valid YAML: the character U+0000 is not allowed"),

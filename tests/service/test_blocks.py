@@ -280,7 +280,7 @@ def test_the_block_command_affects_every_process(tmp_path, capsys):
 
         until(lambda: allowed() == [False, False], "both processes to hold it")
         assert command("acquire", "api", "bad")[:2][0] == 1
-        assert command("block", "api", "bad", "--remove") == (0, "api: bad is not blocked", "")
+        assert command("block", "api", "bad", "--remove") == (0, "api: bad is no longer blocked", "")
         until(lambda: allowed() == [True, True], "both processes to let go")
         assert command("block", "api")[0] == 2
 

@@ -71,9 +71,14 @@ def test_a_token_from_the_environment(tmp_path, capsys, monkeypatch):
     text = f"decision_token: {DECISION}\nadmin_token: {ADMIN}\n{RULES}"
     with serving(tmp_path, text) as service:
         assert main(["top", "--once", "--url", service.url]) == 2
-        assert "token" in capsys.readouterr().err
+        assert capsys.readouterr().err.endswith(
+            "; this command sends the token in --token-file FILE, or in TIDEGATE_TOKEN\n"
+        )
         monkeypatch.setenv("TIDEGATE_TOKEN", DECISION)
         assert main(["top", "--once", "--url", service.url]) == 0
+        capsys.readouterr()
+        assert main(["block", "--url", service.url]) == 2
+        assert capsys.readouterr().err.startswith("tidegate: token: this needs the admin token; this command sends ")
 
 
 OVERVIEW = {

@@ -70,6 +70,7 @@ PROGRESS: Final = {
     "swarm": "waiting for the agents",
     "validate": "checking the files",
 }
+CREDENTIALS_HELP: Final = "; this command sends the token in --token-file FILE, or in TIDEGATE_TOKEN"
 DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests you receive and the\nrequests you send."
 EXIT_OK: Final = 0
 EXIT_DENIED: Final = 1  # a call was denied, or the doctor found a problem
@@ -108,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with output.progress(PROGRESS.get(args.command, "")):
             return int(args.run(args, output))
     except RateLimitError as error:
-        output.write_error(str(error))
+        help_text = CREDENTIALS_HELP if isinstance(error, ConfigError) and error.field == "token" else ""
+        output.write_error(f"{error}{help_text}")
         return EXIT_UNAVAILABLE if isinstance(error, StoreUnavailable | Closed) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -157,8 +159,7 @@ def build_parser(arguments: Sequence[str], *, skip_missing: bool = False) -> Com
             module.add_options(child)
             child.examples = module.EXAMPLES
             child.set_defaults(run=module.run)
-            parser.used_command = name
-            parser.known_options = tuple(child._option_string_actions)  # noqa: SLF001 - argparse has no other way
+            parser.command = child
     return parser
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
 from tidegate.cli.arguments import duration
-from tidegate.cli.durations import METAVAR, format_duration
+from tidegate.cli.durations import METAVAR
 from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_cost, read_key
 from tidegate.errors import ConfigError, Denied
+from tidegate.policy.durations import format_duration
 
 if TYPE_CHECKING:
     import argparse

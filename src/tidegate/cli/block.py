@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.arguments import add_watch_option, positive_duration
-from tidegate.cli.durations import METAVAR, format_duration
+from tidegate.cli.durations import METAVAR
 from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_service_options, open_client, read_key
 from tidegate.cli.tables import TableColumn, TextTable
 from tidegate.errors import ConfigError
+from tidegate.policy.durations import format_duration
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key to block, and for how long."""
     parser.description = (
         "Deny all calls with a key for some time; without a key, list the blocked keys. Needs the admin token, if the "
-        "service has one."
+        "service has tokens."
     )
     parser.add_argument("policy", nargs="?", metavar="POLICY", help="the name of the policy")
     parser.add_argument("key", nargs="*", metavar="KEY", help="the key; several arguments are the parts of one key")
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             watch(lambda: list_blocks(client, output), output, args.watch)
         elif args.remove:
             client.unblock(args.policy, read_key(args), reason=args.reason)
-            output.write_line(f"{args.policy}: {' '.join(args.key)} is not blocked")
+            output.write_line(f"{args.policy}: {' '.join(args.key)} is no longer blocked")
             output.write_json({"ok": True})
         else:
             seconds = args.duration or DEFAULT_DURATION

@@ -5,6 +5,7 @@ With `--by` or `--providers` it reports money instead: see `tidegate.cli.spendin
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,10 +13,10 @@ from tidegate.budget import TaskBudget
 from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.cli import spending
 from tidegate.cli.arguments import add_watch_option
-from tidegate.cli.durations import format_duration
 from tidegate.cli.live import watch
 from tidegate.cli.tables import TableColumn, TextTable, draw_table
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.policy.durations import format_duration
 from tidegate.service.runtime.components import read_budget_settings, shown_budget
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         watch(lambda: spending.show(args, output), output, args.watch)
         return 0
     settings = read_settings(args)
-    with TaskBudget(shown_budget(settings)) as budget:
+    with TaskBudget(replace(shown_budget(settings), milestones=())) as budget:  # a view logs nothing
         watch(lambda: show(budget, output, enabled=settings.enabled), output, args.watch)
     return 0
 

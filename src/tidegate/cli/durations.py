@@ -1,4 +1,4 @@
-"""How the command line reads and writes durations: 500ms, 30s, 5m, 1h30m."""
+"""How the command line reads durations: 500ms, 30s, 5m, 1h30m. `tidegate.policy.durations` writes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from argparse import ArgumentTypeError
 from typing import Final
 
-from tidegate.core.bounds import SECOND, ceil_div
+from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.policy.setting_values import DURATION_EXAMPLES as EXAMPLES
@@ -14,7 +14,6 @@ from tidegate.policy.setting_values import DURATION_EXAMPLES as EXAMPLES
 METAVAR: Final = "TIME"
 HELP: Final = f"{METAVAR} is a duration such as {EXAMPLES}; without a unit, seconds."
 SECONDS = re.compile(r"\d+(?:\.\d+)?")
-UNITS: Final = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def read_duration(text: str) -> float:
@@ -41,18 +40,3 @@ def positive_duration(text: str) -> float:
     if not found:
         raise ArgumentTypeError(f"expected a duration above 0, such as {EXAMPLES}, not {text!r}")
     return found
-
-
-def format_duration(seconds: float) -> str:
-    """Write a duration in its two largest units, rounded up, as `read_duration` reads it."""
-    milliseconds = max(1, ceil_div(round(seconds * SECOND), 1000))
-    if milliseconds < 1000:  # noqa: PLR2004 - of a second
-        return f"{milliseconds}ms"
-    whole = ceil_div(milliseconds, 1000)
-    sizes = [size for _, size in UNITS if size <= whole][:2]  # those that are shown, the largest first
-    left = ceil_div(whole, sizes[-1]) * sizes[-1]
-    parts = []
-    for unit, size in UNITS:
-        count, left = divmod(left, size)
-        parts += [f"{count}{unit}"] if count else []
-    return "".join(parts)

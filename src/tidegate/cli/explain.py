@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("tidegate explain config.yaml --request 'POST /login' --from 203.0.113.9", "a request that your API receives"),
-    ("tidegate explain provider.yaml --request 'GET https://api.example.com/v1/items'", "a request that you send"),
+    ("tidegate explain provider.yaml --request https://api.example.com/v1/items", "a request that you send"),
     ("tidegate explain service.yaml --policy api --key partner:acme", "a call to a service"),
     (
-        "tidegate explain config.yaml --request /me --from 10.0.0.1 --trusted-proxy 10.0.0.1",
+        "tidegate explain config.yaml --request /me --from ::1 --trusted-proxy ::1",
         "a request behind a proxy; add --header 'X-Forwarded-For: 203.0.113.9'",
     ),
 )

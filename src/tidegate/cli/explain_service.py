@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.cli.durations import format_duration
 from tidegate.cli.explanation import Explanation, RuleVerdict, show_key
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.limiter import Limiter
 from tidegate.policy import normal_key
+from tidegate.policy.durations import format_duration
 from tidegate.service.decisions.policies import FULL_ROLLOUT, rollout_percent
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.durations import format_duration
 from tidegate.cli.tables import TableColumn, TextTable
 from tidegate.core.bounds import SECOND
+from tidegate.policy.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy import Cost, Key, Policy
 
+MINUTE: Final = 60
 NAME_OPTION = re.compile(r' name=(?:"(?:[^"\\]|\\.)*"|\S+)')  # of a limit; the name has a column of its own
 RULE_COLUMNS: Final = (
     TableColumn("rule"),
@@ -138,8 +139,13 @@ def show_key(key: Key) -> str:
 
 def limit_row(number: int, limit: ApplicableLimit) -> tuple[str, ...]:
     """Return the cells of a limit."""
-    pace = "a free slot" if limit.unit == "concurrent-requests" else format_duration(limit.one_every)
+    pace = "a free slot" if limit.unit == "concurrent-requests" else format_pace(limit.one_every)
     return str(number), limit.name, limit.owner, limit.text, f"{limit.at_once:,}", pace, limit.mode
+
+
+def format_pace(seconds: float) -> str:
+    """Write the time between two requests, below a minute in three digits: 1.8s is not 2s."""
+    return f"{seconds:.3g}s" if 1 <= seconds < MINUTE else format_duration(seconds)
 
 
 def applicable_limits(owner: str, limits: Iterable[Limit], costs: Iterable[int], mode: str) -> list[ApplicableLimit]:

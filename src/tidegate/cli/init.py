@@ -47,7 +47,7 @@ TEMPLATES: Final = {
     "swarm": FileTemplate(
         "a service for a swarm of agents that share quotas",
         "swarm.yaml",
-        ("nats-server -js &", "tidegate start {file}", "tidegate swarm nats://127.0.0.1:4222"),
+        ("nats-server -a 127.0.0.1 -js &", "tidegate start {file}", "tidegate swarm nats://127.0.0.1:4222"),
     ),
     "service": FileTemplate(
         "a service that makes decisions for programs in any language",

@@ -19,8 +19,7 @@ HELP_WIDTH: Final = 80
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help has groups of commands and examples, and whose errors suggest the most similar name."""
 
-    used_command: str = ""
-    known_options: Sequence[str] = ()  # of the command
+    command: CommandParser | None = None  # the parser of the command that the arguments name
     command_groups: Mapping[str, Mapping[str, str]] = {}
     examples: Sequence[tuple[str, str]] = ()  # a command line, and what it does
 
@@ -31,8 +30,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help: usage, commands in groups or options in groups, examples, notes."""
-        if not self.usage and len(self._option_string_actions) > MAX_USAGE_OPTIONS:
-            self.usage = " ".join((self.prog, "[OPTION ...]", *self._positional_usage()))
+        self._shorten_usage()
         head, options, rest = super().format_help().rstrip().partition("\n\noptions:")
         groups = [draw_commands(title, commands) for title, commands in self.command_groups.items()]
         parts = ["\n\n".join((head, *groups)) + options + rest]
@@ -44,6 +42,15 @@ class CommandParser(argparse.ArgumentParser):
             parts.append(HELP)
         return "\n\n".join([*parts, *self.notes]) + "\n"
 
+    def format_usage(self) -> str:
+        """Return the usage line, as in the help."""
+        self._shorten_usage()
+        return super().format_usage()
+
+    def _shorten_usage(self) -> None:
+        if not self.usage and len(self._option_string_actions) > MAX_USAGE_OPTIONS:
+            self.usage = " ".join((self.prog, "[OPTION ...]", *self._positional_usage()))
+
     def _positional_usage(self) -> list[str]:
         formatter = self._get_formatter()
         actions = self._get_positional_actions()
@@ -51,19 +58,23 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with an error message."""
-        wrong, known = "", self.known_options
+        unrecognized = message.startswith("unrecognized arguments")
+        if unrecognized and self.command is not None:
+            self.command.error(message)
+        wrong = ""
+        known: Sequence[str] = list(self._option_string_actions)
         if command := re.search(r"argument COMMAND: invalid choice: '(.*?)'", message):
             commands = [name for group in self.command_groups.values() for name in group]
             near = did_you_mean(command[1], commands) or f"'{self.prog} --help' lists the commands"
             super().error(f"unknown command {command[1]!r}: {near}")
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            wrong, known = choice[1], re.findall(r"[\w-]+", choice[2])
+            wrong, known = choice[1], tuple(re.findall(r"[\w-]+", choice[2]))
         elif option := re.search(r"unrecognized arguments:.*? (--[\w-]+)", message):
             wrong = option[1]
         renamed = RENAMED_OPTIONS.get(wrong, "")
         near = f"did you mean {renamed!r}?" if renamed in known else suggest(wrong, known)
-        if wrong.startswith("--") and not near:
-            near = f"'{self.prog} {self.used_command} --help' lists the options"
+        if unrecognized and not near:
+            near = f"'{self.prog} --help' lists the {'options' if wrong.startswith('--') else 'arguments'}"
         super().error(f"{message}; {near}" if near else message)
 
 

@@ -16,7 +16,7 @@ EXAMPLES: Final = (("tidegate reset api user:42", "set the usage of this key to 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the key and the service."""
-    parser.description = "Reset the usage of a key. Needs the admin token, if the service has one."
+    parser.description = "Reset the usage of a key. Needs the admin token, if the service has tokens."
     add_verb_arguments(parser, "reset")
 
 

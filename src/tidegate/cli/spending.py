@@ -8,7 +8,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.durations import format_duration
 from tidegate.cli.tables import TableColumn, TextTable, columns, draw_table
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
@@ -17,6 +16,7 @@ from tidegate.outbound import Providers
 from tidegate.outbound.providers.model_fields import ANY_MODEL
 from tidegate.outbound.providers.money import is_money
 from tidegate.policy import join_key, normal_key
+from tidegate.policy.durations import format_duration
 from tidegate.spending.ledger import read_ledger
 from tidegate.spending.report import forecast_ceiling, format_amount, parse_dimensions, sum_entries, to_csv
 from tidegate.stores import open_store

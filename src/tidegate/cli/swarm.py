@@ -12,13 +12,14 @@ from tidegate.adaptive.signing import MalformedError, MessageSigner, read_signed
 from tidegate.adaptive.update import MAX_UPDATE_BYTES
 from tidegate.bus import open_bus
 from tidegate.cli.arguments import DEFAULT_INTERVAL, positive_duration
-from tidegate.cli.durations import METAVAR, format_duration
+from tidegate.cli.durations import METAVAR
 from tidegate.cli.live import watch
 from tidegate.cli.output import Output, counted
 from tidegate.cli.tables import Spans, TableColumn, TextTable, draw_table
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.policy.durations import format_duration
 from tidegate.policy.setting_values import read_variable
 from tidegate.swarm.clearing import clear_reductions
 from tidegate.swarm.presence import Agent, Watcher

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli.arguments import DEFAULT_INTERVAL, positive_duration, positive_integer
-from tidegate.cli.durations import METAVAR, format_duration
+from tidegate.cli.durations import METAVAR
 from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_service_options, open_client
 from tidegate.cli.tables import TableColumn, TextTable, columns, draw_table, join_within
 from tidegate.errors import ConfigError
+from tidegate.policy.durations import format_duration
 from tidegate.spending.report import format_amount
 from tidegate.urls import redact
 
@@ -44,7 +45,7 @@ EGRESS_COLUMNS: Final = (
 )
 POLICY_COLUMNS: Final = (
     *columns("policy", "admitted/s", "denied/s", "waiting", "admitted", "denied"),
-    TableColumn("last 30 s", right=True, optional=True),
+    TableColumn("last 30s", right=True, optional=True),
 )
 NEAR_COLUMNS: Final = (
     TableColumn("nearest to a limit", shrinks=True),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.arguments import add_watch_option
-from tidegate.cli.durations import format_duration
 from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_key
 from tidegate.cli.tables import TableColumn, TextTable
+from tidegate.policy.durations import format_duration
 from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import USAGE
 from tidegate.service.client.protocol import read_usage

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tidegate.cli import EXIT_BAD_INPUT, EXIT_OK
 from tidegate.cli.extras import check_installed
 from tidegate.cli.file_kinds import KINDS, check_provider, recognise
 from tidegate.errors import ConfigError
@@ -79,24 +80,25 @@ def run(args: argparse.Namespace, output: Output) -> int:
         check_installed("checking a source file", "sources", "cronsim", "httpx")
     own = [Path(file) for file, kind in kinds.items() if kind == "profile"]
     profiles = find_profile_files(dict.fromkeys([*args.profiles, *own]))
-    for file, kind in kinds.items():
-        check(file, kind, output, profiles, given=args.kind is not None)
-    return 0
+    valid = all(check(file, kind, output, profiles, given=args.kind is not None) for file, kind in kinds.items())
+    return EXIT_OK if valid else EXIT_BAD_INPUT
 
 
-def check(file: str, name: str, output: Output, profiles: Mapping[str, Path], *, given: bool) -> None:
+def check(file: str, name: str, output: Output, profiles: Mapping[str, Path], *, given: bool) -> bool:
     """Check one file; after an error, print which kind was detected, unless the kind was `given`."""
     kind = KINDS[name]
     try:
         lines, more = check_provider(file, profiles) if name == "provider" else kind.check(file)
     except ConfigError as error:
+        output.write_error(str(error))
         if not given:
             output.write_error(f"{file} was read as {kind.title}; use --kind if it is another kind of file")
-        raise error from None
+        return False
     output.write_line(f"{file}: valid ({kind.title})", "green")
     for line in lines:
         output.write_line(f"  {line}")
     output.write_json({"file": file, "good": True, "kind": name, **more})
+    return True
 
 
 def write_text(output: Output, text: str) -> None:

@@ -356,7 +356,8 @@ def _option(text: str, place: int, word: str) -> tuple[str, str | int]:
             raise ConfigError(with_position(text, place + len(name) + 1 + error.place, str(error))) from None
     if name in ("unit", "name", "timezone") and value:
         return name, ESCAPED.sub(r"\1", value[1:-1]) if QUOTED.fullmatch(value) else value
-    raise ConfigError(with_position(text, place, "expected unit=, name=, burst=, timezone=, reset_day= or reset_hour="))
+    expected = "expected unit=, name=, burst=, margin=, timezone=, reset_day= or reset_hour="
+    raise ConfigError(with_position(text, place, expected))
 
 
 def _number(digits: str) -> int:

@@ -21,6 +21,8 @@ from tidegate.egress.callers import DEFAULT_CALLER_CONNECTIONS, LOCAL_CALLER, Eg
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.file import read_limit
 from tidegate.outbound.providers.hosts import normal_host
+from tidegate.outbound.providers.money import is_money
+from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.policy.config_value import ConfigValue, load
 from tidegate.policy.setting_values import (
     ListenAddress,
@@ -42,12 +44,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from tidegate.core.limit import Limit
     from tidegate.outbound.providers.provider import Provider
     from tidegate.spending.settings import SpendingSettings
 
 DEFAULT_EGRESS: Final = ListenAddress("127.0.0.1", 8090)
 HTTP_PORTS: Final = {"http": 80, "https": 443}
 CALLER_FIELDS: Final = ("token", "token_file", "providers", "limits", "max_priority", "connections")
+CALLER_UNITS: Final = ("requests", "concurrent-requests", *TOKEN_UNITS)  # that calls are charged in; also money
 CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 STANDARD_OUTPUT: Final = "-"
@@ -187,7 +191,7 @@ def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
         name,
         tuple(map(digest_of, tokens)),
         None if providers is None else frozenset(each.string() for each in providers),
-        tuple(read_limit(each) for each in limits),
+        tuple(_read_caller_limit(each) for each in limits),
         parts["max_priority"].integer(0, MAX_PRIORITY) if "max_priority" in parts else 0,
         parts["connections"].integer(1) if "connections" in parts else DEFAULT_CALLER_CONNECTIONS,
         token_file,
@@ -196,6 +200,15 @@ def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
         with parts["limits"].locate_errors():
             _ = caller.policy  # raises if two limits have the same name
     return caller
+
+
+def _read_caller_limit(setting: ConfigValue) -> Limit:
+    """Read a limit of a caller; a unit that no call is charged in would limit nothing."""
+    limit = read_limit(setting)
+    if limit.unit not in CALLER_UNITS and not is_money(limit.unit):
+        advice = did_you_mean(limit.unit, CALLER_UNITS) or f"use {', '.join(CALLER_UNITS)} or usd_micros"
+        raise setting.error(f"calls are not charged in the unit {limit.unit!r}: {advice}")
+    return limit
 
 
 def _read_caller_token(setting: ConfigValue) -> str:

@@ -23,7 +23,9 @@ FOUND_LATE: Final = (MISSING_COLON, MISSING_QUOTE)  # after the line with the mi
 ADVICE: Final = {
     "'\\t'": "indent with spaces, not tabs",
     "<block end>": "check the indentation",
-    "mapping values are not allowed here": "check the indentation, and quote a value that contains a colon",
+    "mapping values are not allowed here": (
+        "check the indentation, a space after each ':', and the quotes of a value that contains one"
+    ),
     MISSING_COLON: "write a colon and a space after the name of a setting",
     MISSING_QUOTE: "close the quotes",
     "found character '": "put the value in quotes",

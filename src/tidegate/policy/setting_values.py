@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -63,9 +64,10 @@ def read_address(setting: ConfigValue) -> ListenAddress:
 
 def listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigError:
     """Return the error of an address that cannot be used; `name` is its setting, and its command-line option."""
-    advice = f": stop the other program, or choose another address with --{name}"
-    message = f"cannot listen on {address}: {error.strerror or error}"
-    return ConfigError(message + (advice if error.errno == errno.EADDRINUSE else ""), field=name)
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:  # the text of asyncio and of socket.create_server repeats the address
+        reason = f"{os.strerror(error.errno)}: stop the other program, or choose another address with --{name}"
+    return ConfigError(f"cannot listen on {address}: {reason}", field=name)
 
 
 def read_seconds(setting: ConfigValue) -> float:

@@ -21,6 +21,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound.client.address import TrustedProxies
+from tidegate.policy.durations import format_duration, format_exact_duration
 from tidegate.service.config.values import NO_TOKEN
 from tidegate.service.decisions.decider import PROBE_POLICY
 from tidegate.stores.opened import OpenedStore
@@ -166,7 +167,7 @@ def explain_no_response(opened: Store, name: str) -> tuple[str, str]:
 
 def judge_store(name: str, duration: float, skew: float) -> Iterator[Finding]:
     """Judge the response time (in microseconds) and the clock of a store."""
-    measured = f"the store {name} responds within {duration / 1000:.2f} ms"
+    measured = f"the store {name} responds within {format_duration(duration / SECOND)}"
     if duration > SLOW_RESPONSE:
         yield note(
             f"{measured}, which delays every decision", "use a store nearby, or take permits in advance: lease: true"
@@ -176,7 +177,7 @@ def judge_store(name: str, duration: float, skew: float) -> Iterator[Finding]:
     if abs(skew) > MAX_CLOCK_SKEW:
         ahead = "ahead of" if skew > 0 else "behind"
         yield problem(
-            f"the clock of the store is {abs(skew) / SECOND:.1f} s {ahead} the clock of this machine",
+            f"the clock of the store is {format_exact_duration(abs(skew) / SECOND)} {ahead} the clock of this machine",
             "synchronise both with NTP: limits use the clock of the store, logs and reservations that of this machine",
         )
     else:

@@ -70,7 +70,7 @@ def test_many_keys_of_one_policy_are_counted():
     data = overview(recent=recent(900, 100, keys, {"login": (90, 412), "api": (10, 3)}))
     (finding,) = find_all(data)
     assert (finding.level, finding.text) == (WARNING, "10 % of all calls denied: login, 412 keys (90 %)")
-    assert finding.meaning == "login has 90 % of the denials. No single key stands out."
+    assert finding.meaning == "login has 90 % of the denials, spread over 412 keys."
     assert (finding.policy, finding.key) == ("login", None)
 
 
@@ -96,6 +96,15 @@ def test_a_blocked_key_is_not_over_a_limit():
 def test_the_parts_of_a_key_are_separated():
     (finding,) = find_all(overview(recent=recent(0, 50, [("login", ["tenant", "user"], 50)])))
     assert finding.text == "Nearly all calls denied: login, tenant \u203a user (100 %)"
+
+
+def test_a_long_name_keeps_its_end():
+    key = f"tenant-{'x' * 200}-eu-7"
+    (finding,) = find_all(overview(recent=recent(0, 50, [("login", key, 50)])))
+    assert finding.key == key
+    assert finding.detail.startswith("login, tenant-xxx")
+    assert finding.detail.endswith("xxx-eu-7 (100 %)")
+    assert len(finding.detail) < 80
 
 
 @pytest.mark.parametrize(("admitted", "denied"), [(100, 9), (1000, 40)])

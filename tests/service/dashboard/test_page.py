@@ -525,6 +525,8 @@ def test_the_page_does_not_scroll_sideways_on_a_phone(tmp_path, open_page):
         wait_for_responses(page, 2)
         assert overflowing_elements(page) == []
         assert page.evaluate("window.shifts") == []
+        last_shown = page.locator("#policies thead th", has_text="Denied/s")
+        assert last_shown.evaluate("(each) => parseFloat(getComputedStyle(each).paddingRight)") > 10
 
 
 def overflowing_elements(page):

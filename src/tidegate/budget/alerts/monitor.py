@@ -105,7 +105,7 @@ class BudgetMonitor:
 
     def _report_milestone(self, tier: str, milestone: int, usage: Usage) -> None:
         level = logging.WARNING if milestone >= self._milestones.percents[-1] else logging.INFO
-        log.log(level, "%d %% of the tier %s is used: %d of %d", milestone, tier, usage.used, usage.quota)
+        log.log(level, "at least %d %% of the tier %s is used: %d of %d", milestone, tier, usage.used, usage.quota)
         self.warn("milestone", tier=tier, milestone=milestone, **usage_fields(usage))
 
     def record_database(self, *, lost: bool, reason: str | None, waiting: int) -> None:

@@ -50,7 +50,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
     values, found = _read_variables(environ)
     limits = [VARIABLES[name] for name in NUMERIC_SETTINGS if name in values]
     if limits and "enabled" not in values:
-        log.warning("%s has no effect, because RATE_LIMIT_ENABLED is not set: set it to true", ", ".join(limits))
+        log.warning(
+            "RATE_LIMIT_ENABLED is not set, so these variables limit nothing: %s; set it to true", ", ".join(limits)
+        )
     from_file: dict[str, Any] = {}
     if path := environ.get(CONFIG_VARIABLE, "").strip():
         try:

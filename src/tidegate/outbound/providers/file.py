@@ -224,6 +224,8 @@ def read_limit(
 ) -> Limit:
     """Read an entry of `limits`: `300/1m`, or a mapping, which may have `other_fields` as well."""
     if entry.is_mapping:
+        if "per" not in other_fields and (per := entry.entries().get("per")):
+            raise per.error("cannot be set for a single limit: set it in an entry of 'spend', or for the whole file")
         return _limit(entry, entry.fields(*LIMIT_FIELDS, "name", *other_fields), algorithm, prices)
     text = entry.string()
     with entry.locate_errors():
@@ -331,7 +333,7 @@ def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
         raise location["header"].error(f"expected a header name such as X-Api-Key, not {location['header']}")
     if any(ord(letter) < 32 or ord(letter) > 126 for letter in key.reveal()):  # noqa: PLR2004 - what a header can hold
         place = fields.get("api_key") or fields["api_key_file"]
-        raise place.error("contains a character that is not allowed in a header")
+        raise place.error("contains a character that is not allowed in a header: use printable ASCII characters")
     prefix = _text(location, "prefix")
     return KeyLocation("header", name, f"{prefix} " if prefix else "", plain)
 

@@ -16,6 +16,7 @@ from tidegate.outbound.quota.exchange import request_options
 from tidegate.outbound.sources.delivery import FetchedBody, deliver, download_file
 from tidegate.outbound.sources.download import RedirectError, TooLargeError, open_response, save_body
 from tidegate.outbound.sources.failures import explain
+from tidegate.policy.durations import format_exact_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +92,7 @@ async def _download(
 def _explain(source: Source, error: Exception) -> str:
     """Describe briefly why a download failed, without quoting the URL."""
     if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-        return f"too slow: not within {source.timeout:g} s"
+        return f"too slow: not within {format_exact_duration(source.timeout)}"
     if isinstance(error, TooLargeError):
         return f"too large: more than {source.max_bytes} bytes"
     return explain(error) if isinstance(error, httpx.HTTPError) else str(error)

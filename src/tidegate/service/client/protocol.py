@@ -75,6 +75,7 @@ ERROR_BY_STATUS: Final[dict[int, type[RateLimitError]]] = {
     415: ConfigError,
     422: ConfigError,
 }
+TOKEN_STATUSES: Final = (401, 403)
 ERROR_BY_TYPE: Final[dict[str, type[RateLimitError]]] = {
     "urn:tidegate:problem:unknown-reservation": UnknownReservationError,
 }
@@ -224,6 +225,8 @@ def problem_error(problem: ProblemResponse, status: int) -> RateLimitError:
     """Return the error that a problem describes: by its type, or else by the status."""
     error = ERROR_BY_TYPE.get(problem.type) or ERROR_BY_STATUS.get(status, StoreUnavailable)
     detail = problem.detail or f"status {status}"
+    if status in TOKEN_STATUSES and "token" in detail:  # the other reasons for 403 are the host and the origin
+        return ConfigError(detail, field="token")
     if error is ConfigError and problem.pointer:
         return ConfigError(detail, field=problem.pointer.strip("/").replace("/", "."))
     return error(detail)

@@ -26,6 +26,8 @@ MAIN_SHARE: Final = 0.4  # of the denials: a key or a policy with this share is 
 BUDGET_SHARE: Final = 0.9  # of a tier
 BUDGET_SECONDS: Final = 3600.0
 MAX_NAMES: Final = 3
+MAX_NAME_LENGTH: Final = 60  # characters of a policy or key; of longer names, the start and the end are shown
+NAME_END: Final = 20  # characters
 KEY_SEPARATOR: Final = " \u203a "  # between the parts of a key, as on the page
 EFFECTS: Final = {
     "deny": ("denies every call", "deny every call"),
@@ -118,18 +120,19 @@ def describe_denied(recent: Mapping[str, Any]) -> tuple[str, str, str | None, Ke
         return "", "", None, None
     row = max(recent["keys"], key=lambda each: each["denied"], default=None)
     if row is not None and row["denied"] >= MAIN_SHARE * total:
-        name, percent = format_key(row["key"]), f"{row['denied'] * 100 // total} %"
-        detail = f"{row['policy']}, {name} ({percent})"
+        name, percent = shorten(format_key(row["key"])), f"{row['denied'] * 100 // total} %"
+        detail = f"{shorten(row['policy'])}, {name} ({percent})"
         why = "blocked" if list(row["limits"]) == ["blocked"] else describe_limits(row.get("over", ()))
         meaning = f"{name} is {why} and has {percent} of the denials. Other keys have limits of their own."
         return detail, meaning, row["policy"], row["key"]
     policy, (denials, keys) = by_policy[0]
     if denials >= MAIN_SHARE * total:
         percent = f"{denials * 100 // total} %"
-        detail = f"{policy}, {count_of(keys, 'key', 'keys')} ({percent})"
-        meaning = f"{policy} has {percent} of the denials. No single key stands out."
+        spread = count_of(keys, "key", "keys")
+        detail = f"{shorten(policy)}, {spread} ({percent})"
+        meaning = f"{shorten(policy)} has {percent} of the denials, spread over {spread}."
         return detail, meaning, policy, None
-    names = [f"{name} ({denials * 100 // total} %)" for name, (denials, _) in by_policy[:MAX_NAMES]]
+    names = [f"{shorten(name)} ({denials * 100 // total} %)" for name, (denials, _) in by_policy[:MAX_NAMES]]
     return ", ".join(names), "Several policies deny: no single key or policy stands out.", None, None
 
 
@@ -283,6 +286,13 @@ def join(parts: list[str]) -> str:
 def format_key(key: Key | list[str]) -> str:
     """Write a key; its parts are separated as on the page."""
     return key if isinstance(key, str) else KEY_SEPARATOR.join(key)
+
+
+def shorten(name: str) -> str:
+    """Shorten a long name in its middle: names often differ at their ends."""
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    return f"{name[: MAX_NAME_LENGTH - NAME_END - 1]}…{name[-NAME_END:]}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -307,8 +307,8 @@ def shown_budget(settings: BudgetSettings) -> BudgetSettings:
     """Return the settings of a budget for display: always enabled, without its webhook."""
     if not settings.plan.tiers:
         message = (
-            "no budget is configured: set RATE_LIMIT_PER_MINUTE, _HOUR, _DAY, _WEEK or _MONTH, or name a YAML file "
-            "(tidegate init budget writes one)"
+            "no budget is configured: set RATE_LIMIT_PER_MINUTE, _HOUR, _DAY, _WEEK or _MONTH, or name a YAML "
+            "file with --config ('tidegate init budget' writes one)"
         )
         raise ConfigError(message)
     return replace(settings, enabled=True, webhook_url=None)

@@ -11,7 +11,7 @@
 
 import { CapacityChart } from "./small_charts.js";
 import { count, duration, meter, name, share, text, time } from "./cells.js";
-import { formatCount, formatDuration, formatPercent } from "./format.js";
+import { formatCount, formatDuration, formatMicroseconds, formatPercent } from "./format.js";
 
 export const COMPONENT_PANELS = {
   inbound: {
@@ -61,8 +61,8 @@ export const COMPONENT_PANELS = {
       rows: (panel) => panel.providers.flatMap((provider) => provider.limits.map((limit, index) => ({ provider, index, ...limit }))),
       columns: [
         ["Provider", ({ provider, index }) => name(index ? "" : [provider.name, provider.account].filter(Boolean).join(" "))],
-        ["Limit", (limit) => limit.text],
-        ["Used", (limit) => meter(limit.used, limit.quota), "c-wide"],
+        ["Limit", (limit) => limit.text, "c-limit"],
+        ["Used", (limit) => meter(limit.used, limit.quota), "c-used"],
         ["State", (limit) => (limit.index ? "" : formatProvider(limit.provider))],
       ],
     }, {
@@ -102,8 +102,8 @@ export const COMPONENT_PANELS = {
         ["Waiting", (row) => count(row.waiting), "num"],
         ["Denied", (row) => text(formatCount(row.denied), { state: row.denied ? "bad" : "" }), "num"],
         ["Refused", (row) => text(formatCount(row.refused), { state: row.refused ? "bad" : "" }), "num hide-on-phone"],
-        ["Tokens", (row) => count(row.input_tokens + row.output_tokens), "num"],
-        ["First byte", (row) => duration(row.first_byte), "num hide-on-phone"],
+        ["Tokens", (row) => count(row.input_tokens + row.output_tokens), "num hide-on-phone"],
+        ["First byte", (row) => formatMicroseconds(row.first_byte === null ? null : 1e6 * row.first_byte), "num hide-on-phone"],
       ],
     }],
   },

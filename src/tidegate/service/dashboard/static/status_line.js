@@ -6,6 +6,9 @@ import { formatKey, formatSince, sameKey } from "./format.js";
 const SYMBOLS = { bad: "✕", warn: "!", good: "✓", wait: "…" };
 let announced = "";
 
+/** Keep a number and its percent sign on one line. */
+const keepTogether = (text) => text.replace(/(\d) %/g, "$1\u00a0%");
+
 function describe(finding, now) {
   const since = finding.since ? ` since ${formatSince(finding.since, now)}` : "";
   return `${finding.title}${since}${finding.detail ? `: ${finding.detail}` : ""}`;
@@ -46,9 +49,9 @@ function renderFinding(item, finding, now, { openKey, confirm, selectPolicy }) {
   setAttribute(item, "data-level", finding.level);
   setAttribute(item, "data-kind", finding.kind);
   setText(symbol, SYMBOLS[finding.level]);
-  setText(words.children[0], describe(finding, now));
+  setText(words.children[0], keepTogether(describe(finding, now)));
   setAttribute(words.children[0], "title", describe(finding, now));
-  setText(words.children[1], finding.meaning);
+  setText(words.children[1], keepTogether(finding.meaning));
   const wanted = JSON.stringify([finding.policy, finding.key, finding.isBlocked]);
   if (item.dataset.actions === wanted) return;
   item.dataset.actions = wanted;

@@ -74,7 +74,7 @@ function renderLast() {
   byId("top-empty").hidden = items.length > 0;
   const notes = [countOf(shown.total, "denied call", "denied calls")];
   if (shown.zoomed) notes.push("keys of full minutes");
-  if (shown.storeLost) notes.push("without the keys that were denied because the store was unavailable");
+  if (shown.storeLost) notes.push("not listed: denied without the store");
   if (shown.rows.length >= MAX_ROWS) notes.push(`the ${MAX_ROWS} most denied keys`);
   if (paused) notes.push("paused");
   setText(byId("note-top"), notes.join(", "));
