@@ -14,7 +14,19 @@ from starlette.routing import Route
 
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
-from tidegate.inbound import Request, aiohttp, asgi, by_address, by_header, fastapi, flask, quart, starlette, wsgi
+from tidegate.inbound import (
+    Request,
+    RouteLimit,
+    aiohttp,
+    asgi,
+    by_address,
+    by_header,
+    fastapi,
+    flask,
+    quart,
+    starlette,
+    wsgi,
+)
 from tidegate.inbound.testing import reset_limits
 from tidegate.testing import ManualClock
 
@@ -248,6 +260,12 @@ def test_a_limit_may_also_be_on_a_route(option):
     client = Client(asgi.RateLimitMiddleware(app, **{option: both}, clock=ManualClock(start=START)))
     assert statuses(client, "/own", 3) == [200, 200, 429]
     assert client.get("/a").status_code == (200 if option == "default_limits" else 429)
+
+
+def test_an_application_without_a_framework_uses_the_base_class(make_app, option):
+    api = make_app(**{option: RouteLimit("3/1m", per_method=True, cost=2)})
+    assert api.statuses(2, "/") == [200, 429]
+    assert api.request("/", "POST").status == 200
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,10 @@ def starlette_thread_site(limit):
 def fastapi_site(limit):
     app = FastAPI()
 
-    @app.get("/read")
     async def read(request: Request):
         return PlainTextResponse(tell(await limit.peek_async(request), await limit.peek_async(request, 0)))
+
+    app.get("/read")(read)
 
     @app.get("/login")
     @limit

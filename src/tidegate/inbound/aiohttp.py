@@ -306,7 +306,7 @@ class RateLimitMiddleware:
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the handlers that it decorates."""
 
-    framework: ClassVar = FRAMEWORK
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, handler: F) -> F:
         """Decorate a handler function, a `web.View` class, or a method of one."""

@@ -133,7 +133,7 @@ FRAMEWORK: Final = DjangoFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates."""
 
-    framework: ClassVar = FRAMEWORK
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: F) -> F:
         """Decorate a view, sync or async."""

@@ -110,7 +110,7 @@ FRAMEWORK: Final = FastApiFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used like a function
     """A dependency that denies requests over the limit; also a decorator of endpoints."""
 
-    framework: ClassVar = FRAMEWORK
+    _framework: ClassVar = FRAMEWORK
 
     @overload
     def __call__(self, connection: HTTPConnection, response: Response) -> Coroutine[Any, Any, None]: ...

@@ -117,7 +117,7 @@ FRAMEWORK: Final = FlaskFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates, or each route of a blueprint."""
 
-    framework: ClassVar = FRAMEWORK
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: V) -> V:
         """Decorate a view, or add the limit to every route of a blueprint."""

@@ -104,7 +104,7 @@ FRAMEWORK: Final = QuartFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates, or each route of a blueprint."""
 
-    framework: ClassVar = FRAMEWORK
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: V) -> V:
         """Decorate a view, sync or async, or add the limit to every route of a blueprint."""

@@ -130,7 +130,7 @@ FRAMEWORK: Final = AsgiFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the endpoints that it decorates."""
 
-    framework: ClassVar = FRAMEWORK
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, endpoint: F) -> F:
         """Decorate an endpoint."""

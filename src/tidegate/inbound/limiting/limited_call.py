@@ -82,18 +82,18 @@ class Framework(Protocol):
 class FrameworkLimit(RouteLimit):
     """A limit on the routes of one framework."""
 
-    framework: ClassVar[Framework]
+    _framework: ClassVar[Framework]
 
     def peek(self, request: FrameworkRequest, cost: Cost | None = None) -> Decision | None:
         """Return the decision that `check(request)` would make, and charge nothing; None: the limit does not apply.
 
         `cost` replaces the cost of the limit: with 0, `remaining` is what is left now.
         """
-        return run(peek_flow(self, request, self.framework, cost, tasks=False), call)
+        return run(peek_flow(self, request, self._framework, cost, tasks=False), call)
 
     async def peek_async(self, request: FrameworkRequest, cost: Cost | None = None) -> Decision | None:
         """Return the same as `peek`, from a coroutine."""
-        return await run_async(peek_flow(self, request, self.framework, cost, tasks=True), call)
+        return await run_async(peek_flow(self, request, self._framework, cost, tasks=True), call)
 
 
 def use_of_scope(limit: RouteLimit, place: str) -> RouteUse:
