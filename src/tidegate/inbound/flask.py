@@ -22,6 +22,7 @@ try:
     import flask
     from werkzeug.exceptions import HTTPException
 
+    from tidegate.inbound.limiting.flask_commands import commands
     from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RequestLimitExceeded", "exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "commands", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
 

@@ -36,7 +36,7 @@ from tidegate.inbound.limiting.route_options import (
 )
 from tidegate.inbound.responses.header_names import read_header_names
 from tidegate.inbound.responses.response import fit_to_status
-from tidegate.inbound.rules.extra_limits import Limits, has_own_name, named_after, read_exact_limits
+from tidegate.inbound.rules.extra_limits import Limits, has_own_name, limits_text, named_after, read_exact_limits
 from tidegate.inbound.rules.model import Category
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
@@ -219,6 +219,21 @@ class RouteLimit:
         copied.category = Category(name, Policy(name, limits, self._mode, self._on_store_error))
         copied.name, copied._limiters = name, {}  # noqa: SLF001 - of its own class
         return copied
+
+    @property
+    def text(self) -> str:
+        """The limits, such as `5/1m, 100/1h`, and what else decides whether a request is limited."""
+        if self._limits_of is None:
+            words = [limits_text(self._valid or ())]
+        else:
+            words = [f"by {getattr(self._limits_of, '__name__', type(self._limits_of).__name__)}"]
+        noted = {
+            "shadow": self._mode == "shadow",
+            "reports only": not self.blocks,
+            "per method": self._per_method,
+            "exempt_when": self._exempt_when is not None,
+        }
+        return "; ".join([*words, *(word for word, holds in noted.items() if holds)])
 
     @property
     def limiters(self) -> tuple[Limiter | AsyncLimiter, ...]:

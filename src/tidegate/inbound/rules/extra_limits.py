@@ -89,6 +89,11 @@ def named_after(category: str, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     return tuple(limit if has_own_name(limit) else rename(category, limit) for limit in limits)
 
 
+def limits_text(limits: Iterable[Limit]) -> str:
+    """Write limits in short, such as `5/1m, 100/1h`."""
+    return ", ".join(f"{limit.quota}/{limit.period}" for limit in limits)
+
+
 def has_own_name(limit: Limit) -> bool:
     """Return whether a limit has a name that is not made of its period."""
     return replace(limit, name="").name != limit.name
