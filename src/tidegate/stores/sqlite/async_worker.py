@@ -57,6 +57,11 @@ class QueuedCall:
             return False
         return self.arguments[0] in DROPPABLE_VERBS and self.arguments[4] is None
 
+    @property
+    def answered(self) -> bool:
+        """Whether its task has the result, so that nothing is refunded."""
+        return self.waiter is not None and self.waiter.done() and not self.waiter.cancelled()
+
     def make_corrections(self) -> list[QueuedCall]:
         """Build the calls that refund the permits of this call; a second time, none."""
         verb, asks, now, _, more = self.arguments
@@ -138,9 +143,9 @@ class AsyncWorker:
         try:
             loop.call_soon_threadsafe(self._deliver, calls)
             loop.call_soon_threadsafe(self._deliver, calls)  # if a signal handler raises in the first
-        except RuntimeError:  # the loop is closed: no task will resume
+        except RuntimeError:  # the loop is closed: no task will resume, unless the first callback has run before
             self._delivered(calls)
-            self._abandon(calls)
+            self._abandon([call for call in calls if not call.answered])
 
     @locked
     def _add_undelivered(self, calls: list[QueuedCall]) -> None:
@@ -189,7 +194,7 @@ class AsyncWorker:
             loop = calls[0].loop
             if loop is None or loop.is_closed():
                 self._delivered(calls)
-                self._abandon(calls)
+                self._abandon([call for call in calls if not call.answered])
             elif loop is here:  # it runs nothing while this method waits
                 self._abandon([call for call in calls if call.waiter and call.waiter.cancelled()])
         deadline = steady() + round(MAX_CLOSING * SECOND)
