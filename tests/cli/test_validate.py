@@ -186,6 +186,8 @@ def test_other_files_are_checked_without_httpx(write):
         ({"block_after": "20/1m", "block_for": "10m", "ipv4_prefix": 24, "ipv6_prefix": 56}, True),
         ({"ipv4_prefix": 33}, False),
         ({"block_after": 20, "block_for": "10m"}, False),
+        ({"block_after": {"10/1m": "5m", "100/1h": "1d"}}, True),
+        ({"block_after": {"10/1m": 5}}, False),
     ],
 )
 def test_the_schema_and_the_reader_agree_on_inbound_settings(section, is_valid):

@@ -10,6 +10,7 @@ from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness, run_web
 from tidegate import ConfigError
 from tidegate.inbound import by_header, wsgi
 from tidegate.inbound.flask import limit
+from tidegate.inbound.rules.block_rule import read_block
 from tidegate.testing import ManualClock
 
 STATS = "/api/admin/rate-limit-stats"
@@ -63,6 +64,62 @@ def test_a_block_shorter_than_the_period_does_not_return_at_the_next_denial(make
     assert api.request("/")["retry-after"] == "10"
     api.clock.advance(10)
     assert api.request("/").status == 200
+
+
+def retry_times(api, count):
+    replies = [api.request("/") for _ in range(count)]
+    return [None if reply.status == 200 else reply["retry-after"] for reply in replies]
+
+
+SEVERAL = {"block_after": {"3/1m": "2m", "5/1h": "1d"}}
+
+
+@pytest.mark.parametrize("place", ["config", "options"])
+def test_each_of_several_rules_counts_all_denials_and_the_longest_block_applies(make_app, place):
+    api = make_app({**ONE, **SEVERAL}) if place == "config" else make_app(ONE, **SEVERAL)
+    assert retry_times(api, 5) == [None, "10", "10", "120", "120"]
+    api.clock.advance(120)
+    # The fourth and the fifth denial within an hour.
+    assert retry_times(api, 4) == [None, "10", "86400", "86400"]
+    assert api.request("/", peer="203.0.113.10").status == 200  # another client
+    api.clock.advance(86_400)
+    assert api.statuses(3, "/") == [200, 429, 429]
+
+
+def test_the_administrator_removes_the_blocks_of_all_rules(make_app):
+    api = make_app({**ONE, **SEVERAL}, admin_token=TOKEN)
+    api.statuses(4, "/")
+    assert run_action(api, action="unblock", key=PEER)["found"] is True
+    api.clock.advance(10)
+    assert retry_times(api, 4) == [None, "10", "10", "120"]
+    run_action(api, action="reset_all")
+    assert retry_times(api, 4) == [None, "10", "10", "120"]
+
+
+@pytest.mark.parametrize("kind", [AsgiHarness, WsgiHarness])
+def test_processes_share_the_blocks_of_several_rules(kind, tmp_path):
+    clock = ManualClock(start=START)
+    url = f"sqlite:///{tmp_path}/limits.db"
+    one, two = (kind({**ONE, **SEVERAL}, store=url, clock=clock) for _ in range(2))
+    one.statuses(3, "/")
+    two.request("/")
+    assert [api.request("/")["retry-after"] for api in (one, two)] == ["120", "120"]
+    for api in (one, two):
+        api.close()
+
+
+def test_a_single_rule_in_a_mapping_is_the_same_as_two_options():
+    assert read_block({"3/1m": "10m"}, None) == read_block("3/1m", "10m")
+
+
+def test_a_reload_may_add_a_rule(make_app, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"rate_limiting": {**ONE, **BLOCK}}))
+    api = make_app(str(file))
+    api.statuses(2, "/")
+    file.write_text(json.dumps({"rate_limiting": {**ONE, **SEVERAL}}))
+    api.middleware.request_limiter.reload()
+    assert [api.request("/")["retry-after"] for _ in range(3)] == ["10", "10", "120"]
 
 
 def test_blocks_are_listed_and_removed_by_the_administrator(make_app):
@@ -150,6 +207,11 @@ def test_a_client_blocked_by_the_file_is_not_told_an_end(make_app):
         ({"block_for": "3m"}, "block_for: requires block_after, the number of denials per period such as '20/1m'"),
         ({"block_after": "many", "block_for": "3m"}, "block_after: expected denials per period such as '20/1m'"),
         ({"block_after": "3/1m", "block_for": "long"}, "block_for: expected a period such as '10m'"),
+        ({"block_after": {}}, "block_after: expected a mapping such as {'20/1m': '10m'}, not an empty one"),
+        ({"block_after": {"many": "3m"}}, "block_after: expected denials per period such as '20/1m'"),
+        ({"block_after": {"3/1m": "long"}}, "block_after: expected a period such as '10m'"),
+        ({"block_after": {"3/1m": "1m", "9/60s": "1h"}}, "block_after: expected rules with different periods"),
+        ({"block_after": {"3/1m": "1m"}, "block_for": "1m"}, "block_for: cannot be combined with a mapping"),
     ],
 )
 def test_mistakes_name_the_field(make_app, block, message):
@@ -160,7 +222,9 @@ def test_mistakes_name_the_field(make_app, block, message):
 
 
 def test_options_of_another_type(make_app):
-    with pytest.raises(ConfigError, match="block_after: expected denials per period such as '20/1m', not 20"):
+    with pytest.raises(
+        ConfigError, match=r"block_after: expected denials per period such as '20/1m', or a mapping such as .*, not 20"
+    ):
         make_app(ONE, block_after=20, block_for="1m")
     with pytest.raises(ConfigError, match="block_for: expected a period"):
         make_app(ONE, block_after="20/1m", block_for=[])

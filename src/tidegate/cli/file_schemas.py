@@ -183,7 +183,7 @@ def inbound_schema() -> JsonSchema:
         "max_entries": QUOTA,
         "ipv4_prefix": {"type": "integer", "minimum": 1, "maximum": 32},
         "ipv6_prefix": {"type": "integer", "minimum": 1, "maximum": 128},
-        "block_after": STRING,
+        "block_after": {"anyOf": [STRING, {"type": "object", "additionalProperties": STRING}]},
         "block_for": STRING,
         "application_limits": limits,
         "default_limits": limits,

@@ -14,7 +14,7 @@ from tidegate.inbound.limiting.common_request import common_request, current_lim
 from tidegate.inbound.limiting.limited_call import LimitedBlock
 from tidegate.inbound.limiting.options import OnMessage, Options, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
-from tidegate.inbound.limiting.route_limit import Limits, LimitsOf
+from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit
 from tidegate.inbound.responses.response import DenialHandler, Response
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "PlanOf",
     "Request",
     "Response",
+    "RouteLimit",
     "TrustedProxies",
     "Unknown",
     "address_key",

@@ -16,20 +16,19 @@ from __future__ import annotations
 import functools
 import inspect
 from operator import call
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.fast_decision import decide_deferred
-from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import NO_CHARGES, STATE_KEY, RequestState, make_state
 from tidegate.inbound.limiting.request_targets import MISSING
 from tidegate.inbound.limiting.route_hooks import class_handler
-from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import asgi_routes
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_targets import RequestTarget
+    from tidegate.inbound.limiting.route_limit import F
     from tidegate.inbound.responses.response import Response
     from tidegate.stores import Store
 
@@ -303,8 +303,10 @@ class RateLimitMiddleware:
         await self.request_limiter.opened_store.close_async()
 
 
-class limit(RouteLimit):  # noqa: N801 - used as a decorator
+class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the handlers that it decorates."""
+
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, handler: F) -> F:
         """Decorate a handler function, a `web.View` class, or a method of one."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from operator import call
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import FrameworkRequest, Request, wsgi_header
 from tidegate.inbound.limiting.denials import write_result
-from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_hooks import RouteHooks, class_handler
-from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers
 
 try:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.limiting.route_limit import F
 
 __all__ = ["ViewLimitExceeded", "exempt", "limit"]
 
@@ -130,8 +130,10 @@ class DjangoFramework:
 FRAMEWORK: Final = DjangoFramework()
 
 
-class limit(RouteLimit):  # noqa: N801 - used as a decorator
+class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates."""
+
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: F) -> F:
         """Decorate a view, sync or async."""

@@ -14,19 +14,25 @@ import inspect
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from operator import call
-from typing import Annotated, Any, Final, get_args, overload
+from typing import Annotated, Any, ClassVar, Final, get_args, overload
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
-from tidegate.inbound.limiting.limited_call import LimitedBlock, check_flow, report_exceeded, require_response
+from tidegate.inbound.limiting.limited_call import (
+    FrameworkLimit,
+    LimitedBlock,
+    check_flow,
+    report_exceeded,
+    require_response,
+)
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt, route_name
 from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_hooks import NO_OVERRIDES, dependency_overrides, limit_dependencies
-from tidegate.inbound.limiting.route_limit import F, RouteLimit, deny, standalone_fields
+from tidegate.inbound.limiting.route_limit import F, deny, standalone_fields
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
 from tidegate.inbound.starlette import AsgiFramework
@@ -101,8 +107,10 @@ class FastApiFramework(AsgiFramework):
 FRAMEWORK: Final = FastApiFramework()
 
 
-class limit(RouteLimit):  # noqa: N801 - used like a function
+class limit(FrameworkLimit):  # noqa: N801 - used like a function
     """A dependency that denies requests over the limit; also a decorator of endpoints."""
+
+    _framework: ClassVar = FRAMEWORK
 
     @overload
     def __call__(self, connection: HTTPConnection, response: Response) -> Coroutine[Any, Any, None]: ...

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from operator import attrgetter, call
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
-from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settle_standalone_flow
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate, settle_standalone_flow
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
+from tidegate.inbound.limiting.route_limit import standalone_fields
 from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 
@@ -22,6 +22,7 @@ try:
     import flask
     from werkzeug.exceptions import HTTPException
 
+    from tidegate.inbound.limiting.flask_commands import commands
     from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RequestLimitExceeded", "exempt", "limit"]
+__all__ = ["RequestLimitExceeded", "commands", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
 
@@ -114,8 +115,10 @@ class FlaskFramework:
 FRAMEWORK: Final = FlaskFramework()
 
 
-class limit(RouteLimit):  # noqa: N801 - used as a decorator
+class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates, or each route of a blueprint."""
+
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: V) -> V:
         """Decorate a view, or add the limit to every route of a blueprint."""

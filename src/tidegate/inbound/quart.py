@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from operator import call
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
@@ -13,10 +13,10 @@ from tidegate.inbound.limiting.asgi_responses import ScopeRequests, make_request
 from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.fast_decision import decide_deferred
-from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate, settle_standalone_flow
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate, settle_standalone_flow
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import RouteLimit, standalone_fields
+from tidegate.inbound.limiting.route_limit import standalone_fields
 from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
 
 try:
@@ -101,8 +101,10 @@ class QuartFramework(ScopeRequests):
 FRAMEWORK: Final = QuartFramework()
 
 
-class limit(RouteLimit):  # noqa: N801 - used as a decorator
+class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates, or each route of a blueprint."""
+
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: V) -> V:
         """Decorate a view, sync or async, or add the limit to every route of a blueprint."""

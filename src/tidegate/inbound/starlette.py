@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.limiting.asgi_responses import ScopeRequests
-from tidegate.inbound.limiting.limited_call import LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, route_name
-from tidegate.inbound.limiting.route_limit import F, RouteLimit
 from tidegate.inbound.responses.response import BODY_HEADERS
 
 try:
@@ -22,6 +21,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
+    from tidegate.inbound.limiting.route_limit import F
 
 __all__ = ["EndpointLimitExceeded", "exempt", "limit"]
 
@@ -127,8 +127,10 @@ def without_body_fields(response: responses.response.Response) -> dict[str, str]
 FRAMEWORK: Final = AsgiFramework()
 
 
-class limit(RouteLimit):  # noqa: N801 - used as a decorator
+class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the endpoints that it decorates."""
+
+    _framework: ClassVar = FRAMEWORK
 
     def __call__(self, endpoint: F) -> F:
         """Decorate an endpoint."""

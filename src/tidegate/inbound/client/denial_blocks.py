@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.flow import CallFlow
-    from tidegate.inbound.rules.block_rule import BlockRule
+    from tidegate.inbound.rules.block_rule import BlockRules
     from tidegate.limiter import AsyncLimiter, Limiter
-    from tidegate.policy import Key, Policy
+    from tidegate.policy import Cost, Key, Policy
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
@@ -27,45 +27,50 @@ MAX_LISTED: Final = 1000  # blocked clients that the statistics of this process 
 class DenialBlocks:
     """Counts the denials of each client, and blocks clients that have too many."""
 
-    def __init__(self, rule: BlockRule, make_limiter: Callable[[Policy], Limiter | AsyncLimiter]) -> None:
-        """Block clients by this rule."""
-        self._denials = make_limiter(rule.denials)
-        self._blocks = make_limiter(rule.blocks)
+    def __init__(self, rules: BlockRules, make_limiter: Callable[[Policy], Limiter | AsyncLimiter]) -> None:
+        """Block clients by these rules."""
+        self._make_limiter = make_limiter
+        self._blocks = make_limiter(rules.blocks)
         self.listed: TemporaryList = TemporaryList()  # blocks that this process has seen, for the statistics
+        self.update(rules)
 
-    def update(self, rule: BlockRule) -> None:
-        """Use this rule from now on; blocks and counts are kept."""
-        self._denials.update(rule.denials)
-        self._blocks.update(rule.blocks)
+    def update(self, rules: BlockRules) -> None:
+        """Use these rules from now on; the store keeps blocks and counts."""
+        self._denials = [self._make_limiter(policy) for policy in rules.denials]
+        self._blocks.update(rules.blocks)
+        self._block_costs = [{unit: 1} for unit in rules.blocks.units]
+        self._all_blocks: Cost = dict.fromkeys(rules.blocks.units, 1)
 
     def blocked_until_flow(self, key: Key) -> CallFlow[int]:
         """Return until when a client is blocked; 0 if it is not, or if the store is unavailable."""
         try:
-            decision = yield partial(self._blocks.peek, key)
+            decision = yield partial(self._blocks.peek, key, self._all_blocks)
         except RateLimitError:
             return 0  # the limits report the outage
         return 0 if decision else self._list(key, decision.at, decision.at + decision.retry)
 
     def count_denial_flow(self, key: Key) -> CallFlow[int]:
         """Count a denial; return until when the client is blocked from now on, or 0."""
+        blocked = False
         try:
-            decision = yield partial(self._denials.try_acquire, key)
-            if decision and decision.remaining:
-                return 0
-            yield partial(self._denials.reset, key)
-            yield partial(self._blocks.try_acquire, key)
+            for denials, cost in zip(self._denials, self._block_costs, strict=True):
+                decision = yield partial(denials.try_acquire, key)
+                if not decision or not decision.remaining:
+                    blocked = True
+                    yield partial(denials.reset, key)
+                    yield partial(self._blocks.try_acquire, key, cost)
         except RateLimitError:
             return 0
-        until: int = yield from self.blocked_until_flow(key)
+        until: int = (yield from self.blocked_until_flow(key)) if blocked else 0
         if until:
             log.warning("client blocked because it was denied too often: %s", shown(_name(key)))
         return until
 
     def remove_flow(self, key: Key) -> CallFlow[bool]:
         """Unblock a client and forget its denials; return whether it was blocked. Raises if the store fails."""
-        decision = yield partial(self._blocks.peek, key)
-        yield partial(self._blocks.reset, key)
-        yield partial(self._denials.reset, key)
+        decision = yield partial(self._blocks.peek, key, self._all_blocks)
+        for limiter in (self._blocks, *self._denials):
+            yield partial(limiter.reset, key)
         self.listed.remove(_name(key))
         return not decision
 
@@ -76,9 +81,9 @@ class DenialBlocks:
         return until
 
     @property
-    def policies(self) -> tuple[Policy, Policy]:
+    def policies(self) -> tuple[Policy, ...]:
         """The policies that the store keeps."""
-        return self._denials.policy, self._blocks.policy
+        return (*(each.policy for each in self._denials), self._blocks.policy)
 
 
 def _name(key: Key) -> str:

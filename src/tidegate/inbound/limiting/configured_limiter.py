@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
@@ -22,7 +22,7 @@ from tidegate.inbound.limiting.throttled_log import ThrottledLog
 from tidegate.inbound.responses.response import ResponseWriter
 from tidegate.inbound.rules.block_rule import read_block
 from tidegate.inbound.rules.extra_limits import ExtraLimits
-from tidegate.inbound.rules.model import ADMIN_PATH, DEFAULT_LIMITS
+from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS
 from tidegate.inbound.rules.reload import RulesSource
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.observe.logs import DEFAULT_LOG_BURST, DecisionLog
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.limiting.route_hooks import RouteHooks
+    from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.prepared_fields import FieldWriter
+    from tidegate.inbound.rules.extra_limits import Limits
     from tidegate.inbound.rules.model import Category, Rules
     from tidegate.observe import Observer
     from tidegate.policy import Key, Policy
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from tidegate.stores.base import AcquireTogether
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
+
+EXTRA_LIMITS: Final = (APPLICATION_LIMITS, DEFAULT_LIMITS)
 
 
 def charge_nothing(keys: Sequence[Key]) -> None:
@@ -78,12 +82,18 @@ class ConfiguredLimiter:
         """
         check_options(options)
         get = options.get
-        self._counts: Mapping[str, Counts] = get("count") or {}
         self.plan_limiters: PlanLimiters = PlanLimiters(get("plan"))
         self._block_option = read_block(get("block_after"), get("block_for"))
         self.denial_blocks: DenialBlocks | None = None
         self.disabled: bool = False  # by `tidegate.inbound.testing`
-        extra = ExtraLimits(get("application_limits"), get("default_limits"))
+        # `application_limits` and `default_limits` that are given as `limit(…)`, by the name of the option.
+        self.middleware_limits: dict[str, RouteLimit] = {
+            name: options[name].for_middleware(name)
+            for name in EXTRA_LIMITS
+            if getattr(get(name), "limits_routes", False)
+        }
+        self._counts: Mapping[str, Counts] = self._read_counts(get("count") or {})
+        extra = ExtraLimits(*(self._category_option(name, get(name)) for name in EXTRA_LIMITS))
         self._source = RulesSource(config, extra)
         self._check_counts(self._source.rules)
         self.response_writer: ResponseWriter = ResponseWriter(
@@ -130,6 +140,17 @@ class ConfiguredLimiter:
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
         self._log_start(has_config=config is not None or bool(extra))
+
+    def _read_counts(self, counts: Mapping[str, Counts]) -> dict[str, Counts]:
+        """Return the functions that decide whether a response counts; raises ConfigError if there are two for one."""
+        own = {name: limit.count for name, limit in self.middleware_limits.items() if limit.count is not None}
+        for name in own.keys() & counts.keys():
+            raise ConfigError(f"{name} has a `count` of its own: remove one of them", field="count")
+        return {**counts, **own}
+
+    def _category_option(self, name: str, limits: Limits | None) -> Limits | Category | None:
+        limit = self.middleware_limits.get(name)
+        return limits if limit is None else limit.category
 
     def _log_start(self, *, has_config: bool) -> None:
         """Log the categories, and which of them are defaults that the configuration does not name."""
@@ -246,9 +267,10 @@ class ConfiguredLimiter:
             self.run_maintenance(now)
 
     def update_special(self) -> None:
-        """Update whether requests need the slow path: custom keys, plans, blocks, clients on temporary lists."""
-        has_functions = self.client_identifier.key_function is not None or bool(self.plan_limiters)
-        self.special = self.has_special_clients or has_functions or self._exempt_when is not None
+        """Update whether requests need the slow path: functions, plans, `limit(…)`, blocks, temporary lists."""
+        has_functions = self.client_identifier.key_function is not None or self._exempt_when is not None
+        has_limits = bool(self.plan_limiters or self.middleware_limits)
+        self.special = self.has_special_clients or has_functions or has_limits
         # The clients that the middlewares may pass to the fast path: none if every request needs the slow path.
         self.plain_clients: dict[str, RequestClient] = {} if self.special else self.client_identifier.by_peer
 
@@ -282,9 +304,10 @@ class ConfiguredLimiter:
         return (self.category_limiters[category], *self.plan_limiters.of(category))
 
     def all_limiters_of(self, category: str) -> list[Limiter | AsyncLimiter]:
-        """Return all limiters of a category: of its plans, and of routes if it has the default limits."""
+        """Return all limiters of a category: of plans, of routes if it has the default limits, of a `limit(…)`."""
         routes = self.route_limiters.limiters if category == DEFAULT_LIMITS else ()
-        return [*(each.limiter for each in self.limiters_of(category)), *routes]
+        given = self.middleware_limits.get(category)
+        return [*(each.limiter for each in self.limiters_of(category)), *routes, *(given.limiters if given else ())]
 
     def flush(self) -> None:
         """Log the number of suppressed lines."""

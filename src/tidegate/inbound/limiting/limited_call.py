@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from operator import call
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run, run_async
 from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
 from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, make_state
 from tidegate.inbound.limiting.route_limit import (
+    RouteLimit,
     decide_uses_flow,
     deny,
     find_client,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.charges import ChargeResult
     from tidegate.inbound.limiting.limited_functions import LimitStack
     from tidegate.inbound.limiting.request_state import RequestState
-    from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.response import Response
+    from tidegate.policy import Cost
 
 
 class Framework(Protocol):
@@ -78,6 +79,65 @@ class Framework(Protocol):
         """Return whether the request opens a WebSocket."""
 
 
+class FrameworkLimit(RouteLimit):
+    """A limit on the routes of one framework."""
+
+    _framework: ClassVar[Framework]
+
+    def peek(self, request: FrameworkRequest, cost: Cost | None = None) -> Decision | None:
+        """Return the decision that `check(request)` would make, and charge nothing; None: the limit does not apply.
+
+        `cost` replaces the cost of the limit: with 0, `remaining` is what is left now.
+        """
+        return run(peek_flow(self, request, self._framework, cost, tasks=False), call)
+
+    async def peek_async(self, request: FrameworkRequest, cost: Cost | None = None) -> Decision | None:
+        """Return the same as `peek`, from a coroutine."""
+        return await run_async(peek_flow(self, request, self._framework, cost, tasks=True), call)
+
+
+def use_of_scope(limit: RouteLimit, place: str) -> RouteUse:
+    """Return the use of a limit that belongs to no route; raises ConfigError if it has no scope."""
+    if limit.scope is None:
+        raise ConfigError(f"a limit {place} needs a scope, as in limit('5/1m', scope='export')", field="scope")
+    return RouteUse(limit, limit.scope)
+
+
+def peek_flow(
+    limit: RouteLimit,
+    native: Any,  # noqa: ANN401 - any request
+    framework: Framework,
+    cost: Cost | None,
+    *,
+    tasks: bool,
+) -> CallFlow[Decision | None]:
+    """Return the decision about a request that is not charged; None if the limit does not apply to it.
+
+    If the store fails, the result is None or, with `on_store_error="deny"`, a denial.
+    """
+    use = use_of_scope(limit, "that is read")
+    mapping = framework.mapping(native)
+    request_state: RequestState | None = mapping.get(STATE_KEY)
+    request_limiter = limit.request_limiter_for(request_state)
+    client = request_state.client if request_state is not None else None
+    if client is None:
+        client = find_client(None, request_limiter, *framework.sender(native, mapping))
+    request = framework.common(native, mapping, client)
+    if not limit.by_address:
+        identifier = (request_limiter if request_state is None else request_state.request_limiter).client_identifier
+        client = identifier.choose_client(request, client)
+    charge = limit.make_charge(request, native, request_limiter, client, use.policy_name, tasks=tasks)
+    if charge is None:
+        return None
+    try:
+        decision: Decision = yield functools.partial(
+            charge.limiter.peek, charge.key, charge.cost if cost is None else cost
+        )
+    except RateLimitError as error:
+        return request_limiter.handle_policy_store_error(charge.policy, error).decision
+    return decision
+
+
 class LimitedBlock:
     """A block inside an endpoint that is limited: `with limit.check(request):`, or `async with`.
 
@@ -88,10 +148,8 @@ class LimitedBlock:
 
     def __init__(self, limit: RouteLimit, native: FrameworkRequest, framework: Framework) -> None:
         """Limit by the scope of the limit: a block has no route."""
-        if limit.scope is None:
-            raise ConfigError("a limit on a block needs a scope, as in limit('5/1m', scope='export')", field="scope")
         self._limit = limit
-        self._uses = (RouteUse(limit, limit.scope),)
+        self._uses = (use_of_scope(limit, "on a block"),)
         self._native = native
         self._framework = framework
         self._check: RequestCheck | None = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import KeyOf, Request
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.plan_limiters import PlanOf
+    from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.response import DenialHandler
     from tidegate.inbound.rules.extra_limits import Limits
     from tidegate.observe import Observer
@@ -42,9 +43,10 @@ class Options(TypedDict, total=False):
     denied: DenialHandler | None  # returns a custom response to denied requests
     html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
     exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
-    application_limits: Limits | None  # limits of each client for all routes together
-    default_limits: Limits | None  # limits of each client for each route without limits of its own
-    block_after: str | None  # block clients after this many denials per period, such as "20/1m"
+    application_limits: Limits | RouteLimit | None  # limits of each client for all routes together
+    default_limits: Limits | RouteLimit | None  # limits of each client for each route without limits of its own
+    # Block clients after this many denials per period, such as "20/1m"; several rules: {"20/1m": "10m", …}.
+    block_after: str | Mapping[str, str] | None
     block_for: str | None  # how long clients are blocked
     expose: bool  # let scripts from other origins read the headers
     count: Mapping[str, Counts] | None  # by category: whether a response counts

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
+from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge, open_charges
@@ -95,7 +96,10 @@ class RequestLimiter(ConfiguredLimiter):
             self.denied_by_limit[policy.name] += 1
         if self.observer is None and not log.isEnabledFor(logging.INFO if decision.within_limits else logging.WARNING):
             return  # nothing to notify; keeps floods of denials cheap
-        costs = policy.one if cost == 1 else policy.costs(cost)
+        try:
+            costs = policy.one if cost == 1 else policy.costs(cost)
+        except ConfigError:  # limits that a function has chosen may count other units than the category
+            costs = policy.one
         record = Record("acquire", policy, key, costs, decision, f"{method} {path}")
         self.log(record)
         if self.observer is not None:
@@ -116,7 +120,27 @@ class RequestLimiter(ConfiguredLimiter):
             known = yield from self.special_client_flow(request, target.category_limiter, client, key)
             if known is not None:
                 return known
-        return self.make_charges(self.plan_limiters.choose(request, target), key)
+        charges = self.make_charges(self.plan_limiters.choose(request, target), key)
+        return self._apply_options(charges, request, client, key) if self.middleware_limits else charges
+
+    def _apply_options(
+        self, charges: Sequence[RequestCharge], request: Request, client: RequestClient, key: Key
+    ) -> tuple[RequestCharge, ...]:
+        """Return the charges as the options of the middleware's own `limit(…)` change them; some may not apply."""
+        chosen = replace(client, key=key)
+        found = []
+        for charge in charges:
+            category_limiter = charge.category_limiter
+            assert category_limiter is not None  # noqa: S101 - as `make_charges` has made it
+            limit = self.middleware_limits.get(category_limiter.category.name)
+            if limit is None:
+                found.append(charge)
+                continue
+            sender = client if limit.by_address else chosen
+            made = limit.make_charge(request, request, self, sender, limit.name, tasks=self.tasks)
+            if made is not None:
+                found.append(made._replace(category_limiter=category_limiter, route_limit=None, native=None))
+        return tuple(found)
 
     def make_charges(self, target: RequestTarget, key: Key) -> tuple[RequestCharge, ...]:
         """Return what a request to a target is to be charged."""
@@ -133,7 +157,10 @@ class RequestLimiter(ConfiguredLimiter):
         result = yield from charge_all_flow(prepared, tasks=self.tasks)
         result.record(request.method, request.path)
         if not result.allowed:
-            result = yield from self.count_denial_flow(result, prepared[0].key)
+            key = prepared[0].key
+            if self.middleware_limits:  # a limit may have a key of its own
+                key = self.client_identifier.choose_key(request, client.key or UNKNOWN)
+            result = yield from self.count_denial_flow(result, key)
             category_limiter = result.denials[0].charge.category_limiter
             return LimitOutcome(allowed=False, decision=result.decision, category_limiter=category_limiter)
         return LimitOutcome(

@@ -11,6 +11,7 @@ to a request, the middleware's and those of its route, are decided together: a d
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -35,7 +36,8 @@ from tidegate.inbound.limiting.route_options import (
 )
 from tidegate.inbound.responses.header_names import read_header_names
 from tidegate.inbound.responses.response import fit_to_status
-from tidegate.inbound.rules.extra_limits import Limits, has_own_name, read_exact_limits
+from tidegate.inbound.rules.extra_limits import Limits, has_own_name, limits_text, named_after, read_exact_limits
+from tidegate.inbound.rules.model import Category
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 
@@ -106,6 +108,7 @@ class RouteLimit:
     """
 
     limits_routes: Final = True  # how `route_hooks` recognizes a limit among dependencies
+    category: Category | None = None  # of a copy that a middleware uses for `application_limits` or `default_limits`
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class RouteLimit:
         self.name: str = name or default_name(key, fixed, methods=self._methods)
         self._per_method = per_method
         self._exempt_when = exempt_when
-        self._count = read_count(count)
+        self.count: Callable[[FrameworkRequest, int], bool] | None = read_count(count)
         self.on_denied = on_denied
         self.blocks: bool = block
         self.override_defaults: bool = override_defaults
@@ -199,6 +202,44 @@ class RouteLimit:
             and not (methods or exempt_when or per_method or self.reserves)
         )
 
+    def for_middleware(self, name: str) -> RouteLimit:
+        """Return a copy for the option `application_limits` or `default_limits`; raises ConfigError.
+
+        The middleware has its own store and responses, so options that would replace these are rejected.
+        """
+        given = {"scope": self.scope, "store": self._own_store, "denied": self.denied, "on_denied": self.on_denied}
+        rejected = [option for option, value in given.items() if value is not None]
+        rejected += [] if self.blocks else ["block"]
+        if rejected:
+            raise ConfigError(
+                f"a limit of the middleware cannot have the option {rejected[0]!r}: remove it", field=name
+            )
+        copied = copy.copy(self)
+        limits = named_after(name, self._valid or read_exact_limits(FALLBACK_LIMIT))
+        copied.category = Category(name, Policy(name, limits, self._mode, self._on_store_error))
+        copied.name, copied._limiters = name, {}  # noqa: SLF001 - of its own class
+        return copied
+
+    @property
+    def text(self) -> str:
+        """The limits, such as `5/1m, 100/1h`, and what else decides whether a request is limited."""
+        if self._limits_of is None:
+            words = [limits_text(self._valid or ())]
+        else:
+            words = [f"by {getattr(self._limits_of, '__name__', type(self._limits_of).__name__)}"]
+        noted = {
+            "shadow": self._mode == "shadow",
+            "reports only": not self.blocks,
+            "per method": self._per_method,
+            "exempt_when": self._exempt_when is not None,
+        }
+        return "; ".join([*words, *(word for word, holds in noted.items() if holds)])
+
+    @property
+    def limiters(self) -> tuple[Limiter | AsyncLimiter, ...]:
+        """The limiters that requests have used so far."""
+        return tuple(limiter for _, limiter in self._limiters.values())
+
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
     def share_store(self, other: RouteLimit) -> None:
@@ -228,11 +269,11 @@ class RouteLimit:
         native: object,
         request_limiter: RequestLimiter,
         client: RequestClient,
-        use: RouteUse,
+        name: str,
         *,
         tasks: bool,
     ) -> RequestCharge | None:
-        """Return what a request is to be charged; None if it is not limited."""
+        """Return what a request is to be charged under the name of a policy; None if it is not limited."""
         if not request_limiter.rules.enabled:
             return None
         if not self.applies_to(request.method):
@@ -247,7 +288,6 @@ class RouteLimit:
             limits = self._read_dynamic(native)
             if limits is None:
                 return None
-        name = use.policy_name
         if self._per_method:
             name = f"{name}:{METHOD_COUNTS.get(request.method.upper(), 'other')}"
         limiter = self._limiter(request_limiter, name, limits, tasks=tasks)
@@ -267,7 +307,7 @@ class RouteLimit:
     def final_cost(self, request: FrameworkRequest, status: int, cost: Cost) -> Cost | None:
         """Return the final cost of a request, given the status of its response; None: the estimated cost."""
         del cost
-        count = self._count
+        count = self.count
         if count is None:
             return None
         return None if count(request, status) else 0
@@ -338,7 +378,10 @@ class RouteLimit:
         if found is None:
             if len(self._limiters) >= MAX_CACHED_LIMITS:
                 self._limiters.clear()
-            policy = Policy(name, limits or self._valid or (), self._mode, self._on_store_error)
+            chosen = limits or self._valid or ()
+            if self.category is not None:
+                chosen = named_after(self.category.name, chosen)
+            policy = Policy(name, chosen, self._mode, self._on_store_error)
             kind = AsyncLimiter if tasks else Limiter
             # The entry keeps the store alive, so that no other store can get the same id.
             found = self._limiters[cache_key] = (
@@ -368,7 +411,7 @@ def decide_uses_flow(
     for use in uses:
         request_limiter = use.limit.request_limiter_for(request_state)
         sender = client if use.limit.by_address else chosen
-        charge = use.limit.make_charge(request, native, request_limiter, sender, use, tasks=tasks)
+        charge = use.limit.make_charge(request, native, request_limiter, sender, use.policy_name, tasks=tasks)
         if charge is not None:
             charges.append(charge)
     result = yield from request_state.charge_flow(charges, request, tasks=tasks, more=more, client=client)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tidegate.inbound.rules.model import Category
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy import Policy
+
+MAX_LIMITERS: Final = 10_000  # a function may return any number of different limits
 
 
 class RouteLimiters:
@@ -23,7 +25,7 @@ class RouteLimiters:
         """Use the limits of this category; None: there are no default limits."""
         self._category = category
         self._make = make
-        self._limiters: dict[str, Limiter | AsyncLimiter] = {}
+        self._limiters: dict[str | tuple[str, Policy], Limiter | AsyncLimiter] = {}
 
     def __bool__(self) -> bool:
         """Return whether there are default limits."""
@@ -45,8 +47,14 @@ class RouteLimiters:
 
     def at_route(self, charge: RequestCharge, route: str) -> RequestCharge:
         """Return the charge of a request to a route."""
-        limiter = self._limiters.get(route)
+        category_limiter = charge.category_limiter
+        cache_key: str | tuple[str, Policy] = route
+        if category_limiter is not None and category_limiter.limiter is not charge.limiter:
+            cache_key = (route, charge.policy)  # the options of a `limit(…)` have chosen the policy
+        limiter = self._limiters.get(cache_key)
         if limiter is None:
+            if len(self._limiters) >= MAX_LIMITERS:
+                self._limiters.clear()
             policy = charge.policy
-            limiter = self._limiters[route] = self._make(replace(policy, name=f"{policy.name}:{route}"))
+            limiter = self._limiters[cache_key] = self._make(replace(policy, name=f"{policy.name}:{route}"))
         return charge._replace(limiter=limiter)

@@ -170,7 +170,7 @@ class _Reader:
                 categories[name] = replace(category, endpoints=self._default_endpoints(name, category, paths))
         with self.section.locate_errors(**fields):
             block = read_block(
-                _get(fields, "block_after", ConfigValue.string, default=None),
+                _get(fields, "block_after", _block_after, default=None),
                 _get(fields, "block_for", ConfigValue.string, default=None),
             )
         return Rules(
@@ -321,6 +321,13 @@ def _policy(name: str, limits: tuple[Limit, ...], mode: Mode, on_store_error: On
 def _changes_default(name: str, section: ConfigValue) -> bool:
     """Return whether a category only changes settings of a default one: it has no endpoints of its own."""
     return name in DEFAULT_CATEGORIES and "endpoints" not in section.entries()
+
+
+def _block_after(value: ConfigValue) -> str | dict[str, str]:
+    """Read denials per period, or a mapping from these to the time of the block."""
+    if not value.is_mapping:
+        return value.string()
+    return {denials: length.string() for denials, length in value.entries().items()}
 
 
 def _get(fields: Fields, name: str, read: Callable[[ConfigValue], T], *, default: D) -> T | D:

@@ -53,7 +53,7 @@ def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:
 class ExtraLimits:
     """The options `application_limits` and `default_limits` of a middleware; they replace those of the file."""
 
-    def __init__(self, application: Limits | None, default: Limits | None) -> None:
+    def __init__(self, application: Limits | Category | None, default: Limits | Category | None) -> None:
         """Read the limits; raises ConfigError."""
         self._application = read_category(APPLICATION_LIMITS, application)
         self._default = read_category(DEFAULT_LIMITS, default)
@@ -73,15 +73,25 @@ class ExtraLimits:
         )
 
 
-def read_category(name: str, limits: Limits | None) -> Category | None:
+def read_category(name: str, limits: Limits | Category | None) -> Category | None:
     """Return the category of such limits; None if there are none."""
-    if limits is None:
-        return None
+    if limits is None or isinstance(limits, Category):
+        return limits
     try:
         found = read_exact_limits(limits)
     except ConfigError as error:
         raise ConfigError(error.detail, field=name) from None
-    return make_category(name, tuple(limit if has_own_name(limit) else rename(name, limit) for limit in found))
+    return make_category(name, named_after(name, found))
+
+
+def named_after(category: str, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    """Name limits without a name of their own after their category."""
+    return tuple(limit if has_own_name(limit) else rename(category, limit) for limit in limits)
+
+
+def limits_text(limits: Iterable[Limit]) -> str:
+    """Write limits in short, such as `5/1m, 100/1h`."""
+    return ", ".join(f"{limit.quota}/{limit.period}" for limit in limits)
 
 
 def has_own_name(limit: Limit) -> bool:

@@ -27,7 +27,7 @@ from tidegate.inbound.rules.paths import PATH_CONVERTER, PathTree
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tidegate.inbound.rules.block_rule import BlockRule
+    from tidegate.inbound.rules.block_rule import BlockRules
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.paths import FoundEndpoint
     from tidegate.policy import Cost, Policy
@@ -93,7 +93,7 @@ class Rules:
     max_entries: int = 10_000
     ipv4_prefix: int = 32
     ipv6_prefix: int = 64
-    block: BlockRule | None = None
+    block: BlockRules | None = None
     application_limits: Category | None = None
     default_limits: Category | None = None
     defaulted: tuple[str, ...] = field(default=(), compare=False)
