@@ -31,8 +31,9 @@ from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, ch
 from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound.limiting.route_decisions import deny, standalone_fields
 from tidegate.inbound.limiting.route_hooks import NO_OVERRIDES, dependency_overrides, limit_dependencies
-from tidegate.inbound.limiting.route_limit import F, deny, standalone_fields
+from tidegate.inbound.limiting.route_limit import F
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
 from tidegate.inbound.starlette import AsgiFramework

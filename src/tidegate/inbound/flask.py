@@ -14,7 +14,7 @@ from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock,
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import standalone_fields
+from tidegate.inbound.limiting.route_decisions import standalone_fields
 from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
 from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
 

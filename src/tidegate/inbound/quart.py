@@ -16,7 +16,7 @@ from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate, settle_standalone_flow
 from tidegate.inbound.limiting.limited_functions import exempt
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import standalone_fields
+from tidegate.inbound.limiting.route_decisions import standalone_fields
 from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
 
 try:

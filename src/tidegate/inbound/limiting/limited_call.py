@@ -12,14 +12,14 @@ from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalo
 from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
 from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, make_state
-from tidegate.inbound.limiting.route_limit import (
-    RouteLimit,
+from tidegate.inbound.limiting.route_decisions import (
     decide_uses_flow,
     deny,
     find_client,
     standalone_fields,
     standalone_state,
 )
+from tidegate.inbound.limiting.route_limit import RouteLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, Sequence

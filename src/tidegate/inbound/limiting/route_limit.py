@@ -23,10 +23,8 @@ from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.client.request import FrameworkRequest, by_address
 from tidegate.inbound.limiting.category_limiter import holds_slots
 from tidegate.inbound.limiting.charges import RequestCharge
-from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_state import RequestState, make_state
 from tidegate.inbound.limiting.route_options import (
     check_fixed_cost,
     check_functions,
@@ -35,7 +33,6 @@ from tidegate.inbound.limiting.route_options import (
     read_methods,
 )
 from tidegate.inbound.responses.header_names import read_header_names
-from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.extra_limits import Limits, has_own_name, limits_text, named_after, read_exact_limits
 from tidegate.inbound.rules.model import Category
 from tidegate.limiter import AsyncLimiter, Limiter
@@ -47,12 +44,11 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core import Limit
     from tidegate.core.decision import Decision
-    from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
-    from tidegate.inbound.limiting.charges import ChargeResult
-    from tidegate.inbound.responses.response import DenialHandler, Response
+    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.responses.response import DenialHandler
     from tidegate.policy import Cost, Key
     from tidegate.policy.model import Mode, OnStoreError
     from tidegate.stores import Store
@@ -391,47 +387,6 @@ class RouteLimit:
         return found[1]
 
 
-def decide_uses_flow(
-    uses: Sequence[RouteUse],
-    request_state: RequestState,
-    request: Request,
-    native: object,
-    client: RequestClient,
-    *,
-    tasks: bool,
-    more: bool = False,
-) -> CallFlow[ChargeResult]:
-    """Decide the limits of a route together with what is pending. `more`: other limits may be decided later."""
-    request_state.override_defaults(uses, request.method)
-    chosen = request_state.chosen_client
-    if chosen is None:
-        identifier = request_state.request_limiter.client_identifier
-        chosen = request_state.chosen_client = identifier.choose_client(request, client)
-    charges = []
-    for use in uses:
-        request_limiter = use.limit.request_limiter_for(request_state)
-        sender = client if use.limit.by_address else chosen
-        charge = use.limit.make_charge(request, native, request_limiter, sender, use.policy_name, tasks=tasks)
-        if charge is not None:
-            charges.append(charge)
-    result = yield from request_state.charge_flow(charges, request, tasks=tasks, more=more, client=client)
-    if not result.allowed:
-        for each in result.denials:
-            limit = each.charge.route_limit
-            if limit is not None and limit.on_denied is not None:
-                call_on_denied(limit, native, each.decision)
-    return result
-
-
-def call_on_denied(limit: RouteLimit, native: object, decision: Decision) -> None:
-    """Call the function `on_denied` of a limit. The client gets its 429 even if the function fails."""
-    assert limit.on_denied is not None  # noqa: S101 - the caller checks it
-    try:
-        limit.on_denied(native, decision)
-    except Exception:
-        log.exception("%s: the function on_denied failed", limit.name)
-
-
 def warn_of_separate_counts(name: str) -> None:
     """Log once if a limit with a scope was created many times without a middleware: each has its own count."""
     if len(separate_counts) >= MAX_CACHED_LIMITS:
@@ -444,26 +399,6 @@ def warn_of_separate_counts(name: str) -> None:
             name,
             WARN_AFTER_COPIES,
         )
-
-
-def standalone_state(limit: RouteLimit, client: RequestClient) -> RequestState:
-    """Return the state of a request that no middleware has seen; nothing handles its response yet."""
-    request_state = make_state(limit.own_request_limiter(), client)
-    request_state.standalone, request_state.sees_response = True, False
-    return request_state
-
-
-def deny(result: ChargeResult, request: Request, native: object, request_state: RequestState) -> Response:
-    """Build the response to a denied request; without a middleware in front, with the header fields."""
-    response = write_result(result, request, native)
-    fields = fit_to_status(standalone_fields(request_state), response.status)
-    return response._replace(headers=(*response.headers, *fields))
-
-
-def standalone_fields(request_state: RequestState) -> list[tuple[str, str]]:
-    """Return the header fields of a request that no middleware has seen; a middleware adds them itself."""
-    decision = request_state.combined_decision if request_state.standalone else None
-    return [] if decision is None else request_state.request_limiter.response_writer.fields(decision)
 
 
 def default_name(
@@ -486,26 +421,10 @@ def named_limits(limits: tuple[Limit, ...], name: str | None) -> tuple[Limit, ..
     return limits if has_own_name(limit) else (replace(limit, name=name),)
 
 
-def find_client(
-    request_state: RequestState | None,
-    request_limiter: RequestLimiter,
-    peer: str | None,
-    headers: Any,  # noqa: ANN401 - of any framework
-) -> RequestClient:
-    """Return the client as identified by the middleware in front, or identify it."""
-    known = request_state.client if request_state is not None else None
-    return request_limiter.client_identifier.find(peer, headers) if known is None else known
-
-
 __all__ = [
     "Limits",
     "LimitsOf",
     "RouteLimit",
-    "decide_uses_flow",
-    "deny",
-    "find_client",
     "read_exact_limits",
     "route_name",
-    "standalone_fields",
-    "standalone_state",
 ]

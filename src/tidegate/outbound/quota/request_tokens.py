@@ -244,7 +244,7 @@ def _strings(value: object, depth: int) -> Iterator[str]:
 def _texts(document: dict[str, Any], profile: Profile) -> tuple[list[str], int]:
     """Return the strings of a request that are not media, for a tokenizer, and how many numbers its lists contain.
 
-    A list of numbers is a text that the program has tokenized itself.
+    A list of numbers contains token ids: the program has tokenized its input itself.
     """
     media = {id(value) for _, value in _find_media(_without_tools(document), profile, MAX_DEPTH)}
     texts, numbers = [], 0

@@ -49,7 +49,7 @@ class UserTokenizer:
         self._failed = False
 
     def __call__(self, text: str) -> int | None:
-        """Count the tokens of a string; None: the tokenizer failed, as some do for a text with special tokens."""
+        """Count the tokens of a string; None: the tokenizer failed, as some do for strings with special tokens."""
         try:
             found = self._tokenize(text)
             return found if isinstance(found, int) else len(found)
