@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import os
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -66,7 +65,7 @@ def listen_error(address: ListenAddress, name: str, error: OSError) -> ConfigErr
     """Return the error of an address that cannot be used; `name` is its setting, and its command-line option."""
     reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:  # the text of asyncio and of socket.create_server repeats the address
-        reason = f"{os.strerror(error.errno)}: stop the other program, or choose another address with --{name}"
+        reason = f"Address already in use: stop the other program, or choose another address with --{name}"
     return ConfigError(f"cannot listen on {address}: {reason}", field=name)
 
 
