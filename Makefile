@@ -50,7 +50,11 @@ LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes
           tests/engine/test_interrupts_of_threads.py \
           tests/engine/test_fork.py tests/engine/test_fork_users.py tests/stores/test_cancellation.py \
           tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py \
-          tests/docs/test_tutorials.py
+          tests/docs/test_tutorials.py tests/deploy tests/upgrade tests/examples \
+          tests/outbound/test_token_quota_simulation.py tests/outbound/test_pool_simulation.py \
+          tests/outbound/test_pool_processes.py tests/outbound/test_gate_learning.py \
+          tests/egress/test_hidden_limit.py tests/egress/test_workers.py \
+          tests/service/test_worker_components.py tests/service/test_worker_totals.py
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
 NEWEST := $(lastword $(OTHERS))
 test-others: ## run the suite on the other Python versions, with fewer random examples

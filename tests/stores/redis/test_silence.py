@@ -122,6 +122,7 @@ async def test_calls_that_were_not_sent_are_not_charged_in_an_outage(server: Val
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert time.monotonic() - began < 5  # one timeout for all, not one for each of 39 batches
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+    await store.close_async()
     store = RedisStore(address_of(server, prefix=store.address.prefix))
     [left] = await store.apply_async("peek", ((LOGS, "k", (0, 0)),))
     assert 10**6 - left.remaining <= 26 * MAX_IN_FLIGHT
