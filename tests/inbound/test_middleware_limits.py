@@ -74,6 +74,7 @@ def add_views(app, limit, request):
 
 class WsgiClient:
     def __init__(self, app):
+        self.app = app
         self._client = httpx.Client(transport=httpx.WSGITransport(app, remote_addr="203.0.113.9"), base_url="http://s")
 
     def get(self, path, method="GET", **options):
@@ -248,6 +249,7 @@ def test_the_administrator_resets_a_client_in_a_shared_store(option, tmp_path):
     action = {"json": {"action": "reset", "key": "203.0.113.9"}, "headers": {"Authorization": f"Bearer {token}"}}
     assert client.get("/api/admin/rate-limit-stats", "POST", **action).json()["done"] == "reset"
     assert statuses(client, "/a", 2) == [200, 429]
+    client.app.close()
 
 
 def test_a_limit_may_also_be_on_a_route(option):

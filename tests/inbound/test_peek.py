@@ -146,14 +146,15 @@ async def test_shared_stores_are_read(name, clock, tmp_path):
     app = asgi.RateLimitMiddleware(build(limit("2/1m", **SHARED)), rules(100), store=url, clock=clock)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://site") as client:
         told = [(await client.get(path)).text for path in ("/read", "/login", "/read")]
+    await app.close()
     assert told == ["True 2 0", "in", "True 1 0"]
 
 
 def test_flask_reads_a_shared_store(clock, tmp_path):
-    client = behind(
-        flask_site(flask.limit("2/1m", **SHARED)), rules(100), clock=clock, store=f"sqlite:///{tmp_path}/limits.db"
-    )
+    app = flask_site(flask.limit("2/1m", **SHARED))
+    client = behind(app, rules(100), clock=clock, store=f"sqlite:///{tmp_path}/limits.db")
     assert [client.get(path).text for path in ("/read", "/login", "/read")] == ["True 2 0", "in", "True 1 0"]
+    app.wsgi_app.close()
 
 
 def test_it_uses_the_options_of_the_limit(site, clock):

@@ -41,7 +41,9 @@ def run_in_short_loop(call):
 
 @pytest.fixture
 def limiter(tmp_path):
-    return AsyncLimiter("2/1m sliding_log", store=f"sqlite:///{tmp_path}/limits.db", clock=ManualClock())
+    limiter = AsyncLimiter("2/1m sliding_log", store=f"sqlite:///{tmp_path}/limits.db", clock=ManualClock())
+    yield limiter
+    asyncio.run(limiter.close())
 
 
 def test_a_decision_that_was_delivered_is_not_refunded_when_the_loop_ends(limiter):
