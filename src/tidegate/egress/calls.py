@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidegate.egress.routes import Target
     from tidegate.egress.upstream import UpstreamClient
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.exchange import SendResult
+    from tidegate.outbound.quota.exchange import RequestWrite, SendResult
     from tidegate.outbound.quota.gate import AsyncGate
 
 MAX_REFUSAL_BYTES: Final = 65_536  # of a refusal that are read before it is passed on
@@ -95,7 +95,7 @@ class ProviderCall:
         rewrites = in_memory and not body.encoded
         # The call as the gate sees it.
         self.outbound: OutboundRequest = OutboundRequest(
-            method, target.quota_url, headers.get, body.decoded, in_memory, unreached, rewrites
+            method, target.quota_url, headers.get, body.decoded, in_memory, unreached, rewrites, reports_write=True
         )
 
     async def run(self, timeout: float) -> SendResult[UpstreamResponse]:  # noqa: ASYNC109 - the deadline of the call
@@ -123,13 +123,15 @@ class ProviderCall:
         in_time = self._gate.clock.steady() < self._ends
         return allowed and in_time and self.attempts <= self.target.provider.retries.max_retries
 
-    async def _send(self, provider: Provider | None, changed: bytes | None = None) -> ProviderResponse:
+    async def _send(
+        self, provider: Provider | None, changed: bytes | None = None, write: RequestWrite | None = None
+    ) -> ProviderResponse:
         self._on_sending()
         pause = FIRST_PAUSE
         while True:
             self.attempts += 1
             try:
-                return await self._send_once(provider, changed)
+                return await self._send_once(provider, changed, write)
             except aiohttp.ClientError as error:
                 # A call of a pool is sent by another member at once; see the gate.
                 most = 0 if provider is None or provider.member else provider.retries.max_retries
@@ -142,10 +144,12 @@ class ProviderCall:
                 await clock.wait_async(TaskSignal(), until)
                 pause *= 2
 
-    async def _send_once(self, provider: Provider | None, changed: bytes | None) -> ProviderResponse:
+    async def _send_once(
+        self, provider: Provider | None, changed: bytes | None, write: RequestWrite | None
+    ) -> ProviderResponse:
         url, headers, key = self._with_key(provider)
         try:
-            native = await self._client.send(self._method, url, headers, self._body, changed)
+            native = await self._client.send(self._method, url, headers, self._body, changed, write)
         except BaseException as error:
             self.arrived |= not unreached(error)
             raise

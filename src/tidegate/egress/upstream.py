@@ -9,6 +9,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from tidegate.egress.deadlines import CallDeadline, CallDeadlines
+from tidegate.outbound.aiohttp import WatchedPayload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.egress.addresses import AddressCheck
     from tidegate.egress.bodies import RequestBody
     from tidegate.egress.settings import EgressSettings
+    from tidegate.outbound.quota.exchange import RequestWrite
 
 DNS_TTL: Final = 10  # seconds
 LARGE_BODY: Final = 2**19  # bytes
@@ -29,6 +31,14 @@ async def slices(body: bytes) -> AsyncIterator[bytes]:
     """Yield a large body in pieces: written at once, it would block the event loop."""
     for start in range(0, len(body), SLICE):
         yield body[start : start + SLICE]
+
+
+async def watched(pieces: AsyncIterator[bytes], write: RequestWrite | None) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body; when it has been written, a permit that was taken long before is charged again."""
+    async for piece in pieces:
+        yield piece
+    if write is not None and write.is_late():
+        await write.recharge()
 
 
 class ForwardedRequest(aiohttp.ClientRequest):
@@ -92,7 +102,13 @@ class UpstreamClient:
         self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout, sock_read=read)
 
     async def send(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: RequestBody, changed: bytes | None
+        self,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        body: RequestBody,
+        changed: bytes | None,
+        write: RequestWrite | None,
     ) -> aiohttp.ClientResponse:
         """Send a request with its body, or with a changed one, and wait until its response begins."""
         whole = body.whole if changed is None else changed
@@ -100,7 +116,7 @@ class UpstreamClient:
         if whole is None:
             if body.length is not None:
                 headers["Content-Length"] = str(body.length)
-            data, timeout = body.stream(), self._stream_timeout
+            data, timeout = watched(body.stream(), write), self._stream_timeout
             async with asyncio.timeout(None) as deadline:
                 body.deadline = deadline  # for a provider that does not read the body
                 try:
@@ -109,10 +125,12 @@ class UpstreamClient:
                     )
                 finally:
                     body.deadline = None
-        data_in_memory: bytes | AsyncIterator[bytes] | None = whole or None
+        data_in_memory: bytes | WatchedPayload | AsyncIterator[bytes] | None = whole or None
         if len(whole) > LARGE_BODY:
-            headers, data_in_memory = headers.copy(), slices(whole)
+            headers, data_in_memory = headers.copy(), watched(slices(whole), write)
             headers["Content-Length"] = str(len(whole))
+        elif whole and write is not None:
+            data_in_memory = WatchedPayload(whole, write)
         with CallDeadline(self._deadlines):
             return await request(method, url, headers=headers, data=data_in_memory, allow_redirects=False)
 

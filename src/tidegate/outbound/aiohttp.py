@@ -73,7 +73,7 @@ class RateLimitMiddleware:
         ) -> ProviderResponse:
             whole = call.body() if body is None and write is not None else body
             if whole:
-                await request.update_body(whole if write is None else _WatchedPayload(whole, write))
+                await request.update_body(whole if write is None else WatchedPayload(whole, write))
             with other_url(request, target_url(provider, call)):
                 response = await send_with_key(request, handler, self.gate.key_for(provider, call))
             headers = tuple(response.headers.items())
@@ -121,14 +121,16 @@ class RateLimitMiddleware:
         await self.close()
 
 
-class _WatchedPayload(aiohttp.BytesPayload):
+class WatchedPayload(aiohttp.BytesPayload):
     """The body of a request; when it has been written, a permit that was taken long before is charged again."""
 
     def __init__(self, value: bytes, write: RequestWrite) -> None:
+        """Send these bytes."""
         super().__init__(value)
         self._write = write
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        """Write the body to a connection."""
         await super().write_with_length(writer, content_length)
         if self._write.is_late():
             await self._write.recharge()

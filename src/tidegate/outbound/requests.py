@@ -17,6 +17,7 @@ from tidegate.outbound.quota.exchange import (
     AddedKey,
     OutboundRequest,
     ProviderResponse,
+    RequestWrite,
     SendResult,
     is_rate_limit_name,
     target_url,
@@ -91,11 +92,15 @@ class RateLimitAdapter(HTTPAdapter):
         call = to_outbound_request(request)
         keys: list[str] = []
 
-        def send(provider: Provider | None, body: bytes | None = None) -> ProviderResponse:
+        def send(
+            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+        ) -> ProviderResponse:
             sent = request
             if body is not None or (provider is not None and provider.changes_requests):
                 sent = with_url(with_body(request, body), target_url(provider, call))
                 sent = self._with_key(sent, self.gate.key_for(provider, call), keys)
+            if write is not None and (whole := call.body() if body is None else body):
+                sent = with_watched_body(sent, whole, write)
             response = super(RateLimitAdapter, self).send(sent, stream, timeout, verify, cert, proxies)
             response.request, response.url = request, request.url or ""
             names = response.raw.headers  # iterating over its items is slow
@@ -160,6 +165,19 @@ class SecretFilter(logging.Filter):
         """Remove the filter from the log."""
         logging.getLogger(POOL_LOG).removeFilter(self)
         self._keys.clear()
+
+
+class _WatchedBody:
+    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+
+    def __init__(self, body: bytes, write: RequestWrite) -> None:
+        self._body = body
+        self._write = write
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._body
+        if self._write.is_late():
+            self._write.recharge()
 
 
 class _SettlingRaw:
@@ -251,7 +269,7 @@ def to_outbound_request(request: requests.PreparedRequest) -> OutboundRequest:
 
     replayable = body is None or isinstance(body, (bytes, str))
     method, url = request.method or "GET", request.url or ""
-    return OutboundRequest(method, url, header, content, replayable, unreached, replayable)
+    return OutboundRequest(method, url, header, content, replayable, unreached, replayable, reports_write=True)
 
 
 def with_url(request: requests.PreparedRequest, url: str | None) -> requests.PreparedRequest:
@@ -270,6 +288,13 @@ def with_body(request: requests.PreparedRequest, body: bytes | None) -> requests
     request = request.copy()
     request.body = body
     request.headers["Content-Length"] = str(len(body))
+    return request
+
+
+def with_watched_body(request: requests.PreparedRequest, body: bytes, write: RequestWrite) -> requests.PreparedRequest:
+    """Return a copy of the request whose permit is charged again if its body is written late."""
+    request = request.copy()
+    request.body = _WatchedBody(body, write)  # type: ignore[assignment]  # urllib3 also accepts an iterable
     return request
 
 

@@ -15,10 +15,11 @@ period longer instead, which covers network delays. Only the process that sent a
 flight for more than a period.
 
 Permits of limits of more than `MAX_MOVED_QUOTA`, such as tokens, are not charged again after a response: the responses
-of language models take so long that most of the quota would be lost. Instead, an adapter that can tell when it has
-written a request reports that. If the permit was taken much earlier, because the request waited for a connection or for
-other tasks, all limits are charged again from then on. What is left of the margin covers the network delay: two thirds
-of a two-hundredth of the period, 0.2 s of a minute.
+of language models take so long that most of the quota would be lost. Instead, the gate checks how old a permit is when
+the store has responded, and an adapter checks it again when it has written the body of the request. If the permit was
+charged much earlier, because the store was slow or the request waited for a connection or for other tasks, all limits
+are charged again from then on. What is left of the margin covers the network delay: two thirds of a two-hundredth of
+the period, 0.2 s of a minute.
 """
 
 from __future__ import annotations
@@ -125,17 +126,24 @@ class ArrivalDelays:
         recharge = self._allowance.spend(flight)
         if self._allowance.exhausted != was_exhausted:
             self._changed()
-        # The permit was charged before `since`; the store's clock tells how long before, if it agrees with ours.
-        age = max(flight, self._clock.ns() // 1000 - charge.at, at - charge.at)
+        age = max(self._age(charge), at - charge.at)
         return (
             self._expired_costs(charge, age, recharge=recharge)
             if (recharge or self._windows) and age > self._min_covered_age
             else ()
         )
 
+    def _age(self, charge: Charge) -> int:
+        """Return how long ago a permit was charged.
+
+        That was before `since`, when this process learned of it: the store's response, or the task that waited for it,
+        may have been slow. The store's clock tells how long before, if it agrees with ours.
+        """
+        return max(self._clock.steady() - charge.since, self._clock.ns() // 1000 - charge.at)
+
     def is_late(self, charge: Charge) -> bool:
-        """Return whether a permit was charged too long before its request was written, which is now."""
-        return self._clock.steady() - charge.since > self._max_write_delay
+        """Return whether a permit was charged too long before its request is written, which is now."""
+        return self._age(charge) > self._max_write_delay
 
     def written_costs(self, charge: Charge) -> tuple[int, ...]:
         """Return the costs to charge again when a request was written late, by limit."""

@@ -65,20 +65,24 @@ class GateResponses(GateAccounts):
 
         If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
         """
-        outdated = False
-        late = account.delays.find_expired(charge.at) if account.delays.in_flight else None
-        if late is not None or account.account_capacity.is_check_due():
-            try:
-                outdated = yield from account.check_flow() if late is None else account.renew_flow(late, charge.at)
-            except GeneratorExit:
-                raise
-            except BaseException:
-                yield from suppress_errors_flow(charge.cancel)
-                raise
+        delays, outdated = account.delays, False
+        expired = delays.find_expired(charge.at) if delays.in_flight else None
+        try:
+            if expired is not None:
+                outdated = yield from account.renew_flow(expired, charge.at)
+            elif account.account_capacity.is_check_due():
+                outdated = yield from account.check_flow()
+            if delays.watches_writes and not outdated and delays.is_late(charge):
+                yield from account.recharge_written_flow(charge)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from suppress_errors_flow(charge.cancel)
+            raise
         if outdated:
             yield charge.cancel
-        elif account.delays.has_movable:
-            account.delays.track(charge)
+        elif delays.has_movable:
+            delays.track(charge)
         return outdated
 
     def _send_once_flow(
