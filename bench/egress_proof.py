@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -23,16 +22,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from bench.chosen_store import chosen_store
 from bench.egress_clients.mixed import prepare, run_clients
 from tests.egress.harness import settled_by
 from tests.servers.process import free_port, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 TOKEN: Final = "token-of-the-proof-1234"  # noqa: S105 - of this run
@@ -115,18 +112,6 @@ async def streams(gateway: Gateway, count: int, pid: int) -> list[float]:
         sizes = {task.result() for task in tasks}
     print(f"{count} streams at once, sizes of the answers {sizes}")
     return memory
-
-
-@contextlib.contextmanager
-def chosen_store(kind: str) -> Iterator[str]:
-    """Yield the URL of a store."""
-    if kind == "valkey":
-        from tests.servers.valkey import ValkeyServer  # noqa: PLC0415 - only for this store
-
-        with ValkeyServer() as server:
-            yield f"{server.url}?timeout=5"
-    else:
-        yield "memory://" if kind == "memory" else "sqlite:///quota.db"
 
 
 # ---- what was counted ------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Send calls to several deployments of a language model with tidegate's pool or litellm's router; see `pool_routers`.
 
-python pool_clients.py NAME STORE CALLS CONCURRENCY URL,REQUESTS,TOKENS …
+python pool_clients.py NAME STORE CALLS CONCURRENCY STALL URL,REQUESTS,TOKENS …
 
-Each process of a load runs this, in an environment with the library.
+Each process of a load runs this, in an environment with the library. STALL is for how many seconds the first call of
+tidegate blocks its event loop after it has its permit, as the import of a module may do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PAUSE: Final = 1.0  # seconds after a refusal
 Deployment = tuple[str, int, int]  # the URL, and the quotas of requests and tokens per minute
 
 
-def tidegate(store: str, deployments: list[Deployment]) -> Call:
+def tidegate(store: str, stall: float, deployments: list[Deployment]) -> Call:
     """An HTTP client with tidegate's transport; the processes share a store."""
     httpx, outbound = importlib.import_module("httpx"), importlib.import_module("tidegate.outbound")
     transports = importlib.import_module("tidegate.outbound.httpx")
@@ -36,7 +37,18 @@ def tidegate(store: str, deployments: list[Deployment]) -> Call:
     ]
     settings = {"domain": "llm.test", "profile": "openai", "strict": True}
     providers = outbound.Providers.of({**settings, "pool": {"members": members}})
-    client = httpx.AsyncClient(transport=transports.AsyncRateLimitTransport(providers, store), timeout=60)
+    stalls = [stall]
+
+    class StallingTransport(httpx.AsyncHTTPTransport):  # type: ignore[misc,name-defined]  # httpx is imported here
+        """Blocks the event loop before the first request is sent."""
+
+        async def handle_async_request(self, request: Any) -> Any:  # noqa: ANN401 - as above
+            if stalls:
+                time.sleep(stalls.pop())  # noqa: ASYNC251 - that is what is measured
+            return await super().handle_async_request(request)
+
+    transport = transports.AsyncRateLimitTransport(providers, store, StallingTransport())
+    client = httpx.AsyncClient(transport=transport, timeout=60)
 
     async def call() -> None:
         body = {"model": MODEL, "messages": MESSAGES, "max_tokens": MAX_TOKENS}
@@ -45,7 +57,7 @@ def tidegate(store: str, deployments: list[Deployment]) -> Call:
     return call
 
 
-def litellm(_store: str, deployments: list[Deployment]) -> Call:
+def litellm(_store: str, _stall: float, deployments: list[Deployment]) -> Call:
     """The router of litellm, with limits of its deployments and routing by usage; each process counts for itself."""
     library: Any = importlib.import_module("litellm")
     library.suppress_debug_info = True
@@ -85,12 +97,13 @@ async def send_all(call: Call, count: int, concurrency: int) -> dict[str, float]
     return {"seconds": time.monotonic() - begun, "failed": failed}
 
 
-async def main(name: str, store: str, count: int, concurrency: int, *listed: str) -> None:
+async def main(name: str, store: str, count: int, concurrency: int, stall: float, *listed: str) -> None:
     """Send the calls and print what happened, as JSON."""
     deployments = [(url, int(requests), int(tokens)) for url, requests, tokens in (each.split(",") for each in listed)]
-    call = {"tidegate": tidegate, "litellm": litellm}[name](store, deployments)
+    call = {"tidegate": tidegate, "litellm": litellm}[name](store, stall, deployments)
     print(json.dumps(await send_all(call, count, concurrency)))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:]))
+    calls, at_once, blocked = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+    asyncio.run(main(sys.argv[1], sys.argv[2], calls, at_once, blocked, *sys.argv[6:]))

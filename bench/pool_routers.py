@@ -2,10 +2,12 @@
 
 python -m bench.pool_routers                  about two minutes, and the installation of litellm
 python -m bench.pool_routers --litellm PYTHON    use an environment that has litellm
+python -m bench.pool_routers --no-litellm --store valkey --stall 0.6
 
 Each deployment is a provider (`token_provider`) that counts for itself, on the loopback interface. Both libraries run
-at the same time, against deployments of their own. The processes of tidegate share an SQLite store; those of litellm
-have no Redis, so each counts for itself.
+at the same time, against deployments of their own. The processes of tidegate share a store; those of litellm have no
+Redis, so each counts for itself. With `--stall`, the first call of each process of tidegate blocks its event loop after
+it has its permit, while the other calls already have theirs: they reach their deployments that much later.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bench.chosen_store import chosen_store
 from bench.token_provider import PERIOD, TokenProvider
 
 ROOT: Final = Path(__file__).parent.parent
@@ -70,12 +73,12 @@ def make_providers() -> list[CountingProvider]:
     return found
 
 
-async def run(name: str, python: str, store: str) -> Outcome:
+async def run(name: str, python: str, store: str, stall: float) -> Outcome:
     """Let the processes of one library send all calls."""
     providers = make_providers()
     urls = [f"http://127.0.0.1:{await provider.start()}" for provider in providers]
     quotas = [f"{url},{each.requests},{each.tokens}" for url, each in zip(urls, providers, strict=True)]
-    command = [python, str(CLIENTS), name, store, str(CALLS), str(CONCURRENCY), *quotas]
+    command = [python, str(CLIENTS), name, store, str(CALLS), str(CONCURRENCY), str(stall), *quotas]
     begun = time.monotonic()
     processes = [
         await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
@@ -99,23 +102,31 @@ async def run(name: str, python: str, store: str) -> Outcome:
     )
 
 
-async def run_all(litellm: str, folder: str) -> list[Outcome]:
-    """Run both at the same time."""
-    store = f"sqlite:///{folder}/quota.db"
-    return list(await asyncio.gather(run("tidegate", sys.executable, store), run("litellm", litellm, store)))
+async def run_all(litellm: str | None, store: str, stall: float) -> list[Outcome]:
+    """Run both at the same time, or tidegate only."""
+    runs = [run("tidegate", sys.executable, store, stall)]
+    if litellm is not None:
+        runs.append(run("litellm", litellm, store, stall))
+    return list(await asyncio.gather(*runs))
 
 
 def main() -> None:
     """Install, run and print a table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--litellm", help="a Python that has litellm; by default one is installed")
-    python = options.parse_args().litellm
-    with tempfile.TemporaryDirectory() as folder:
-        if python is None:
+    options.add_argument("--no-litellm", action="store_true", help="run tidegate only")
+    options.add_argument("--store", choices=("sqlite", "valkey", "postgres"), default="sqlite", help="of tidegate")
+    options.add_argument("--stall", type=float, default=0.0, help="seconds for which the first calls block; default 0")
+    chosen = options.parse_args()
+    python: str | None = chosen.litellm
+    with tempfile.TemporaryDirectory() as folder, chosen_store(chosen.store, folder) as store:
+        if chosen.no_litellm:
+            python = None
+        elif python is None:
             python = f"{folder}/litellm/bin/python"
             subprocess.run([sys.executable, "-m", "venv", f"{folder}/litellm"], check=True)  # noqa: S603 - our own program
             subprocess.run([python, "-m", "pip", "install", "--quiet", LITELLM], check=True)  # noqa: S603 - as above
-        outcomes = asyncio.run(run_all(python, folder))
+        outcomes = asyncio.run(run_all(python, store, chosen.stall))
     print("| library | tokens over the quotas | refused | refused after 65 s | failed calls | quotas idle | time |")
     print("|---|---|---|---|---|---|---|")
     for name, over, refused, late, failed, idle, seconds in outcomes:

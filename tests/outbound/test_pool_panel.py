@@ -4,7 +4,7 @@ import httpx
 
 from tidegate.cli.output import Output
 from tidegate.cli.top import draw_members, pool_members
-from tidegate.outbound import Providers
+from tidegate.outbound import AsyncGate, Providers
 from tidegate.outbound.httpx import AsyncRateLimitTransport
 from tidegate.service.dashboard.panels import pools_panel
 from tidegate.stores import MemoryStore
@@ -43,7 +43,7 @@ async def test_each_member_has_its_room_state_refusals_and_cost():
     assert rows[0]["frozen_for"] == 30.0
     lines = draw_members(pool_members({"panels": {"pools": rows}}), Output())
     assert lines[0].split() == ["member", "state", "left", "refused", "cost"]
-    assert lines[3].split() == ["models/c", "ready", "3", "of", "5", "requests", "0", "0.50"]
+    assert lines[3].split() == ["models/c", "ready", "3", "of", "5", "requests", "0", "0.50", "usd"]
 
 
 async def test_a_member_with_limits_of_models_shows_those_of_all_its_accounts():
@@ -60,6 +60,16 @@ async def test_a_member_with_limits_of_models_shows_those_of_all_its_accounts():
         rows = await pools_panel(transport.gate)()
     assert [(row["member"], row["cost_micros"]) for row in rows] == [("a", 250_000), ("b", 0)]
     assert [(limit["used"], limit["quota"]) for row in rows for limit in row["limits"]] == [(1, 5), (0, 7)]
+
+
+async def test_a_pool_without_prices_shows_no_cost_and_another_currency_is_named():
+    members = [{"name": "a"}, {"name": "b", "profile": "openai", "price": {**PRICES, "currency": "eur"}}]
+    known = Providers.of({"domain": "api.test", "name": "models", "limits": ["5/1m"], "pool": {"members": members}})
+    gate = AsyncGate(known)
+    rows = await pools_panel(gate)()
+    await gate.close()
+    lines = draw_members(rows, Output())
+    assert [line.split()[-2:] for line in lines[1:]] == [["0", "-"], ["0.00", "eur"]]
 
 
 def test_a_panel_that_failed_shows_no_members():

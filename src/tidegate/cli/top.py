@@ -301,7 +301,8 @@ def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:
         left = describe_left(nearest)
         name = output.clean(f"{each['pool']}/{each['member']}", 40)
         pause = f" for {format_duration(each['frozen_for'])}" if each["state"] == "paused" else ""
-        cells.append((name, each["state"] + pause, left, f"{each['refused']:,}", f"{each['cost_micros'] / 1e6:,.2f}"))
+        cost = f"{each['cost_micros'] / 1e6:,.2f} {each['currency']}" if each["currency"] else "-"
+        cells.append((name, each["state"] + pause, left, f"{each['refused']:,}", cost))
     return draw_table(TextTable(MEMBER_COLUMNS, list(cells)), output)
 
 

@@ -92,8 +92,14 @@ async def _describe_account(gate: AsyncGate, account: Account) -> dict[str, Any]
         "waiting": account.limiter.waiting,
         "refused": account.refused,
         "cost_micros": account.spent,
+        "currency": currency_of(account.provider),
         "limits": limits,
     }
+
+
+def currency_of(provider: Provider) -> str:
+    """Return the currency of a provider's prices; empty: it has none, so what calls cost is unknown."""
+    return "" if provider.prices is None else provider.prices.currency
 
 
 def pools_panel(gate: AsyncGate) -> Panel:
@@ -119,6 +125,7 @@ async def _describe_member(gate: AsyncGate, provider: Provider, member: Member) 
         "state": state,
         "refused": sum(account.refused for account in accounts),
         "cost_micros": sum(account.spent for account in accounts),
+        "currency": currency_of(member.provider),
         "frozen_for": paused,
         "limits": [limit for each in described for limit in each["limits"]],
     }

@@ -86,7 +86,7 @@ export const COMPONENT_PANELS = {
         ["Used", ({ limit }) => meter(limit.used, limit.quota, formatUsed(limit)), "c-wide"],
         ["State", ({ member, index }) => (index ? "" : text(formatMember(member), { state: member.state === "ready" ? "" : "warn" }))],
         ["Refused", ({ member, index }) => (index ? "" : count(member.refused)), "num c-short hide-on-phone"],
-        ["Cost", ({ member, index }) => (index ? "" : (member.cost_micros / 1e6).toFixed(2)), "num c-short"],
+        ["Cost", ({ member, index }) => (index ? "" : formatCost(member)), "num c-short"],
       ],
     }],
   },
@@ -141,7 +141,8 @@ function formatForecast(tier) {
   return tier.pace ? "sufficient" : "not in use";
 }
 
-function formatProvider({ capacity, cost_micros: cost, frozen_for: pause, limits, refused, waiting }) {
+function formatProvider(provider) {
+  const { capacity, cost_micros: cost, frozen_for: pause, limits, refused, waiting } = provider;
   const quotas = limits.map((limit) => limit.quota);
   const isReduced = !quotas.includes(capacity) && capacity < Math.max(...quotas);
   const states = [
@@ -149,7 +150,7 @@ function formatProvider({ capacity, cost_micros: cost, frozen_for: pause, limits
     isReduced && `reduced to ${formatCount(capacity)}`,
     waiting > 0 && `${formatCount(waiting)} waiting`,
     refused > 0 && `${formatCount(refused)} refused`,
-    cost > 0 && `cost ${(cost / 1e6).toFixed(2)}`,
+    cost > 0 && `cost ${formatCost(provider)}`,
   ].filter(Boolean);
   return text(states.join(", ") || "ready", { state: pause > 0 ? "bad" : isReduced ? "warn" : "" });
 }
@@ -157,6 +158,9 @@ function formatProvider({ capacity, cost_micros: cost, frozen_for: pause, limits
 const isOnePool = (members) => members.length > 0 && members.every((member) => member.pool === members[0].pool);
 
 const formatMember = ({ state, frozen_for: pause }) => (state === "paused" ? `paused for ${formatDuration(pause)}` : state);
+
+/** "0.15 usd"; a provider without prices has no cost. */
+const formatCost = ({ cost_micros: cost, currency }) => (currency ? `${(cost / 1e6).toFixed(2)} ${currency}` : "–");
 
 const currencyOf = ({ unit }) => (unit.endsWith("_micros") ? unit.slice(0, -"_micros".length) : "");
 
