@@ -54,3 +54,25 @@ async def test_permits_count_from_when_the_body_was_written(upstream, fields, bo
     first, second = (request.body for request in upstream.requests)
     assert first == second
     assert not delays
+
+
+async def test_a_request_without_a_body_counts_from_the_attempt_that_was_sent(upstream):
+    """The first attempts do not reach the provider: its name is not resolved."""
+    clock, attempts = ManualClock(start=START), []
+
+    async def look_up(_host, _port):
+        attempts.append(clock.now())
+        clock.advance(1.0)
+        if len(attempts) < 3:
+            raise OSError("no such name")
+        return ["127.0.0.1"]
+
+    fields = {"limits": ["10000/1m"], "endpoints": [{"path": "/*", "cost": 6000}], "retries": {"max": 5}}
+    url = upstream.url.replace("127.0.0.1", "up.test")
+    addresses = AddressCheck(["up.test"], look_up)
+    async with running(url, {"allow_private": ["up.test"]}, addresses, clock=clock, **fields) as gateway:
+        assert (await gateway.get("/up/x"))[0] == 200
+        clock.advance(attempts[2] + 60.2 - clock.now())
+        assert (await gateway.get("/up/x", headers=NOT_NOW))[0] == 429
+        clock.advance(0.2)
+        assert (await gateway.get("/up/x", headers=NOT_NOW))[0] == 200

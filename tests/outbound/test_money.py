@@ -31,7 +31,7 @@ def store():
 class Client(httpx.Client):
     """A client of a provider whose answers report the given usage; notes what is reserved in flight."""
 
-    def __init__(self, store, reply, limits=("1000/1m", "0.01/day unit=usd name=money"), **fields):
+    def __init__(self, store, reply, limits=("1000/1m", "0.01/day unit=usd name=money"), timeout=0, **fields):
         self.store, self.in_flight = store, []
         settings = {"domain": "api.test", "profile": "openai", "limits": list(limits), "price": PRICES, **fields}
         self.known = Providers.of(settings)
@@ -41,7 +41,7 @@ class Client(httpx.Client):
             return reply(request) if callable(reply) else httpx.Response(200, json={"usage": reply})
 
         transport = RateLimitTransport(
-            self.known, store, httpx.MockTransport(handle), timeout=0, tokenizer=lambda _text: 100
+            self.known, store, httpx.MockTransport(handle), timeout=timeout, tokenizer=lambda _text: 100
         )
         self.gate = transport.gate
         super().__init__(transport=transport)
@@ -98,6 +98,68 @@ def test_a_failed_call_costs_nothing(store, status):
 def test_a_response_without_usage_keeps_what_is_reserved(store):
     with Client(store, lambda _request: httpx.Response(200, json={})) as client:
         assert client.ask() == (1100, 1100)
+
+
+@pytest.mark.parametrize("ends", [b"data: [DONE]\n\n", b""])
+def test_a_lenient_stream_without_usage_costs_at_least_what_has_arrived(store, ends):
+    """The provider reports no usage, or it ends the stream early."""
+    event = b'data: {"choices": [{"delta": {"content": "abcabc"}}]}\n\n'  # two tokens
+    reply = lambda _request: httpx.Response(200, content=event * 500 + ends)  # noqa: E731 - short
+    with Client(store, reply, ["1/day unit=usd name=money"]) as client:
+        assert client.ask(stream=True, max_tokens=None) == (100 + 5 * 1000, 100 + 5 * 1000)
+        assert client.ask(stream=True, max_tokens=4000)[1] == 5100 + 100 + 5 * 4000
+    longer = lambda _request: httpx.Response(200, content=event * 5000 + ends)  # noqa: E731 - short
+    with Client(store, longer, ["1/day unit=usd name=money"]) as client:
+        before = client.spent()
+        assert client.ask(stream=True, max_tokens=None)[1] - before == 100 + 5 * 10_000
+        assert client.ask(stream=True, max_tokens=4000)[1] - before == 2 * 100 + 5 * 14_000  # no more than its bound
+
+
+@pytest.mark.parametrize(
+    ("reported", "cost"),
+    [
+        ({"prompt_tokens": 10, "total_tokens": 110}, 10 + 5 * 100),
+        ({"prompt_tokens": 10, "completion_tokens": None, "total_tokens": 110}, 10 + 5 * 100),
+        ({"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 120}, 10 + 5 * 110),
+        ({"prompt_tokens": 10}, 1100),  # the reservation stays
+        ({"total_tokens": 100}, 5 * 100),
+    ],
+)
+def test_usage_that_is_not_complete_is_never_counted_too_low(store, reported, cost):
+    with Client(store, reported) as client:
+        assert client.ask() == (1100, cost)
+
+
+def test_a_failed_attempt_costs_nothing_if_the_call_is_repeated(store):
+    answers = iter([503, 503, 200])
+
+    def reply(_request):
+        status = next(answers)
+        return httpx.Response(status, json={"usage": usage(100, 30)} if status == 200 else {})
+
+    with Client(store, reply, timeout=60, retries={"max": 3}) as client:
+        client.put(URL, json={"model": "m", "max_tokens": 200})
+        assert (client.in_flight, client.spent()) == ([1100, 1100, 1100], 250)
+
+
+def test_a_cost_in_a_unit_that_is_not_the_currency_is_refused(store):
+    with Client(store, {}) as client:
+        for unit in ("usd", "eur", "usd_micro", "eur_micros"):
+            with request_options(cost={unit: 4}), pytest.raises(ConfigError, match="money are in 'usd_micros'"):
+                client.ask()
+        with request_options(cost={"pages": 4}):
+            client.ask()
+
+
+def test_the_cost_of_a_strict_call_can_be_given_if_only_a_ceiling_counts_money(store):
+    limits = ["1000/1m", "100_000/1m unit=tokens"]
+    known = Providers.of(
+        {"domain": "a.test", "profile": "openai", "limits": limits, "price": PRICES, "spend": ["1/day unit=usd"]}
+    )
+    transport = RateLimitTransport(known, store, httpx.MockTransport(lambda _r: httpx.Response(200, json={})))
+    with httpx.Client(transport=transport) as client, request_options(cost={"usd_micros": 4000}, strict=True):
+        client.post("https://a.test/v1/chat/completions", json={"model": "m", "max_tokens": 10})
+        assert transport.gate.ceilings[0].usage("all")["usd-day"].used == 4000
 
 
 def test_a_model_without_a_price_is_refused_before_anything_is_sent(store):
@@ -182,26 +244,50 @@ def test_changed_prices_are_read_again(tmp_path, store):
 # ---- strict calls ----------------------------------------------------------------------------------------------------
 
 
-def test_the_reservation_of_a_streamed_strict_call_grows_and_is_settled(store):
+def test_a_streamed_strict_call_reserves_the_whole_output_and_is_settled(store):
+    """The provider may produce output faster than it is read, so the reservation cannot follow it."""
     model = StreamedModel(3000)
     with Client(store, model, ["1/day unit=usd name=money"], strict=True) as client:
-        assert client.ask(stream=True, max_tokens=64_000) == (100 + 5 * 1000, 100 + 5 * 3000)
-        assert client.gate.metrics()["topped_up"] > 0
+        assert client.ask(stream=True, max_tokens=64_000) == (100 + 5 * 64_000, 100 + 5 * 3000)
+        for _ in range(10):
+            client.ask(stream=True, max_tokens=64_000)
+        spent = client.spent()
+        reserved = client.ask(stream=True, max_tokens=64_000)[0] - spent  # what most outputs needed, as it is sent
+        assert 100 + 5 * 3000 <= reserved <= 100 + 5 * 6000
+        assert client.gate.metrics()["topped_up"] == client.gate.metrics()["cut_off"] == 0
 
 
-def test_a_strict_call_never_passes_the_ceiling(store):
-    """The answer is cut off, streamed or not, at what the ceiling pays for."""
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_strict_call_never_passes_the_ceiling(store, stream):
+    """The provider ends the output, streamed or not, at what the ceiling pays for."""
     model = StreamedModel(5000)
     with Client(store, model, ["0.011/day unit=usd name=money"], strict=True) as client:
-        with pytest.raises(Denied, match="the output was cut off after"):
-            client.ask(stream=True, max_tokens=64_000)
-        paid = 100 + 5 * model.sent
-        assert 9000 < paid <= client.spent() <= 11_000
-    store.clock.advance(86_400)
-    with Client(store, model, ["0.011/day unit=usd name=money"], strict=True) as client:
-        assert client.ask(max_tokens=64_000) == (11_000, 11_000)
+        assert client.ask(stream=stream, max_tokens=64_000) == (11_000, 11_000)
+        assert not stream or 100 + 5 * model.sent == 11_000
         with pytest.raises(Denied):
-            client.ask()
+            client.ask(stream=stream)
+
+
+def test_a_strict_call_without_a_tokenizer_pays_for_a_token_per_byte(store):
+    """No text has more tokens than bytes, whatever was learned from other texts."""
+    known = Providers.of(
+        {"domain": "api.test", "profile": "openai", "limits": ["10/day unit=usd name=money"], "price": PRICES}
+    )
+    reserved, content = [], {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x" * 5000}]}
+
+    def handle(_request):
+        reserved.append(transport.gate.accounts[0].limiter.usage("api.test")["money"].used)
+        return httpx.Response(200, json={"usage": usage(5, 1)})
+
+    transport = RateLimitTransport(known, store, httpx.MockTransport(handle), timeout=0)
+    with httpx.Client(transport=transport) as client:
+        for strict in (False, True):
+            for _ in range(10):
+                before = transport.gate.accounts[0].limiter.usage("api.test")["money"].used if reserved else 0
+                with request_options(strict=strict):
+                    length = len(client.post(URL, json=content).request.content)
+                reserved[-1] -= before
+            assert reserved[-1] == length + 5 if strict else reserved[-1] < 100
 
 
 def test_a_strict_call_that_cannot_pay_for_its_input_is_refused(store):

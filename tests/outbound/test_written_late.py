@@ -1,5 +1,7 @@
 """A request that is written long after its permit was taken: its tokens count from then on."""
 
+import asyncio
+
 import aiohttp
 import httpx
 import httpx2
@@ -8,9 +10,10 @@ import requests
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.outbound.flows import Waiting, settle
 from tests.outbound.server import QuotaServer, as_json
 from tidegate import Denied
-from tidegate.outbound import AsyncGate, Providers
+from tidegate.outbound import AsyncGate, Gate, Providers
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.outbound.httpx2 import RateLimitTransport as RateLimitTransport2
@@ -45,6 +48,7 @@ class Provider:
     async def handle_async_request(self, request):
         self.clock.advance(self.delay)
         assert b"".join([piece async for piece in request.stream])
+        await settle()  # what was started when the request was written
         return self.respond()
 
     def close(self):
@@ -182,6 +186,105 @@ async def test_tokens_count_from_when_a_slow_store_has_responded(pool, delay, fr
         clock.advance(0.02)
         await client.post(URL, json=BODY)
     assert provider.arrived == pytest.approx([delay, free])
+
+
+async def test_an_aiohttp_response_that_ends_first_does_not_cancel_the_charge():
+    """aiohttp cancels the task that writes a request when its response has ended."""
+    clock = ManualClock(START)
+    waiting = Waiting(clock=clock)
+
+    async def complete(request):
+        await request.read()
+        return web.json_response(USAGE)
+
+    async def wait_for_connection(request, handler):
+        clock.advance(5.0)
+        waiting.until = asyncio.Event()  # the store responds after the provider
+        return await handler(request)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    limit = RateLimitMiddleware(providers("127.0.0.1"), waiting, timeout=0, tokenizer=lambda _text: 6000)
+    session = aiohttp.ClientSession(middlewares=[limit, wait_for_connection])
+    async with TestServer(app) as server, limit, session:
+        task = asyncio.create_task(session.post(server.make_url("/v1/chat/completions"), json=BODY))
+        while waiting.until is None:
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.05, waiting.until.set)
+        async with await task as response:
+            await response.read()
+        await settle()
+        (account,) = limit.gate.accounts
+        assert (await account.limiter.usage(account.key))["tpm"].reset_after == pytest.approx(60.3)
+
+
+@pytest.mark.parametrize(
+    "limits", [["3/day calendar_window name=rpd"], ["3/day calendar_window name=rpd", "90000/1m unit=tokens"]]
+)
+def test_a_late_request_counts_in_the_window_in_which_it_was_written(limits):
+    """Two processes: while a request waits for its connection, another one is sent in the new day."""
+    clock = ManualClock(START + 86_400 - 0.05)
+    store = MemoryStore(clock=clock)
+    known = Providers.of({"domain": "llm.test", "profile": "openai", "limits": limits})
+    slow, quick = Provider(clock, httpx), Provider(clock, httpx)
+    clients = [httpx.Client(transport=RateLimitTransport(known, store, each, timeout=0)) for each in (slow, quick)]
+    respond = slow.respond
+
+    def respond_later():
+        clients[1].post(URL, json=BODY)
+        return respond()
+
+    slow.delay, slow.respond = 1.0, respond_later
+    clients[0].post(URL, json=BODY)
+    clients[1].post(URL, json=BODY)
+    with pytest.raises(Denied):
+        clients[1].post(URL, json=BODY)
+    for client in clients:
+        client.close()
+    assert sum(at > 86_400 for at in (*slow.arrived, *quick.arrived)) == 3
+
+
+@pytest.mark.parametrize("limit", ["1/1m", "1/day calendar_window", "5000/day calendar_window unit=tokens name=t"])
+def test_a_permit_that_a_slow_store_has_made_too_old_is_taken_again(limit):
+    """Two processes: without that, the second could send within the period, or the first in the next window."""
+    clock = ManualClock(START + 86_400 - 0.05)
+    store = LateStore(clock=clock)
+    gates = [Gate(Providers.of({"domain": "llm.test", "limits": [limit]}), store, timeout=0) for _ in range(2)]
+    cost = {"tokens": 3000} if "tokens" in limit else None
+    store.delay = 5.0
+    gates[0].acquire(URL, cost)
+    clock.advance(55.3)
+    assert not gates[1].try_acquire(URL, cost).allowed
+    for gate in gates:
+        gate.close()
+
+
+async def test_a_store_that_is_always_slow_is_asked_twice_at_most():
+    clock = ManualClock(START)
+    store = LateStore(clock=clock)
+    gate = AsyncGate(providers(), store)
+    verbs, apply = [], store.apply
+
+    def slow(verb, *rest):
+        verbs.append(verb)
+        store.delay = 0.25
+        return apply(verb, *rest)
+
+    store.apply = slow
+    charge = (await gate.acquire(URL, {"tokens": 6000})).charge
+    assert verbs.count("acquire") == 2
+    assert clock.now() - charge.at / 1e6 == pytest.approx(0.25)  # no older than the response of the store makes it
+    await gate.close()
+
+
+@pytest.mark.parametrize("text", ["äbc", "abc"])
+def test_requests_sends_strings_as_without_tidegate(text):
+    with QuotaServer(respond=lambda _request: as_json(USAGE)) as server, requests.Session() as session:
+        session.post(server.url, data=text)
+        session.mount("http://", RateLimitAdapter(providers("127.0.0.1"), timeout=0))
+        session.post(server.url, data=text)
+        plain, limited = ((request.body, request.headers["content-length"]) for request in server.requests)
+    assert plain == limited
 
 
 async def test_the_same_if_the_program_sends_the_request_itself():

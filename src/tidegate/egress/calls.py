@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidegate.egress.routes import Target
     from tidegate.egress.upstream import UpstreamClient
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.exchange import RequestWrite, SendResult
+    from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
 
 MAX_REFUSAL_BYTES: Final = 65_536  # of a refusal that are read before it is passed on
@@ -124,14 +124,14 @@ class ProviderCall:
         return allowed and in_time and self.attempts <= self.target.provider.retries.max_retries
 
     async def _send(
-        self, provider: Provider | None, changed: bytes | None = None, write: RequestWrite | None = None
+        self, provider: Provider | None, changed: bytes | None = None, written: Callable[[], None] | None = None
     ) -> ProviderResponse:
         self._on_sending()
         pause = FIRST_PAUSE
         while True:
             self.attempts += 1
             try:
-                return await self._send_once(provider, changed, write)
+                return await self._send_once(provider, changed, written)
             except aiohttp.ClientError as error:
                 # A call of a pool is sent by another member at once; see the gate.
                 most = 0 if provider is None or provider.member else provider.retries.max_retries
@@ -145,11 +145,11 @@ class ProviderCall:
                 pause *= 2
 
     async def _send_once(
-        self, provider: Provider | None, changed: bytes | None, write: RequestWrite | None
+        self, provider: Provider | None, changed: bytes | None, written: Callable[[], None] | None
     ) -> ProviderResponse:
         url, headers, key = self._with_key(provider)
         try:
-            native = await self._client.send(self._method, url, headers, self._body, changed, write)
+            native = await self._client.send(self._method, url, headers, self._body, changed, written)
         except BaseException as error:
             self.arrived |= not unreached(error)
             raise

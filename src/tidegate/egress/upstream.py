@@ -12,14 +12,13 @@ from tidegate.egress.deadlines import CallDeadline, CallDeadlines
 from tidegate.outbound.aiohttp import WatchedPayload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from yarl import URL
 
     from tidegate.egress.addresses import AddressCheck
     from tidegate.egress.bodies import RequestBody
     from tidegate.egress.settings import EgressSettings
-    from tidegate.outbound.quota.exchange import RequestWrite
 
 DNS_TTL: Final = 10  # seconds
 LARGE_BODY: Final = 2**19  # bytes
@@ -33,12 +32,12 @@ async def slices(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + SLICE]
 
 
-async def watched(pieces: AsyncIterator[bytes], write: RequestWrite | None) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body; when it has been written, a permit that was taken long before is charged again."""
+async def watched(pieces: AsyncIterator[bytes], written: Callable[[], None] | None) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body, and report that it has been written."""
     async for piece in pieces:
         yield piece
-    if write is not None and write.is_late():
-        await write.recharge()
+    if written is not None:
+        written()
 
 
 class ForwardedRequest(aiohttp.ClientRequest):
@@ -108,15 +107,18 @@ class UpstreamClient:
         headers: CIMultiDict[str],
         body: RequestBody,
         changed: bytes | None,
-        write: RequestWrite | None,
+        written: Callable[[], None] | None,
     ) -> aiohttp.ClientResponse:
-        """Send a request with its body, or with a changed one, and wait until its response begins."""
+        """Send a request with its body, or with a changed one, and wait until its response begins.
+
+        `written` is called when it was written, or before it is sent if it has no body.
+        """
         whole = body.whole if changed is None else changed
         request = self._session.request
         if whole is None:
             if body.length is not None:
                 headers["Content-Length"] = str(body.length)
-            data, timeout = watched(body.stream(), write), self._stream_timeout
+            data, timeout = watched(body.stream(), written), self._stream_timeout
             async with asyncio.timeout(None) as deadline:
                 body.deadline = deadline  # for a provider that does not read the body
                 try:
@@ -127,10 +129,12 @@ class UpstreamClient:
                     body.deadline = None
         data_in_memory: bytes | WatchedPayload | AsyncIterator[bytes] | None = whole or None
         if len(whole) > LARGE_BODY:
-            headers, data_in_memory = headers.copy(), watched(slices(whole), write)
+            headers, data_in_memory = headers.copy(), watched(slices(whole), written)
             headers["Content-Length"] = str(len(whole))
-        elif whole and write is not None:
-            data_in_memory = WatchedPayload(whole, write)
+        elif whole and written is not None:
+            data_in_memory = WatchedPayload(whole, written)
+        elif written is not None:
+            written()
         with CallDeadline(self._deadlines):
             return await request(method, url, headers=headers, data=data_in_memory, allow_redirects=False)
 

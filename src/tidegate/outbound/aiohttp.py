@@ -19,7 +19,6 @@ from tidegate.outbound.quota.exchange import (
     OutboundRequest,
     ProviderResponse,
     RequestOutcome,
-    RequestWrite,
     SendResult,
     target_url,
 )
@@ -69,11 +68,13 @@ class RateLimitMiddleware:
         call = to_outbound_request(request)
 
         async def send(
-            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+            provider: Provider | None, body: bytes | None = None, written: Callable[[], None] | None = None
         ) -> ProviderResponse:
-            whole = call.body() if body is None and write is not None else body
+            whole = call.body() if body is None and written is not None else body
             if whole:
-                await request.update_body(whole if write is None else WatchedPayload(whole, write))
+                await request.update_body(whole if written is None else WatchedPayload(whole, written))
+            elif written is not None:  # no body, or one that is written in pieces
+                written()
             with other_url(request, target_url(provider, call)):
                 response = await send_with_key(request, handler, self.gate.key_for(provider, call))
             headers = tuple(response.headers.items())
@@ -122,18 +123,17 @@ class RateLimitMiddleware:
 
 
 class WatchedPayload(aiohttp.BytesPayload):
-    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+    """The body of a request, which reports that it has been written."""
 
-    def __init__(self, value: bytes, write: RequestWrite) -> None:
-        """Send these bytes."""
+    def __init__(self, value: bytes, written: Callable[[], None]) -> None:
+        """Send these bytes, then call `written`."""
         super().__init__(value)
-        self._write = write
+        self._written = written
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         """Write the body to a connection."""
         await super().write_with_length(writer, content_length)
-        if self._write.is_late():
-            await self._write.recharge()
+        self._written()
 
 
 class _SettlingContent:

@@ -8,6 +8,7 @@ provider's `retries` setting to retry refused requests.
 from __future__ import annotations
 
 import logging
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -17,7 +18,6 @@ from tidegate.outbound.quota.exchange import (
     AddedKey,
     OutboundRequest,
     ProviderResponse,
-    RequestWrite,
     SendResult,
     is_rate_limit_name,
     target_url,
@@ -34,7 +34,7 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
     raise ConfigError("needs requests: pip install 'tidegate[requests]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Unpack
 
     from tidegate.clock import Clock
@@ -93,14 +93,15 @@ class RateLimitAdapter(HTTPAdapter):
         keys: list[str] = []
 
         def send(
-            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+            provider: Provider | None, body: bytes | None = None, written: Callable[[], None] | None = None
         ) -> ProviderResponse:
             sent = request
             if body is not None or (provider is not None and provider.changes_requests):
                 sent = with_url(with_body(request, body), target_url(provider, call))
                 sent = self._with_key(sent, self.gate.key_for(provider, call), keys)
-            if write is not None and (whole := call.body() if body is None else body):
-                sent = with_watched_body(sent, whole, write)
+            if written is not None and (whole := call.body() if body is None else body):
+                sent = copy(sent)
+                sent.body = _WatchedBody(whole, written)  # type: ignore[assignment]  # urllib3 also accepts an iterable
             response = super(RateLimitAdapter, self).send(sent, stream, timeout, verify, cert, proxies)
             response.request, response.url = request, request.url or ""
             names = response.raw.headers  # iterating over its items is slow
@@ -111,6 +112,7 @@ class RateLimitAdapter(HTTPAdapter):
         try:
             result: SendResult[requests.Response] = self.gate.run(self.gate.send_flow(call, send))
         except requests.RequestException as error:
+            error.request = request
             raise without_keys(error, keys, request) from None
         response = result.response
         response.tidegate = result.outcome  # type: ignore[attr-defined]  # a new attribute
@@ -168,16 +170,15 @@ class SecretFilter(logging.Filter):
 
 
 class _WatchedBody:
-    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+    """The body of a request, which reports that it has been written."""
 
-    def __init__(self, body: bytes, write: RequestWrite) -> None:
+    def __init__(self, body: bytes, written: Callable[[], None]) -> None:
         self._body = body
-        self._write = write
+        self._written = written
 
     def __iter__(self) -> Iterator[bytes]:
         yield self._body
-        if self._write.is_late():
-            self._write.recharge()
+        self._written()
 
 
 class _SettlingRaw:
@@ -269,7 +270,9 @@ def to_outbound_request(request: requests.PreparedRequest) -> OutboundRequest:
 
     replayable = body is None or isinstance(body, (bytes, str))
     method, url = request.method or "GET", request.url or ""
-    return OutboundRequest(method, url, header, content, replayable, unreached, replayable, reports_write=True)
+    # Older versions of urllib3 encode other strings in another way.
+    watched = isinstance(body, bytes) or (isinstance(body, str) and body.isascii())
+    return OutboundRequest(method, url, header, content, replayable, unreached, replayable, reports_write=watched)
 
 
 def with_url(request: requests.PreparedRequest, url: str | None) -> requests.PreparedRequest:
@@ -288,13 +291,6 @@ def with_body(request: requests.PreparedRequest, body: bytes | None) -> requests
     request = request.copy()
     request.body = body
     request.headers["Content-Length"] = str(len(body))
-    return request
-
-
-def with_watched_body(request: requests.PreparedRequest, body: bytes, write: RequestWrite) -> requests.PreparedRequest:
-    """Return a copy of the request whose permit is charged again if its body is written late."""
-    request = request.copy()
-    request.body = _WatchedBody(body, write)  # type: ignore[assignment]  # urllib3 also accepts an iterable
     return request
 
 

@@ -15,7 +15,6 @@ from tidegate.outbound.quota.exchange import (
     AddedKey,
     OutboundRequest,
     ProviderResponse,
-    RequestWrite,
     SendResult,
     has_rate_limit_headers,
     target_url,
@@ -23,7 +22,7 @@ from tidegate.outbound.quota.exchange import (
 from tidegate.outbound.quota.refusal_body import RefusalBody
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from types import ModuleType
 
     from tidegate.clock import Clock
@@ -215,12 +214,12 @@ class SyncTransport(Generic[RequestT, ResponseT]):
         call = self._library.to_outbound_request(request)
 
         def send(
-            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+            provider: Provider | None, body: bytes | None = None, written: Callable[[], None] | None = None
         ) -> ProviderResponse:
             changed = self._library.for_provider(request, call, provider, body, self.gate)
             own_body = changed.stream
-            if write is not None:
-                changed.stream = self._library.watched_class(own_body, write)
+            if written is not None:
+                changed.stream = self._library.watched_class(own_body, written)
             try:
                 response = self._inner.handle_request(changed)
             finally:
@@ -254,12 +253,12 @@ class AsyncTransport(Generic[RequestT, ResponseT]):
         call = self._library.to_outbound_request(request)
 
         async def send(
-            provider: Provider | None, body: bytes | None = None, write: RequestWrite | None = None
+            provider: Provider | None, body: bytes | None = None, written: Callable[[], None] | None = None
         ) -> ProviderResponse:
             changed = self._library.for_provider(request, call, provider, body, self.gate)
             own_body = changed.stream
-            if write is not None:
-                changed.stream = self._library.async_watched_class(own_body, write)
+            if written is not None:
+                changed.stream = self._library.async_watched_class(own_body, written)
             try:
                 response = await self._inner.handle_async_request(changed)
             finally:
@@ -357,32 +356,30 @@ class AsyncSettlingStream:
 
 
 class WatchedBody:
-    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+    """The body of a request, which reports that it has been written."""
 
-    def __init__(self, stream: Any, write: RequestWrite) -> None:  # noqa: ANN401 - of either library
-        """Wrap the stream of a request."""
+    def __init__(self, stream: Any, written: Callable[[], None]) -> None:  # noqa: ANN401 - of either library
+        """Wrap the stream of a request; `written` is called at its end."""
         self._stream = stream
-        self._write = write
+        self._written = written
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._stream
-        if self._write.is_late():
-            self._write.recharge()
+        self._written()
 
 
 class AsyncWatchedBody:
-    """The body of a request; when it has been written, a permit that was taken long before is charged again."""
+    """The body of a request, which reports that it has been written."""
 
-    def __init__(self, stream: Any, write: RequestWrite) -> None:  # noqa: ANN401 - of either library
-        """Wrap the stream of a request."""
+    def __init__(self, stream: Any, written: Callable[[], None]) -> None:  # noqa: ANN401 - of either library
+        """Wrap the stream of a request; `written` is called at its end."""
         self._stream = stream
-        self._write = write
+        self._written = written
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._stream:
             yield piece
-        if self._write.is_late():
-            await self._write.recharge()
+        self._written()
 
 
 class ResumedStream:

@@ -125,6 +125,9 @@ class Account:
         # The reservation of a plain account's charge is created only if it is corrected.
         self.plain: bool = all(limit.rules.movable for limit in limits)
         self.units: frozenset[str] = frozenset(limit.unit for limit in limits)
+        self.limits_money: bool = provider.prices is not None and (
+            bool(provider.ceilings) or provider.prices.unit in self.units
+        )
         self.estimated: tuple[str, ...] = tuple(unit for unit in estimated if unit in self.units)
         # the most that can ever be allowed, by unit
         self.bursts: dict[str, int] = {
@@ -244,13 +247,13 @@ class Account:
         """Return the limits that count output."""
         return [limit for limit in self.provider.limits if "output" in request.profile.counts.get(limit.unit, ())]
 
-    def largest_output(self, request: RequestTokens, input_tokens: int) -> int:
-        """Return the tokens of the longest output that the limits can ever allow."""
+    def largest_output(self, request: RequestTokens, input_tokens: int, paid_input: int) -> int:
+        """Return the tokens of the longest output that the limits can ever allow; `paid_input` is for money."""
         found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
         for limit in (*self.provider.limits, *(ceiling.limit for ceiling in self.provider.ceilings)):
             parts = request.profile.counts.get(limit.unit, ())
             if request.price is not None and limit.unit == request.price.unit:
-                paid = request.price.output_within(limit.burst - request.fee, input_tokens)
+                paid = request.price.output_within(limit.burst - request.fee, paid_input)
                 found = min(found, paid // request.times)
             if "output" in parts:
                 left = limit.burst - (input_tokens if "input" in parts else 0)
@@ -284,8 +287,10 @@ class Account:
         if charge.settled:  # settled in the meantime, with its first charge
             parts = [(recharged.at, costs)]
         else:
-            parts = charge.parts(costs)
-            charge.move(costs, recharged)
+            kept = tuple(map(min, costs, charge.costs))  # a part may have been returned in the meantime
+            surplus = tuple(cost - left for cost, left in zip(costs, kept, strict=True))
+            parts = [*charge.parts(kept), (recharged.at, surplus)]
+            charge.move(kept, recharged)
         yield from complete_flow(*(self._give_back_flow(part, at) for at, part in parts if any(part)))
         return True
 

@@ -15,11 +15,11 @@ period longer instead, which covers network delays. Only the process that sent a
 flight for more than a period.
 
 Permits of limits of more than `MAX_MOVED_QUOTA`, such as tokens, are not charged again after a response: the responses
-of language models take so long that most of the quota would be lost. Instead, the gate checks how old a permit is when
-the store has responded, and an adapter checks it again when it has written the body of the request. If the permit was
-charged much earlier, because the store was slow or the request waited for a connection or for other tasks, all limits
-are charged again from then on. What is left of the margin covers the network delay: two thirds of a two-hundredth of
-the period, 0.2 s of a minute.
+of language models take so long that most of the quota would be lost. Instead, an adapter checks the age of a permit
+when it has written the request. If the permit was charged much earlier, because the store was slow or the request
+waited for a connection or for other tasks, all limits are charged again from then on. What is left of the margin covers
+the network delay: two thirds of a two-hundredth of the period, 0.2 s of a minute. If nothing reports the write, the
+gate checks the permit when the store has responded: if it is too old (`is_stale`), it takes another instead, once.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class ArrivalDelays:
         watched = [limit for limit in limits if limit.rules.rolling and limit.quota > MAX_MOVED_QUOTA]
         self.watches_writes: bool = any(not is_money(limit.unit) for limit in watched)
         self._max_write_delay = min((margin(limit) // 3 for limit in watched), default=0)
+        self._max_age = min((limit.length // 40 for limit in limits if limit.rules.rolling), default=MAX_INTEGER)
         self._windows = [place for place, limit in enumerate(limits) if limit.rules.windowed and is_movable(limit)]
         self.in_flight: deque[Charge] = (
             deque() if in_flight is None else in_flight
@@ -145,14 +146,27 @@ class ArrivalDelays:
         """Return whether a permit was charged too long before its request is written, which is now."""
         return self._age(charge) > self._max_write_delay
 
+    def is_stale(self, charge: Charge, *, checked_later: bool) -> bool:
+        """Return whether a permit is too old to be used, because the store's response was slow: take another one.
+
+        `checked_later`: when its request was written, `is_late` is checked.
+        """
+        age = self._age(charge)
+        if age > self._max_age or (self.watches_writes and not checked_later and age > self._max_write_delay):
+            return True
+        return bool(self._windows) and charge.at + age >= self._window_end(charge)
+
     def written_costs(self, charge: Charge) -> tuple[int, ...]:
         """Return the costs to charge again when a request was written late, by limit."""
-        limits, costs = self._limits, charge.costs
-        if len(limits) != len(costs):  # the file has changed in the meantime
+        limits, costs, views = self._limits, charge.costs, (charge.recharged or charge.decision).views
+        if not len(limits) == len(costs) == len(views):  # the file has changed in the meantime
             return ()
+        age = self._age(charge)
         return tuple(
-            cost if limit.rules.rolling and not is_money(limit.unit) else 0
-            for limit, cost in zip(limits, costs, strict=True)
+            cost
+            if (age >= view[2] if limit.rules.windowed else limit.rules.rolling) and not is_money(limit.unit)
+            else 0
+            for limit, cost, view in zip(limits, costs, views, strict=True)
         )
 
     def _expired_costs(self, charge: Charge, age: int, *, recharge: bool) -> tuple[int, ...]:
@@ -181,10 +195,13 @@ class ArrivalDelays:
         if not self.has_movable:
             return
         if self._windows:
-            views = (charge.recharged or charge.decision).views
-            window_ends = (charge.at + views[place][2] for place in self._windows if place < len(views))
-            charge.window_end = min(window_ends, default=MAX_INTEGER)
+            charge.window_end = self._window_end(charge)
         self.in_flight.append(charge)
+
+    def _window_end(self, charge: Charge) -> int:
+        """Return when the first of its windows ends, by the store's clock."""
+        views = (charge.recharged or charge.decision).views
+        return min((charge.at + views[place][2] for place in self._windows if place < len(views)), default=MAX_INTEGER)
 
     def find_expired(self, at: int) -> Charge | None:
         """Return the oldest request in flight if its permit has expired before a charge made `at`.
@@ -197,7 +214,8 @@ class ArrivalDelays:
                 in_flight.remove(charge)
         except (IndexError, ValueError):  # there is none, or another thread removed it
             return None
-        return charge if at >= charge.window_end or self._clock.steady() - charge.since >= self._length else None
+        age = max(self._clock.steady() - charge.since, at - charge.at)
+        return charge if at >= charge.window_end or age >= self._length else None
 
     @property
     def busy(self) -> bool:

@@ -9,6 +9,7 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.limiter import AsyncLimiter
 
 if TYPE_CHECKING:
+    from asyncio import Task
     from collections.abc import Callable, Mapping
 
     from tidegate.core import Decision
@@ -46,6 +47,7 @@ class Charge:
         "label",
         "limiter",
         "recharged",
+        "recharging",
         "since",
         "spending",
         "tracked_until",
@@ -71,6 +73,7 @@ class Charge:
         # the end of the first window it was charged to, by the store's clock; see `arrival`
         self.window_end: int = MAX_INTEGER
         self.recharged: Decision | None = None  # the decision of the store when it was charged again
+        self.recharging: Task[Any] | None = None  # charges it again
         self.answered: bool = False
         self.label: CallLabel | None = None  # if the provider has prices
         self.spending: Spending | None = None  # where its cost is recorded

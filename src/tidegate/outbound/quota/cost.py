@@ -3,6 +3,10 @@
 lenient   reserves what most outputs needed (see `learned_sizes`), or else the bound; the output may become longer
 strict    the output never becomes longer than what is reserved: the bound in the request is lowered to that, or the
           output is streamed and its reservation is topped up (see `settlement`), or the whole bound is reserved
+
+A provider that produces output faster than the program reads it is ahead of the reservation that is topped up. So the
+bound of a strict call is lowered, whether it is streamed or not, if money is limited. Its input is paid for as if each
+byte were a token, unless the program's tokenizer counts it.
 """
 
 from __future__ import annotations
@@ -10,7 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.prices import CURRENCY, MICROS
 from tidegate.outbound.providers.profile import ANY_ENDPOINT
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound.quota.decoding import decoded
@@ -41,7 +48,7 @@ class CallPlan(NamedTuple):
 
     `input_tokens` and `output_tokens` (of each output) are parts of the cost. `body` is sent instead of the request's:
     its bound is lowered to `output_tokens`. `tops_up`: the output is streamed, and more is reserved while it arrives.
-    `money` is what the call may cost, if the provider has prices.
+    `money` is what the call may cost, if the provider has prices; it includes `paid_input` tokens of input.
     """
 
     cost: Cost
@@ -52,6 +59,7 @@ class CallPlan(NamedTuple):
     body: bytes | None = None
     tops_up: bool = False
     money: int = 0
+    paid_input: int = 0
 
 
 class TokenEstimates(NamedTuple):
@@ -125,6 +133,7 @@ def plan_call(
     provider, estimated = account.provider, account.estimated
     cost = dict(provider.cost(endpoint_of(provider, call) if provider.endpoints else None))
     if asked:
+        check_asked(account, asked)
         cost |= asked
     if provider.estimate or asked or provider.endpoints:  # else nothing but requests and slots is known
         estimated = tuple(unit for unit in estimated if unit not in cost)
@@ -134,11 +143,25 @@ def plan_call(
     plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict)
     whole = units_of(request, plan.input_tokens, plan.output_tokens)
     if request.price is not None:
-        whole[request.price.unit] += request.fee
+        tokens = request.price.estimate(plan.paid_input, plan.output_tokens * request.times)
+        whole[request.price.unit] = min(MAX_INTEGER, tokens + request.fee)
         plan = plan._replace(money=whole[request.price.unit] if money is None else money)
     for unit in estimated:
         cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
-    return plan._replace(cost=account.fit(cost)) if asked and not strict else plan
+    if not asked:
+        return plan
+    counted = {unit: amount for unit, amount in cost.items() if unit in account.units}
+    return plan._replace(cost=counted if strict else account.fit(cost))
+
+
+def check_asked(account: Account, asked: Mapping[str, int]) -> None:
+    """Refuse a cost in a unit that was meant to be money: it would be counted nowhere."""
+    prices = account.provider.prices
+    if prices is None:
+        return
+    for unit in asked:
+        if unit not in account.units and unit != prices.unit and (CURRENCY.fullmatch(unit) or MICROS[:-1] in unit):
+            raise ConfigError(f"unknown unit {unit!r}: amounts of money are in {prices.unit!r}", field="cost")
 
 
 def _plan_output(
@@ -166,13 +189,16 @@ def _plan_output(
         input_tokens = request.estimate_input()
     if not strict:
         output_tokens = bound if expected is None or profile.charges != "usage" else min(request.longest, expected)
-        return CallPlan(cost, request, key, input_tokens, output_tokens)
-    largest = account.largest_output(request, input_tokens)
-    if profile.charges == "usage" and request.streams and request.endpoint.has_output:
+        return CallPlan(cost, request, key, input_tokens, output_tokens, paid_input=input_tokens)
+    limits_money = request.price is not None and account.limits_money
+    paid_input = request.largest_input if limits_money and tokenizer is None else input_tokens
+    largest = account.largest_output(request, input_tokens, paid_input)
+    if profile.charges == "usage" and request.streams and request.endpoint.has_output and not limits_money:
         first = profile.default_output if expected is None else expected
         if profile.output_counted == "produced" and estimates is not None:
             first = min(first, most_in_a_period(account.output_limits(request), estimates.learned.fastest(key)))
-        return CallPlan(cost, request, key, input_tokens, max(1, min(request.longest, first, largest)), tops_up=True)
+        output_tokens = max(1, min(request.longest, first, largest))
+        return CallPlan(cost, request, key, input_tokens, output_tokens, tops_up=True, paid_input=paid_input)
     longest = request.longest if profile.charges == "usage" else bound
     output_tokens = max(1, min(bound if expected is None else expected, longest, largest))
     body = None
@@ -182,7 +208,7 @@ def _plan_output(
         # If nothing bounds the output, it may cost whatever the provider's own maximum is.
         unbounded = not request.stated and request.price is not None and request.price.dearest_output > 0
         output_tokens = max(bound, largest) if unbounded else bound
-    return CallPlan(cost, request, key, input_tokens, output_tokens, body)
+    return CallPlan(cost, request, key, input_tokens, output_tokens, body, paid_input=paid_input)
 
 
 def has_fixed_body(call: OutboundRequest) -> bool:

@@ -83,8 +83,9 @@ class OutboundRequest(NamedTuple):
 
     `header` returns a header; `body` returns the body if it is in memory; `replays` is whether it can be sent again;
     `unreached` returns whether an error means that the request was never sent; `rewrites` is whether `send` takes
-    another body as its second argument; `reports_write` whether it takes a RequestWrite as its third. `is_permit`: the
-    program sends the request itself, and its method is not known.
+    another body as its second argument; `reports_write` whether it takes a function as its third, and calls it when it
+    has written the request, or before it sends one whose body it does not write at once. `is_permit`: the program sends
+    the request itself, and its method is not known.
     """
 
     method: str
@@ -96,13 +97,6 @@ class OutboundRequest(NamedTuple):
     rewrites: bool = False
     reports_write: bool = False
     is_permit: bool = False
-
-
-class RequestWrite(NamedTuple):
-    """For an adapter that has written a request to its connection: if `is_late`, it calls (or awaits) `recharge`."""
-
-    is_late: Callable[[], bool]
-    recharge: Callable[[], Any]
 
 
 class ProviderResponse(NamedTuple):

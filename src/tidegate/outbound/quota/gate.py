@@ -16,6 +16,7 @@ import operator
 import random
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -37,10 +38,9 @@ from tidegate.outbound.quota.exchange import (
     CallEstimate,
     RequestOptions,
     RequestOutcome,
-    RequestWrite,
     SendResult,
 )
-from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, GateResponses
+from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, GateResponses, recharged_flow
 from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import (
     AsyncPendingCharge,
@@ -54,6 +54,7 @@ from tidegate.outbound.quota.tokenizer import load_tokenizer
 from tidegate.policy import join_key
 from tidegate.reservation import Reserving
 from tidegate.spending import Spending
+from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.choice import Candidate
+    from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import OutboundRequest
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
@@ -77,6 +79,7 @@ P = TypeVar("P", PendingCharge, AsyncPendingCharge)
 log: logging.Logger = logging.getLogger(__name__)
 
 RELOAD_INTERVAL: Final = 5.0  # seconds between two checks of the provider files
+RECHARGES: Final = BackgroundTasks()  # charges of requests that were written late
 
 
 class _Gate(GateResponses):
@@ -159,7 +162,7 @@ class _Gate(GateResponses):
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
-            candidate, charge = yield from self._reserve_flow(candidates, options, began)
+            candidate, charge = yield from self._reserve_flow(candidates, options, began, call)
             own, account, plan, _ = candidate
             sent = self.clock.steady()
             response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge)
@@ -170,18 +173,17 @@ class _Gate(GateResponses):
                 if pause is None and own.member:
                     pause = yield from self._move_on_flow(candidates, candidate, call, charge, response.status)
                 if pause is not None and not charge.settled:
-                    yield from suppress_errors_flow(charge.commit)
+                    yield from self._settle_failed_flow(account, charge, response.status, plan)
             except GeneratorExit:
                 raise
             except BaseException:  # the caller will never see this response
                 settle = () if charge.settled else (suppress_errors_flow(charge.commit),)
-                yield from complete_flow(suppress_errors_flow(response.close), *settle)
+                yield from complete_flow(suppress_errors_flow(response.close), recharged_flow(charge), *settle)
                 raise
             if pause is None:
                 settlement = None
                 if account.settles and not charge.settled:
-                    learned = self._estimates.learned
-                    settlement = PendingSettlement(account, charge, response.status, plan, learned, self._counts)
+                    settlement = self._make_settlement(account, charge, response.status, plan)
                 cost = charge.amounts if candidate.ceilings else plan.cost
                 waited = (sent - began) / SECOND
                 outcome = RequestOutcome(provider.name, waited, attempt, charge.decision, cost, own.member)
@@ -201,7 +203,7 @@ class _Gate(GateResponses):
         """Send; None: nothing was sent, and another member of the pool must send the call."""
         own, account, plan, _ = candidate
         if call.reports_write and account.delays.watches_writes:
-            send_once = partial(send, own, plan.body, self._watch_write(account, charge))
+            send_once = partial(send, own, plan.body, partial(self._note_written, account, charge))
         else:
             send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
         try:
@@ -213,9 +215,24 @@ class _Gate(GateResponses):
             self._counts["retried"] += 1
             return None
 
-    def _watch_write(self, account: Account, charge: Charge) -> RequestWrite:
-        recharge: Callable[[], Any] = lambda: self.run(account.recharge_written_flow(charge))  # noqa: E731 - typed
-        return RequestWrite(partial(account.delays.is_late, charge), recharge)
+    def _note_written(self, account: Account, charge: Charge) -> None:
+        """Charge a permit again if its request was written long after it was taken."""
+        if account.delays.is_late(charge):
+            self._recharge_written(account, charge)
+
+    def _recharge_written(self, account: Account, charge: Charge) -> None:
+        raise NotImplementedError
+
+    def _make_settlement(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> PendingSettlement:
+        return PendingSettlement(account, charge, status, plan, self._estimates.learned, self._counts)
+
+    def _settle_failed_flow(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> CallFlow[Any]:
+        """Settle a call that failed and is sent again: most providers charge nothing for it but the request."""
+        if account.settles:
+            with suppress(Exception):
+                yield from self._make_settlement(account, charge, status, plan).settle_flow(None)
+        else:
+            yield from suppress_errors_flow(charge.commit)
 
     def run(self, flow: Generator[Callable[[], Any], Any, R]) -> Any:  # noqa: ANN401 - a result, or a coroutine
         """Run a flow."""
@@ -242,7 +259,7 @@ class _Gate(GateResponses):
         candidates = self._candidates(*found, options)
         check_money_given(candidates[0].account, options.cost)
         try:
-            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady())
+            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady(), found[1])
         except Denied as denied:
             if raises:
                 raise
@@ -254,18 +271,31 @@ class _Gate(GateResponses):
         given = CURRENT_OPTIONS.get()
         return self._defaults if given is None else self._defaults._replace(**given)
 
-    def _reserve_flow(self, candidates: list[Candidate], options: RequestOptions, began: int) -> CallFlow[Any]:
+    def _reserve_flow(
+        self, candidates: list[Candidate], options: RequestOptions, began: int, call: OutboundRequest
+    ) -> CallFlow[Any]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
 
-        Returns the candidate that is charged, and its charge.
+        The same, once, if the response of the store was so slow that the request would be sent too late. Returns the
+        candidate that is charged, and its charge.
         """
+        may_be_stale = not self.store.instant
         while True:
             candidate, charge = yield from self._charge_flow(candidates, options, began)
-            if not (yield from self._check_outdated_flow(candidate.account, charge)):
-                self._counts["sent"] += 1
-                if candidate.provider.prices is not None:
-                    charge.label, charge.spending = label_of(candidate, options), self.spending
-                return candidate, charge
+            account = candidate.account
+            if (yield from self._check_outdated_flow(account, charge)):
+                continue
+            if may_be_stale and account.delays.is_stale(charge, checked_later=call.reports_write):
+                may_be_stale = False
+                yield from suppress_errors_flow(charge.cancel)
+                if charge.settled:
+                    continue
+            if account.delays.has_movable:
+                account.delays.track(charge)
+            self._counts["sent"] += 1
+            if candidate.provider.prices is not None:
+                charge.label, charge.spending = label_of(candidate, options), self.spending
+            return candidate, charge
 
     def _charge_flow(self, candidates: list[Candidate], options: RequestOptions, began: int) -> CallFlow[Any]:
         candidate, *others = candidates
@@ -393,6 +423,9 @@ class Gate(_Gate):
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply
 
+    def _recharge_written(self, account: Account, charge: Charge) -> None:
+        self.run(account.recharge_written_flow(charge))
+
     def _wait(self, signal: Signal, until: int | None) -> None:
         self.clock.wait(signal, until)
 
@@ -465,6 +498,11 @@ class AsyncGate(_Gate):
 
     def _store_apply(self) -> Callable[..., Any]:
         return self.store.apply_async
+
+    def _recharge_written(self, account: Account, charge: Charge) -> None:
+        """Start to charge it again; `recharged_flow` waits for that. The client library may cancel its own tasks."""
+        if charge.recharging is None or charge.recharging.done():
+            charge.recharging = RECHARGES.start(self.run(account.recharge_written_flow(charge)))
 
     async def _wait(self, signal: Signal, until: int | None) -> None:
         await self.clock.wait_async(signal, until)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.flow import complete_flow, suppress_errors_flow
@@ -61,7 +63,7 @@ class GateResponses(GateAccounts):
             self.spending.observe(name if name == key else f"{name} {key}", record.decision)
 
     def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
-        """Return whether the capacity is lower than known when a permit was granted; if not, track its request.
+        """Return whether the capacity is lower than known when a permit was granted.
 
         If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
         """
@@ -72,8 +74,6 @@ class GateResponses(GateAccounts):
                 outdated = yield from account.renew_flow(expired, charge.at)
             elif account.account_capacity.is_check_due():
                 outdated = yield from account.check_flow()
-            if delays.watches_writes and not outdated and delays.is_late(charge):
-                yield from account.recharge_written_flow(charge)
         except GeneratorExit:
             raise
         except BaseException:
@@ -81,8 +81,6 @@ class GateResponses(GateAccounts):
             raise
         if outdated:
             yield charge.cancel
-        elif delays.has_movable:
-            delays.track(charge)
         return outdated
 
     def _send_once_flow(
@@ -95,10 +93,12 @@ class GateResponses(GateAccounts):
             raise
         except BaseException as error:
             if call.unreached(error):
-                yield from suppress_errors_flow(charge.cancel)
+                yield from complete_flow(recharged_flow(charge), suppress_errors_flow(charge.cancel))
             else:
                 account.spent += charge.record_spending()
-                yield from complete_flow(account.recharge_if_late_flow(charge), suppress_errors_flow(charge.commit))
+                yield from complete_flow(
+                    recharged_flow(charge), account.recharge_if_late_flow(charge), suppress_errors_flow(charge.commit)
+                )
             raise
         finally:
             charge.answered = True
@@ -116,6 +116,8 @@ class GateResponses(GateAccounts):
 
         `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
         """
+        if charge.recharging is not None:
+            yield from recharged_flow(charge)
         sent, began, attempt = when
         advice, headers = NO_ADVICE, response.headers
         if headers and has_rate_limit_headers(headers):
@@ -174,3 +176,9 @@ class GateResponses(GateAccounts):
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
             yield from suppress_errors_flow(charge.cancel)
+
+
+def recharged_flow(charge: Charge) -> CallFlow[Any]:
+    """Wait until a charge is made again, if that has begun: settling it meanwhile would correct the first charge."""
+    if charge.recharging is not None:
+        yield from suppress_errors_flow(partial(asyncio.shield, charge.recharging))

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tidegate.core.decision import Decision
 from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.quota.charge import Charge
-from tidegate.policy.key import normal_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tidegate.flow import CallFlow
     from tidegate.policy import Cost
 
 
@@ -61,21 +59,6 @@ class JointCharge(Charge):
             for step in reversed(steps):
                 stack.callback(step)
         return None
-
-    def extend_flow(self, cost: Mapping[str, int]) -> CallFlow[Any]:
-        """Try to charge more, at all policies together; returns the decision, and the new charge or None."""
-        charges: tuple[Charge, ...] = (self, *self.others)
-        costs = [part_of(charge, cost) or {} for charge in charges]
-        asks = [
-            (charge.limiter.policy, normal_key(charge.key), charge.limiter.policy.costs(part))
-            for charge, part in zip(charges, costs, strict=True)
-        ]
-        decisions = yield partial(self.apply, "acquire", asks)
-        if not all(decision.within_limits for decision in decisions):
-            return join_decisions(decisions), None
-        parts = zip(charges, costs, decisions, strict=True)
-        made = [Charge(charge.limiter, charge.key, part, decision) for charge, part, decision in parts]
-        return decisions[0], JointCharge(made[0], made[1:])
 
 
 async def _await_all(first: Any, steps: Sequence[Callable[[], Any]]) -> None:  # noqa: ANN401 - an awaitable

@@ -72,6 +72,11 @@ class RequestTokens(NamedTuple):
                 return self.fixed + numbers + counted
         return self.fixed + (-(-self.text_length // self.profile.bytes_per_token) if learned is None else learned)
 
+    @property
+    def largest_input(self) -> int:
+        """The most tokens that the input may take, apart from media: a token has at least one byte."""
+        return self.fixed + self.text_length if self.endpoint.counted else 0
+
     def clamped(self, output_tokens: int) -> bytes | None:
         """Return the body with every bound lowered to `output_tokens`; None: it cannot be changed."""
         bounds = self.profile.bounds

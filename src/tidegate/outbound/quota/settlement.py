@@ -1,6 +1,6 @@
 """Settles a charge after the response has begun: slots are released and tokens counted when the body has ended.
 
-The reservation of a strict call that is streamed is topped up while the output arrives:
+The reservation of a strict call that is streamed is topped up while the output arrives, unless money is limited:
 
     an eighth is left     reserve half as much again; if that is denied, try again a little later
     MIN_HEADROOM left     the provider may be ahead by that much, or by two of the largest chunks so far: if no more can
@@ -106,7 +106,9 @@ class PendingSettlement:
         elif not request.endpoint.counted:  # a batch, or a stored output, may report usage that is not its own
             return None
         else:
-            watch = self._plan.tops_up and self.status < FIRST_ERROR_STATUS
+            # If a priced stream reports no usage, or ends early, what has arrived is paid for at least.
+            watch = self._plan.tops_up or (request.streams and request.price is not None)
+            watch = watch and self.status < FIRST_ERROR_STATUS
             self._reader = UsageReader(coding, request.profile, request.model, watch=watch)
         return self._reader
 
@@ -217,13 +219,8 @@ class PendingSettlement:
         if request is None:
             return 0
         rate, counts = request.profile.output_rate(request.model), request.profile.counts
-        found = []
-        for limit, view in zip(decision.policy_limits, decision.views, strict=False):
-            if "output" in counts.get(limit.unit, ()):
-                found.append(view[0] // rate)
-            elif request.price is not None and limit.unit == request.price.unit:
-                found.append(request.price.output_within(view[0], 0))
-        return min(found, default=0)
+        rows = zip(decision.policy_limits, decision.views, strict=False)
+        return min((view[0] // rate for limit, view in rows if "output" in counts.get(limit.unit, ())), default=0)
 
     def _renew_if_due_flow(self, reader: UsageReader) -> CallFlow[Any]:
         """Count what was produced, and reserve the rest again: the first reservation would expire before it is used."""
@@ -284,7 +281,9 @@ class PendingSettlement:
         request, reader = self._plan.request, self._reader
         if used is not None and request is not None and request.price is not None and reader is not None:
             paid = usage_cost(request.price, reader.parts, request.profile) + request.fee
-            used = {**used, request.price.unit: paid}
+            if request.endpoint.has_output and "output" not in reader.parts and "total" not in reader.parts:
+                paid = max(paid, self._plan.money)  # only a part of the usage is reported
+            used = {**used, request.price.unit: min(MAX_INTEGER, paid)}
         final = self.charged_units = self._final_units(used)
         if charge.label is not None:
             extended = self.reserved_output - self._first_reserved()
@@ -313,8 +312,16 @@ class PendingSettlement:
             return {}
         units = units_of(request._replace(times=1), input_tokens, output_tokens)
         if request.price is not None:
-            units[request.price.unit] += request.fee
+            units[request.price.unit] = min(MAX_INTEGER, units[request.price.unit] + request.fee)
         return units
+
+    def _arrived_units(self, reader: UsageReader) -> dict[str, int]:
+        """Return what has arrived counts at least, with the estimate of the input; empty: that is not known."""
+        request = self._plan.request
+        if request is None or not reader.produced:
+            return {}
+        longest = min(MAX_INTEGER, request.longest * request.times)
+        return self._estimated(self._plan.input_tokens, min(longest, reader.produced))
 
     def _count_overrun(self, known: Mapping[str, int]) -> None:
         """Count usage above what was reserved."""
@@ -364,26 +371,17 @@ class PendingSettlement:
         reader = self._reader
         if reader is None or not (reader.complete or self._cut_off) or not reader.readable:
             return self.reserved_output
-        return reader.produced if self._cut_off or "output" not in reader.parts else self._reported_output(reader)
+        if self._cut_off:
+            return max(reader.produced, self.reserved_output)
+        return reader.produced if "output" not in reader.parts else self._reported_output(reader)
 
     def _reported_output(self, reader: UsageReader) -> int:
         return reader.parts["output"] + reader.parts.get("reasoning", 0) * reader.reasoning_apart
 
     def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
-        """Commit the usage to the first charge; money that exceeds it stays in the windows of the top-ups.
-
-        The first charge is corrected before the top-ups are returned, so that nothing is free in between.
-        """
-        first = dict(known)
-        kept = self._reserved_by(self.charge) if self._top_ups else {}
-        commits = []
-        for top_up in self._top_ups:
-            part = {}
-            for unit, amount in self._reserved_by(top_up).items():
-                part[unit] = min(amount, max(0, first.get(unit, 0) - kept.get(unit, 0))) if is_money(unit) else 0
-                first[unit] = first.get(unit, 0) - part[unit]
-            commits.append(step_flow(partial(top_up.commit, part)))
-        yield from complete_flow(step_flow(partial(self.charge.commit, first)), *commits)
+        """Commit the usage to the first charge. Then return the top-ups, so that nothing is free in between."""
+        returns = (partial(each.commit, dict.fromkeys(self._reserved_by(each), 0)) for each in self._top_ups)
+        yield from complete_flow(*map(step_flow, (partial(self.charge.commit, dict(known)), *returns)))
 
     def _reserved_by(self, *charges: Charge) -> dict[str, int]:
         """Return the tokens that charges reserve, by unit."""
@@ -405,12 +403,15 @@ class PendingSettlement:
             return {unit: 0 for unit in units if unit in TOKEN_UNITS or is_money(unit)}
         if profile is not None and profile.charges == "estimate":  # of the quota; what is paid for is the usage
             return {unit: amount for unit, amount in (used or {}).items() if is_money(unit)}
-        if self._reader is None or self._reader.complete:
+        reader = self._reader
+        if reader is None or (reader.complete and used is not None):
             return used
-        if request is not None and self._cut_off and self._reader.readable:
-            return self._estimated(self._plan.input_tokens, self._reader.produced)
+        if request is not None and self._cut_off and reader.readable:
+            return self._estimated(self._plan.input_tokens, max(reader.produced, self.reserved_output))
         reserved = self._reserved_by(self.charge, *self._top_ups)  # the provider may have produced all of it
-        return {unit: max(reserved.get(unit, 0), amount) for unit, amount in (used or {}).items()}
+        arrived = self._arrived_units(reader)
+        known = {*(used or ()), *arrived}
+        return {unit: max(reserved.get(unit, 0), (used or {}).get(unit, 0), arrived.get(unit, 0)) for unit in known}
 
     def _learn(self) -> None:
         """Record what the output and the input took."""

@@ -74,7 +74,20 @@ def usage_parts(profile: Profile, found: Mapping[str, int]) -> Parts:
             if name in found:
                 parts[part] = found[name]
                 break
+    if "total" in parts and "input" in parts:
+        _add_unlisted(profile, parts)
     return parts
+
+
+def _add_unlisted(profile: Profile, parts: Parts) -> None:
+    """Count what only the total includes as output: some models report no output, or leave out their reasoning."""
+    listed = parts["input"] + parts.get("output", 0)
+    if profile.reports_reasoning_apart:
+        listed += parts.get("reasoning", 0)
+    if profile.reports_cache_apart:
+        listed += parts.get("cache_read", 0) + parts.get("cache_write", 0)
+    if parts["total"] > listed:
+        parts["output"] = parts.get("output", 0) + parts["total"] - listed
 
 
 class UsageReader:

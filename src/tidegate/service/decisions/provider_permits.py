@@ -110,7 +110,7 @@ class ProviderPermits:
         key: Key = normal_key(content.key)
         provider = provider.for_key(key)
         account = self.gate.open_account(provider, key)
-        reservation = content.restore(account.limiter, provider.policy)
+        reservation = content.restore(account.limiter, account.limiter.policy)  # counts as long as when it was charged
         charge = Charge(account.limiter, key, 1, reservation.decision, reservation)
         if others := [made for each in content.others if (made := self._restore_ceiling(provider, content, each))]:
             charge = JointCharge(charge, others)
