@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import logging
 from datetime import UTC, datetime
 
 import httpx
@@ -198,7 +197,6 @@ def test_amounts(amount, text):
 
 
 def test_warnings_at_50_80_and_100_percent_by_log_metric_and_webhook(file, store, caplog):
-    caplog.set_level(logging.INFO, "tidegate.spending")
     with run_receiver() as receiver:
         spending = Spending(webhook=receiver.url, secret="secret", clock=store.clock)  # noqa: S106 - of a test
         with Client(Providers.load(files=[file]), store, spending=spending) as client:
@@ -217,7 +215,7 @@ def test_warnings_at_50_80_and_100_percent_by_log_metric_and_webhook(file, store
         assert metrics["spent_micros"] == 16 * 600
         assert "80 % of api.test:usd-day+team team=search is used or reserved: 0.0084 usd of 0.01 usd" in caplog.text
         levels = [record.levelname for record in caplog.records if "% of" in record.getMessage()]
-        assert levels == ["INFO", "INFO", "WARNING"]
+        assert levels == ["WARNING"] * 3
 
 
 def test_each_window_warns_again(file, store):

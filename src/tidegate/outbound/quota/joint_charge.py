@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.flow import CallFlow
+    from tidegate.observe import Observer
     from tidegate.policy import Cost
 
 
@@ -74,8 +75,14 @@ class JointCharge(Charge):
         if not all(decision.within_limits for decision in decisions):
             return join_decisions(decisions), None
         parts = zip(charges, costs, decisions, strict=True)
-        made = [Charge(charge.limiter, charge.key, part, decision) for charge, part, decision in parts]
+        made = [charge.make_extension(part, decision) for charge, part, decision in parts]
         return decisions[0], JointCharge(made[0], made[1:])
+
+    def watch(self, observer: Observer) -> None:
+        """Call an observer with each later correction of these charges, and with what extends them."""
+        super().watch(observer)
+        for other in self.others:
+            other.watch(observer)
 
 
 async def _await_all(first: Any, steps: Sequence[Callable[[], Any]]) -> None:  # noqa: ANN401 - an awaitable
