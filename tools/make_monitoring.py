@@ -22,7 +22,7 @@ from tidegate import Limiter
 from tidegate.budget import TaskBudget
 from tidegate.budget.prometheus import BudgetCollector
 from tidegate.observe.prometheus import PrometheusObserver, StoreCollector
-from tidegate.outbound.quota.money_metrics import MONEY_LABELS, MONEY_METRICS
+from tidegate.outbound.quota.money_metrics import MONEY_METRICS
 from tidegate.service.http.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def metric_families() -> dict[str, list[MetricInfo]]:
                 "Programs that use the library": list(_exported(library)),
                 "Task budgets": list(_exported(budgets)),
                 "Money, of a service and an egress gateway": [
-                    MetricInfo(name, *rest, MONEY_LABELS) for name, rest in MONEY_METRICS.items()
+                    MetricInfo(name, *rest) for name, rest in MONEY_METRICS.items()
                 ],
             }
     try:

@@ -102,10 +102,11 @@ class Limiter(BaseLimiter):
         policy = self._policy_of(decision)
         return Reservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
-    def settle(self, ask: AskStep) -> None:
+    def settle(self, ask: AskStep) -> Decision:
         """Correct a charge, and wake the first waiter of its key; reservations call this."""
-        self._ask_now(ask)
+        decision = self._ask_now(ask)
         self.store.wait_queues.wake(ask.key)
+        return decision
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""
@@ -234,13 +235,11 @@ class AsyncLimiter(BaseLimiter):
         policy = self._policy_of(decision)
         return AsyncReservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
 
-    async def settle(self, ask: AskStep) -> None:
+    async def settle(self, ask: AskStep) -> Decision:
         """Correct a charge, and wake the first waiter of its key; reservations call this."""
-        if self._instant_store or self._queues.closed:
-            self._ask_now(ask)
-        else:
-            await self._ask(ask)
+        decision = self._ask_now(ask) if self._instant_store or self._queues.closed else await self._ask(ask)
         self.store.wait_queues.wake(ask.key)
+        return decision
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import RateLimitError, StoreUnavailable
+from tidegate.observe import Record
 from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.waiting import AskStep
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
+    from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
 
 S = TypeVar("S")  # the function that corrects a charge
@@ -51,6 +53,7 @@ class _Reservation(Generic[S]):
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
         self._open = [True]  # emptied by the one call that settles
+        self.observer: Observer | None = None  # called with a Record of each correction
 
     @property
     def settled(self) -> bool:
@@ -115,13 +118,17 @@ class _Reservation(Generic[S]):
         """Allow another attempt to settle: the store was unavailable."""
         self._open.append(True)
 
+    def _observe(self, ask: AskStep, decision: Decision) -> None:
+        if self.observer is not None:
+            self.observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
+
     def __repr__(self) -> str:
         """Show the key, the costs and the state."""
         state = "settled" if self.settled else "expired" if self.expired else "open"
         return f"<{type(self).__name__} {self.key!r} {self.costs} {state}>"
 
 
-class Reservation(_Reservation[Callable[[AskStep], object]]):
+class Reservation(_Reservation[Callable[[AskStep], "Decision"]]):
     """Permits reserved for a running call. Commit the actual cost, or cancel."""
 
     def commit(self, actual: Cost | None = None) -> None:
@@ -135,11 +142,12 @@ class Reservation(_Reservation[Callable[[AskStep], object]]):
     def _send(self, asks: list[AskStep]) -> None:
         for ask in asks:
             try:
-                self._settle(ask)
+                decision = self._settle(ask)
             except StoreUnavailable:
                 if ask is asks[0]:  # once some corrections were made, the rest stays as charged
                     self._reopen()
                 raise
+            self._observe(ask, decision)
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -151,7 +159,7 @@ class Reservation(_Reservation[Callable[[AskStep], object]]):
             self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
 
 
-class AsyncReservation(_Reservation[Callable[[AskStep], Awaitable[object]]]):
+class AsyncReservation(_Reservation[Callable[[AskStep], Awaitable["Decision"]]]):
     """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
 
     async def commit(self, actual: Cost | None = None) -> None:
@@ -165,7 +173,7 @@ class AsyncReservation(_Reservation[Callable[[AskStep], Awaitable[object]]]):
     async def _send(self, asks: list[AskStep]) -> None:
         for number, ask in enumerate(asks):
             try:
-                await self._settle(ask)
+                decision = await self._settle(ask)
             except StoreUnavailable:
                 if ask is asks[0]:  # once some corrections were made, the rest stays as charged
                     self._reopen()
@@ -174,6 +182,7 @@ class AsyncReservation(_Reservation[Callable[[AskStep], Awaitable[object]]]):
                 if asks[number + 1 :]:
                     SETTLEMENTS.start(self._send(asks[number + 1 :]))
                 raise
+            self._observe(ask, decision)
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""

@@ -160,6 +160,21 @@ def test_a_hanging_receiver_does_not_delay_checks(open_budget, receiver):
     wait_until(lambda: webhook.sent, "warnings are posted again")
 
 
+def test_warnings_that_a_hanging_receiver_did_not_accept_before_the_end_are_counted(receiver, messages, monkeypatch):
+    monkeypatch.setattr("tidegate.spending.webhook.CLOSE_TIMEOUT", 0.01)
+    receiver.may_respond.clear()
+    webhook = Webhook(receiver.url)
+    for number in range(3):
+        webhook.send({"number": number})
+    webhook.close()
+    assert webhook.dropped == 3
+    assert messages(logging.WARNING) == ["dropped 3 events that the webhook did not accept within 0.01 s"]
+    receiver.may_respond.set()
+    wait_until(lambda: receiver.requests, "the first request ends")
+    webhook.close()
+    assert (webhook.sent, webhook.dropped, len(receiver.requests)) == (0, 3, 1)
+
+
 @pytest.mark.parametrize(
     "piece",
     [

@@ -3,21 +3,27 @@
 import csv
 import io
 import json
-import logging
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
-from tidegate import Denied, Limit, StoreUnavailable
+from tidegate import ConfigError, Denied, Limit, StoreUnavailable
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
 from tidegate.cli.spending import find_window
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.spending import Ledger, Spending
+from tidegate.spending.ledger import MAX_SUM, read_ledger
 from tidegate.spending.milestones import MAX_NAMES, Milestones
 from tidegate.spending.monitor import CeilingUsage
 from tidegate.spending.report import forecast_ceiling, format_amount
@@ -110,6 +116,20 @@ def test_as_csv_without_formulas(ledger, capsys):
     assert found == [("'=cmd()", "1", "250"), ("search", "2", "750")]
 
 
+def test_control_characters_are_not_written_as_csv(tmp_path, file, capsys):
+    path, url = tmp_path / "spending.db", f"sqlite:///{tmp_path}/quota.db"
+    ledger = Ledger(path)
+    for team in ("\n=cmd()", " =cmd()", "\x1b[31mred", "nul\0", "-"):
+        ledger.add("models", "usd_micros", 5, team=team)
+    ledger.close()
+    text = report(capsys, "--by", "team", "--ledger", path, "--csv")
+    rows = list(csv.reader(io.StringIO(text)))
+    assert [row[0] for row in rows] == ["team", "'?=cmd()", "?[31mred", "' =cmd()", "'-", "nul?"]
+    text = report(capsys, "--providers", file, "--store", url, "--ledger", path, "--csv")
+    assert "\x1b" not in text
+    assert "team=?[31mred" in text
+
+
 def test_as_a_table(ledger, capsys):
     lines = report(capsys, "--by", "day,member", "--ledger", ledger, "--since", "2026-01-02").splitlines()
     assert lines[0].split() == ["day", "member", "calls", "amount", "overrun"]
@@ -147,6 +167,7 @@ def test_task_budgets_are_reported_alike(ledger, tmp_path, capsys):
         (["--by", "modle"], "--by: unknown column 'modle': did you mean 'model'?"),
         (["--by", "day,day"], "--by: expected different columns, such as model,team,day, not 'day,day'"),
         (["--by", "day", "--since", "monday"], "--since: expected a day such as 2026-11-01, not 'monday'"),
+        ([], "--ledger: reports a ledger: add --by with its columns, such as --by model,day"),
     ],
 )
 def test_wrong_arguments(ledger, capsys, arguments, message):
@@ -198,7 +219,6 @@ def test_amounts(amount, text):
 
 
 def test_warnings_at_50_80_and_100_percent_by_log_metric_and_webhook(file, store, caplog):
-    caplog.set_level(logging.INFO, "tidegate.spending")
     with run_receiver() as receiver:
         spending = Spending(webhook=receiver.url, secret="secret", clock=store.clock)  # noqa: S106 - of a test
         with Client(Providers.load(files=[file]), store, spending=spending) as client:
@@ -217,7 +237,7 @@ def test_warnings_at_50_80_and_100_percent_by_log_metric_and_webhook(file, store
         assert metrics["spent_micros"] == 16 * 600
         assert "80 % of api.test:usd-day+team team=search is used or reserved: 0.0084 usd of 0.01 usd" in caplog.text
         levels = [record.levelname for record in caplog.records if "% of" in record.getMessage()]
-        assert levels == ["INFO", "INFO", "WARNING"]
+        assert levels == ["WARNING"] * 3
 
 
 def test_each_window_warns_again(file, store):
@@ -277,16 +297,22 @@ def test_a_name_that_is_not_valid_unicode_does_not_stop_the_ledger(tmp_path, sto
     ledger.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"not a database", bytes(range(256)) * 20], ids=["empty", "text", "bytes"])
+def test_an_empty_file_is_a_ledger_without_entries(tmp_path, capsys):
+    path = tmp_path / "spending.db"
+    path.touch()
+    assert report(capsys, "--by", "day", "--ledger", path) == "nothing was spent in this time range\n"
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("content", [b"not a database", bytes(range(256)) * 20], ids=["text", "bytes"])
 def test_a_file_that_is_no_ledger_is_refused_and_not_changed(tmp_path, capsys, content):
     path = tmp_path / "spending.db"
     path.write_bytes(content)
     assert main(["budget", "--by", "day", "--ledger", str(path)]) != 0
     assert f"cannot read the ledger {path}: " in capsys.readouterr().err
     assert path.read_bytes() == content
-    if content:
-        with pytest.raises(StoreUnavailable, match="cannot open the ledger"):
-            Spending(path)
+    with pytest.raises(StoreUnavailable, match="cannot open the ledger"):
+        Spending(path)
 
 
 def test_accounts_of_models_are_listed_and_those_of_unknown_keys_are_named(tmp_path, capsys):
@@ -342,6 +368,73 @@ def test_a_ledger_that_cannot_be_written_is_logged_once_and_nothing_is_lost(tmp_
     path.rmdir()  # the file is made again, such as after a rotation
     assert [(entry.calls, entry.amount) for entry in ledger.read()] == [(3, 15)]
     ledger.close()
+
+
+def test_a_ledger_in_a_folder_that_does_not_exist(tmp_path):
+    message = r"ledger: cannot create the ledger .*x.db: No such file or directory: give a path in a folder that exists"
+    with pytest.raises(ConfigError, match=message):
+        Spending(tmp_path / "no" / "x.db")
+
+
+def test_sums_that_the_file_cannot_store_are_capped_and_lose_no_other_entries(tmp_path, store, capsys):
+    ledger = Ledger(tmp_path / "spending.db", clock=store.clock)
+    ledger.add("other", "usd_micros", 7)
+    for _ in range(2):
+        for _ in range(600):  # 600 * 2**53 is more than MAX_SUM
+            ledger.add("models", "usd_micros", MAX_INTEGER, overrun=MAX_INTEGER)
+        ledger.flush()
+    found = {entry.source: (entry.calls, entry.amount, entry.overrun) for entry in ledger.read()}
+    assert found == {"models": (1200, MAX_SUM, MAX_SUM), "other": (1, 7, 0)}
+    ledger.close()
+    assert "4,611,686,018,427.387903 usd" in report(capsys, "--by", "source", "--ledger", ledger.path)
+
+
+def test_a_sum_that_an_earlier_version_has_stored_as_a_float(tmp_path, store, capsys):
+    ledger = Ledger(tmp_path / "spending.db", clock=store.clock)
+    ledger.add("models", "usd_micros", 1)
+    ledger.flush()
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute("UPDATE spending SET amount = 1.8e19")
+    assert "9,223,372,036,854.775807 usd" in report(capsys, "--by", "source", "--ledger", ledger.path)
+    ledger.add("models", "usd_micros", 1)
+    assert [entry.amount for entry in ledger.read()] == [MAX_SUM]
+    ledger.close()
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+NOT_CLOSED = """
+import sys
+from tidegate.spending import Ledger
+ledger = Ledger(sys.argv[1])
+ledger.add("models", "usd_micros", 5)
+"""
+FORKED = f"""{NOT_CLOSED}
+import os
+child = os.fork()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert list(Ledger(sys.argv[1]).read())[0][-3:] == (1, 70, 0)  # the child does not write the entries of its parent
+else:
+    ledger.add("models", "usd_micros", 70)
+"""
+
+
+@pytest.mark.parametrize(("program", "found"), [(NOT_CLOSED, (1, 5)), (FORKED, (2, 75))], ids=["one", "forked"])
+def test_a_process_that_ends_without_closing_the_ledger_writes_its_entries(tmp_path, program, found):
+    path = tmp_path / "spending.db"
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=60)
+    assert [(entry.calls, entry.amount) for entry in read_ledger(path)] == [found]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--csv"], ["--json"]])
+def test_output_that_cannot_be_written_is_an_error_of_one_line(ledger, arguments):
+    command = [sys.executable, "-m", "tidegate", "budget", "--by", "day", "--ledger", ledger, *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert "cannot write to standard output: No space left on device" in line
+    assert done.returncode == 3
 
 
 def test_milestones_of_the_latest_limits_are_remembered():

@@ -56,9 +56,9 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Run a gateway to one provider, `up`, at a URL."""
     store = fields.pop("store", "memory://")
-    clock = fields.pop("clock", None)
+    clock, spending = fields.pop("clock", None), fields.pop("spending", None)
     chosen = {"upstreams": {"up": url}, "allow_private": ["127.0.0.1"], "listen": "127.0.0.1:0", **(settings or {})}
-    gate = AsyncGate(Providers.of(provider(**fields)), store, clock=clock, reload=None)
+    gate = AsyncGate(Providers.of(provider(**fields)), store, clock=clock, reload=None, spending=spending)
     async with serving(gate, chosen, addresses) as found:
         yield found
 

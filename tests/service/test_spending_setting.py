@@ -11,7 +11,7 @@ from tests.service.harness import serving
 from tidegate.cli import main
 from tidegate.egress import load_egress
 from tidegate.errors import ConfigError
-from tidegate.spending import Ledger, SpendingSettings
+from tidegate.spending import Ledger, Spending, SpendingSettings
 
 PROVIDER = """
 domain: ai.example
@@ -52,19 +52,38 @@ def test_a_service_records_costs_warns_and_reports(tmp_path, capsys):
     assert {label.split('"')[3] for label in spent} == {"all", "team=", "ai.example"}
     assert sorted(money(metrics, "ceiling").values()) == [1_000_000.0, 2_000_000.0, 10_000_000.0]
     assert set(money(metrics, "debt").values()) == {0.0}
+    assert 'tidegate_money_warnings_total{milestone="80"} 1' in metrics.splitlines()
     assert [entry.amount for entry in Ledger(tmp_path / "spending.db").read()] == [850_000]
     assert main(["budget", "--by", "source,day", "--ledger", str(tmp_path / "spending.db")]) == 0
     assert "0.85" in capsys.readouterr().out
 
 
-async def test_a_gateway_reports_the_money_of_its_callers():
+def test_each_worker_reports_the_warnings_of_all_workers(tmp_path):
+    (tmp_path / "ai.yaml").write_text(PROVIDER, encoding="utf-8")
+    text = SERVICE.replace("FOLDER", str(tmp_path)).partition("spending:")[0] + "spending: {milestones: [50, 80]}\n"
+    with serving(tmp_path, text, "--workers", "2") as service:
+        for _ in range(2):
+            service.post("reserve", {"provider": "ai", "cost": {"usd_micros": 300_000}})
+        found = {
+            line
+            for _ in range(20)  # each on a connection of its own, so to both workers
+            for line in service.get("/metrics").text.splitlines()
+            if line.startswith("tidegate_money_warnings_total{")
+        }
+    assert found == {
+        'tidegate_money_warnings_total{milestone="50"} 1',
+        'tidegate_money_warnings_total{milestone="80"} 0',
+    }
+
+
+async def test_a_gateway_reports_the_money_of_its_callers_and_warnings():
     prices = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 10}}}
     spend = [{"limit": 1, "period": "day", "unit": "usd", "per": "team"}]
     usage = {"usage": {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}}
     settings = {"callers": {"a": {"token": TOKEN}}, "metrics_token": "metrics-token-0123"}
     fields = {"profile": "openai", "price": prices, "limits": ["100/1m"], "spend": spend}
     with QuotaServer(respond=lambda _request: as_json(usage)) as server:
-        async with running(server.url, settings, **fields) as gateway:
+        async with running(server.url, settings, spending=Spending(milestones=[50]), **fields) as gateway:
             body = {"model": "m", "max_tokens": 500, "messages": []}
             path, headers = "/up/v1/chat/completions", {"Authorization": f"Bearer {TOKEN}"}
             status, _, _ = await gateway.send("POST", path, json=body, headers=headers)
@@ -72,7 +91,8 @@ async def test_a_gateway_reports_the_money_of_its_callers():
             await settled(lambda: gateway.gateway.stats.counts("a", "up").active == 0)
             metrics = {"Authorization": "Bearer metrics-token-0123"}
             _, _, text = await gateway.send("GET", "/metrics", headers=metrics)
-    spent = money(text.decode() if isinstance(text, bytes) else text, "spent")
+    assert 'tidegate_money_warnings_total{milestone="50"} 0' in text.decode().splitlines()
+    spent = money(text.decode(), "spent")
     assert list(spent.values()) == [600.0]
     assert 'key="team=a"' in next(iter(spent))
 

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.output import Output
+from tidegate.cli.output import Output, OutputError
 from tidegate.cli.parser import CommandParser
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 
@@ -75,13 +75,13 @@ DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests yo
 EXIT_OK: Final = 0
 EXIT_DENIED: Final = 1  # a call was denied, or the doctor found a problem
 EXIT_BAD_INPUT: Final = 2  # invalid input: arguments, a file, an environment variable
-EXIT_UNAVAILABLE: Final = 3  # a store, a bus or the service cannot be reached
+EXIT_UNAVAILABLE: Final = 3  # a store, a bus or the service cannot be reached, or the output cannot be written
 EXIT_INTERRUPTED: Final = 130
 EXIT_CODES: Final = {
     EXIT_OK: "success; the call was allowed",
     EXIT_DENIED: "the call was denied, or 'tidegate doctor' found a problem",
     EXIT_BAD_INPUT: "invalid input: arguments, a file, an environment variable",
-    EXIT_UNAVAILABLE: "a store, a bus or the service cannot be reached",
+    EXIT_UNAVAILABLE: "a store, a bus or the service cannot be reached, or the output cannot be written",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",
 }
 EXIT_CODES_HELP: Final = "exit codes:\n" + "\n".join(f"  {code:<6} {text}" for code, text in EXIT_CODES.items())
@@ -114,10 +114,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_UNAVAILABLE if isinstance(error, StoreUnavailable | Closed) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - not a path of the user
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python writes the rest of its buffer when it exits
+    except (BrokenPipeError, OutputError) as error:
+        return discard_output(error, output)
+
+
+def discard_output(error: BrokenPipeError | OutputError, output: Output) -> int:
+    """Discard standard output, which could not be written, and return the exit code."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - not a path of the user
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python writes the rest of its buffer when it exits
+    if isinstance(error, BrokenPipeError):  # the reader needs no more
         return EXIT_OK
+    output.write_error(str(error))
+    return EXIT_UNAVAILABLE
 
 
 def import_command(name: str) -> Any:  # noqa: ANN401 - a module

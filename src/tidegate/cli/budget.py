@@ -62,6 +62,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.by is not None or args.providers:
         watch(lambda: spending.show(args, output), output, args.watch)
         return 0
+    spending.refuse_unused_options(args)
     settings = read_settings(args)
     with TaskBudget(replace(shown_budget(settings), milestones=())) as budget:  # a view logs nothing
         watch(lambda: show(budget, output, enabled=settings.enabled), output, args.watch)

@@ -40,6 +40,10 @@ def without_logs() -> Iterator[None]:
         log.setLevel(level)
 
 
+class OutputError(Exception):
+    """Standard output cannot be written, such as a file on a full disk."""
+
+
 class Output:
     """Writes the output of a command."""
 
@@ -72,7 +76,18 @@ class Output:
         if self._frame is not None:
             self._frame.append(self.style(text, *styles))
         else:
-            print(self.style(text, *styles), flush=True)
+            self.write_text(f"{self.style(text, *styles)}\n")
+
+    @staticmethod
+    def write_text(text: str) -> None:
+        """Write text to standard output now; raises OutputError if that fails, unless the reader is gone."""
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write to standard output: {error.strerror or error}") from None
 
     def write_lines(self, lines: list[str]) -> None:
         """Write several lines."""
@@ -93,7 +108,7 @@ class Output:
         """Write a value as JSON, if the output is JSON."""
         if self.as_json:
             self.end_progress()
-            print(json.dumps(value, indent=2 if sys.stdout.isatty() else None), flush=True)
+            self.write_text(json.dumps(value, indent=2 if sys.stdout.isatty() else None) + "\n")
 
     def write_error(self, text: str) -> None:
         """Write an error to standard error."""
@@ -130,7 +145,7 @@ class Output:
             lines, self._frame = self._frame, None
         rows = shutil.get_terminal_size().lines
         shown = lines[: max(1, rows - 2)] + ([self.style(footer, "dim")] if footer else [])
-        print(CLEAR_SCREEN + "\n".join(shown), flush=True)
+        self.write_text(CLEAR_SCREEN + "\n".join(shown) + "\n")
 
     @contextmanager
     def progress(self, what: str) -> Iterator[None]:

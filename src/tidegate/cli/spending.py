@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +16,7 @@ from tidegate.outbound.providers.money import is_money
 from tidegate.policy import join_key, normal_key
 from tidegate.policy.durations import format_duration
 from tidegate.spending.ledger import read_ledger
-from tidegate.spending.report import forecast_ceiling, format_amount, parse_dimensions, sum_entries, to_csv
+from tidegate.spending.report import SUMS, forecast_ceiling, format_amount, parse_dimensions, sum_entries, to_csv
 from tidegate.stores import open_store
 
 if TYPE_CHECKING:
@@ -74,6 +72,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--store", metavar="URL", help="the store in which the spending is counted")
 
 
+def refuse_unused_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options of money in a command that shows a task budget."""
+    for name in ("ledger", "since", "until", "csv"):
+        if getattr(args, name):
+            raise ConfigError("reports a ledger: add --by with its columns, such as --by model,day", field=f"--{name}")
+    if args.store:
+        raise ConfigError("is for spending ceilings: add --providers with the provider files", field="--store")
+
+
 def show(args: argparse.Namespace, output: Output) -> None:
     """Write the report, or the ceilings."""
     paths = read_paths(args)
@@ -86,7 +93,7 @@ def show(args: argparse.Namespace, output: Output) -> None:
     entries = [entry for path in paths for entry in read_ledger(path, *days)]
     rows = sum_entries(entries, by)
     if args.csv:
-        sys.stdout.write(to_csv(rows, by))
+        output.write_text(to_csv(rows, (*by, "unit", *SUMS)))
     else:
         output.write_json(rows)
         output.write_lines(draw(rows, by, output))
@@ -219,9 +226,7 @@ def find_window(limit: Limit, reset_after: float, now: int) -> tuple[float, floa
 def write_ceilings(rows: list[dict[str, Any]], output: Output, *, as_csv: bool) -> None:
     """Write ceilings as CSV, JSON or a table."""
     if as_csv:
-        writer = csv.DictWriter(sys.stdout, CEILING_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        output.write_text(to_csv(rows, CEILING_COLUMNS))
         return
     output.write_json(rows)
     if not rows:

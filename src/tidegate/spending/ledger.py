@@ -1,14 +1,18 @@
 """A Ledger: what calls and tasks have cost, summed by day, in an SQLite file that several processes share.
 
-The ledger is for reports. Ceilings do not depend on it: a process that is killed loses up to a second of entries.
+The ledger is for reports. Ceilings do not depend on it: a process that is killed loses up to a second of entries. A
+process that ends normally writes its entries, even if the ledger was not closed.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sqlite3
 import threading
+import weakref
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zoneinfo import ZoneInfo
@@ -21,12 +25,14 @@ from tidegate.fork import at_fork
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 log: logging.Logger = logging.getLogger("tidegate.spending")
 
 FLUSH_INTERVAL: Final = SECOND  # between two writes of entries
 BUSY_TIMEOUT: Final = 5.0  # seconds to wait for another process that writes
+MAX_SUM: Final = 2**62 - 1  # of an entry: the sum of two is below 2**63, so SQLite adds them as integers
+NO_SUMS: Final = (0, 0, 0)
 COLUMNS: Final = ("day", "source", "member", "model", "team", "tag", "unit")
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spending (
@@ -35,13 +41,19 @@ CREATE TABLE IF NOT EXISTS spending (
     PRIMARY KEY (day, source, member, model, team, tag, unit)
 ) WITHOUT ROWID
 """
-INSERT_SPENDING: Final = """
+INSERT_SPENDING: Final = f"""
 INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-    calls = calls + excluded.calls, amount = amount + excluded.amount, overrun = overrun + excluded.overrun
+    calls = max(-{MAX_SUM}, min({MAX_SUM}, calls + excluded.calls)),
+    amount = max(-{MAX_SUM}, min({MAX_SUM}, amount + excluded.amount)),
+    overrun = max(-{MAX_SUM}, min({MAX_SUM}, overrun + excluded.overrun))
+"""  # noqa: S608 - only a constant is inserted
+# Earlier versions could store a sum of more than 2**63 as a floating-point number.
+SELECT_SPENDING: Final = """
+SELECT day, source, member, model, team, tag, unit,
+    CAST(calls AS INTEGER), CAST(amount AS INTEGER), CAST(overrun AS INTEGER)
+FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit
 """
-SELECT_SPENDING: Final = (
-    "SELECT * FROM spending WHERE day >= ? AND day <= ? ORDER BY day, source, member, model, team, tag, unit"
-)
+Sums = tuple[int, int, int]  # calls, amount, overrun
 
 
 class SpendingEntry(NamedTuple):
@@ -68,8 +80,16 @@ def clean_text(text: str) -> str:
     return str(text).encode("utf-8", "replace").decode()
 
 
+def add_sums(sums: Sums, more: Sums) -> Sums:
+    """Add calls, amounts and overruns, up to what the file can store."""
+    calls, amount, overrun = (max(-MAX_SUM, min(MAX_SUM, a + b)) for a, b in zip(sums, more, strict=True))
+    return calls, amount, overrun
+
+
 def read_ledger(path: str | os.PathLike[str], since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
     """Yield what a file has for the days from `since` to `until`, without changing the file."""
+    if Path(path).is_file() and not Path(path).stat().st_size:
+        return  # nothing was written yet
     try:
         connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)
         try:
@@ -85,7 +105,7 @@ class Ledger:
     """Sums of what was spent, by day, in a time zone. Thread-safe; processes on one machine may share the file."""
 
     def __init__(self, path: str | os.PathLike[str], timezone: str = "UTC", clock: Clock | None = None) -> None:
-        """Use an SQLite file, which is created if needed."""
+        """Use an SQLite file, which is created if needed; raises ConfigError if it cannot be created."""
         self.path: str = str(path)
         try:
             self._zone = ZoneInfo(timezone)
@@ -95,7 +115,12 @@ class Ledger:
         self._clock: Clock = clock or SystemClock()
         self._start_over()
         at_fork(child=self._start_over)
-        make_private_file(self.path)
+        try:
+            make_private_file(self.path)
+        except OSError as error:
+            advice = "give a path in a folder that exists and can be written"
+            message = f"cannot create the ledger {self.path}: {error.strerror or error}: {advice}"
+            raise ConfigError(message, field="ledger") from None
         connection = self._connect()
         try:
             with connection:
@@ -108,10 +133,11 @@ class Ledger:
 
     def _start_over(self) -> None:
         """Start without entries, also in a forked process: the parent writes those it has."""
-        self._pending: dict[tuple[str, ...], tuple[int, int, int]] = {}
+        self._pending: dict[tuple[str, ...], Sums] = {}
         self._lock = threading.Lock()
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
+        self._at_exit: Callable[[], None] | None = None
         self._closed = False
         self._failing = False
 
@@ -141,8 +167,10 @@ class Ledger:
         """Add what a call has cost, today; a thread writes it soon."""
         key = (self.today(), *(clean_text(each) for each in (source, member, model, team, tag, unit)))
         with self._lock:
-            before = self._pending.get(key, (0, 0, 0))
-            self._pending[key] = before[0] + calls, before[1] + amount, before[2] + overrun
+            self._pending[key] = add_sums(self._pending.get(key, NO_SUMS), (calls, amount, overrun))
+            if self._at_exit is None:  # in each process that has entries
+                self._at_exit = partial(_close_at_exit, weakref.ref(self))
+                atexit.register(self._at_exit)
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="tidegate-ledger", daemon=True)
                 self._thread.start()
@@ -180,8 +208,7 @@ class Ledger:
                 log.warning("cannot write the ledger %s, its entries are kept in memory: %s", self.path, error)
             with self._lock:
                 for key, sums in pending.items():
-                    now = self._pending.get(key, (0, 0, 0))
-                    self._pending[key] = now[0] + sums[0], now[1] + sums[1], now[2] + sums[2]
+                    self._pending[key] = add_sums(self._pending.get(key, NO_SUMS), sums)
 
     def read(self, since: str = "", until: str = "9999") -> Iterator[SpendingEntry]:
         """Yield the entries of the days from `since` to `until`, after writing what is kept in memory."""
@@ -192,8 +219,16 @@ class Ledger:
         """Write what is kept in memory, and end the thread."""
         with self._lock:
             self._closed = True
-            thread = self._thread
+            thread, at_exit, self._at_exit = self._thread, self._at_exit, None
+        if at_exit is not None:
+            atexit.unregister(at_exit)
         self._wake.set()
         if thread is not None:
             thread.join(BUSY_TIMEOUT)
         self.flush()
+
+
+def _close_at_exit(reference: weakref.ref[Ledger]) -> None:
+    ledger = reference()
+    if ledger is not None:
+        ledger.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 REARM_FRACTION: Final = 0.75  # of a milestone
 FULL_PERCENT: Final = 100
+DENIAL_PAUSE: Final = timedelta(hours=1)  # between two reports of denials, if nothing is in use and no window has begun
 MAX_NAMES: Final = 10_000  # limits that are remembered: there may be one for each team or tag
 
 
@@ -39,6 +40,7 @@ class Milestones:
         self._fixed = fixed
         self._reached: dict[str, int] = {}
         self._window_ends: dict[str, datetime] = {}
+        self._denials_until: dict[str, datetime] = {}  # no denial is reported before
 
     def update(self, usages: Mapping[str, WindowUsage], at: datetime) -> list[tuple[str, int]]:
         """Return the milestones that are reached now and were not before, as pairs of name and percentage."""
@@ -49,6 +51,7 @@ class Milestones:
                 if abs((self._window_ends.get(name, at) - end).total_seconds()) >= 1:  # a new window
                     self._window_ends[name] = end
                     self._reached[name] = 0
+                    self._denials_until.pop(name, None)
             before = self._reached.get(name, 0)
             percent = FULL_PERCENT * usage.used / usage.quota
             now = max((each for each in self.percents if each <= percent), default=0)
@@ -59,7 +62,19 @@ class Milestones:
                 self._reached[name] = max(
                     (each for each in self.percents if each * REARM_FRACTION <= percent), default=0
                 )
-        for known in (self._reached, self._window_ends):
+        self._drop_oldest()
+        return found
+
+    def is_denial_new(self, name: str, usage: WindowUsage, at: datetime) -> bool:
+        """Return whether to report that a limit denied a call: once in each window, and not if all of it is used."""
+        if not self.percents or self._reached.get(name) == self.percents[-1] or at < self._denials_until.get(name, at):
+            return False
+        self._denials_until[name] = at + max(timedelta(seconds=usage.reset_after), DENIAL_PAUSE)
+        self._drop_oldest()
+        return True
+
+    def _drop_oldest(self) -> None:
+        known: dict[str, Any]
+        for known in (self._reached, self._window_ends, self._denials_until):
             while len(known) > MAX_NAMES:
                 del known[next(iter(known))]
-        return found

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.clock import Clock, SystemClock
+from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.fork import fork_safe
 from tidegate.spending.ledger import Ledger
@@ -18,7 +19,7 @@ from tidegate.spending.webhook import Webhook
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tidegate.core import Decision
 
@@ -39,6 +40,14 @@ class CeilingUsage(NamedTuple):
     def debt(self) -> int:
         """By how much the ceiling was passed."""
         return max(0, self.used - self.quota)
+
+
+class WarningCounts(Counter[str]):
+    """How often each milestone was reported in this process, by its percentage."""
+
+    def totals(self) -> Mapping[str, int]:
+        """Return the counts of all workers of a service: here, of this process."""
+        return self
 
 
 class Spending:
@@ -67,9 +76,9 @@ class Spending:
         self.webhook: Webhook | None = Webhook(webhook, secret) if webhook else None
         # By whether the windows of the limits are fixed or rolling.
         self._milestones = {fixed: Milestones(milestones, fixed=fixed) for fixed in (True, False)}
-        self._highest = max(milestones, default=FULL_PERCENT)
         self._lock = fork_safe(threading.Lock())
-        self.counts: Counter[str] = Counter()
+        self._spent = 0
+        self.warnings: WarningCounts = WarningCounts({str(percent): 0 for percent in milestones})
 
     def record(
         self,
@@ -84,39 +93,49 @@ class Spending:
         tag: str = "",
     ) -> None:
         """Record what a call of a provider, the `source`, has cost."""
-        self.counts["spent_micros"] += amount
+        with self._lock:
+            self._spent += amount
         if self.ledger is not None:
             self.ledger.add(source, unit, amount, overrun=overrun, member=member, model=model, team=team, tag=tag)
 
     def observe(self, name: str, decision: Decision) -> None:
         """Warn if a decision shows that money limits have reached a milestone; `name` is what they belong to.
 
-        If such a limit denies the call, 100 % are reported: less is left than the call costs.
+        If such a limit denies the call, the highest milestone is reported too: less is left than the call may cost.
         """
-        usages: dict[bool, dict[str, CeilingUsage]] = {True: {}, False: {}}  # by whether windows are fixed
-        views = decision.views
-        for limit, used, view in zip(decision.policy_limits, decision.used, views, strict=False):
-            if limit.unit.endswith("_micros"):
-                spent = limit.quota if not decision.within_limits and view[1] else used
-                ceiling = name if limit.name in name else f"{name} {limit.name}"
-                usage = CeilingUsage(max(used, spent), limit.quota, view[2] / 1e6, limit.unit)
-                usages[limit.rules.windowed][ceiling] = usage
+        if isinstance(decision, LocalDecision):  # made without the store, so what is used is unknown
+            return
         at = datetime.fromtimestamp(decision.at / 1e6, UTC)
-        for fixed, found in usages.items():
-            if found:
-                with self._lock:
-                    reached = self._milestones[fixed].update(found, at)
-                for ceiling, percent in reached:
-                    self._warn(ceiling, percent, found[ceiling])
+        for limit, used, view in zip(decision.policy_limits, decision.used, decision.views, strict=False):
+            if not limit.unit.endswith("_micros"):
+                continue
+            ceiling = name if limit.name in name else f"{name} {limit.name}"
+            usage = CeilingUsage(used, limit.quota, view[2] / 1e6, limit.unit)
+            milestones = self._milestones[limit.rules.windowed]
+            with self._lock:
+                reached = milestones.update({ceiling: usage}, at)
+                denied = not decision.within_limits and view[1] and milestones.is_denial_new(ceiling, usage, at)
+            for _, percent in reached:
+                self._warn(ceiling, percent, usage)
+            if denied:
+                self._warn(ceiling, milestones.percents[-1], usage, denied=True)
 
-    def _warn(self, ceiling: str, percent: int, usage: CeilingUsage) -> None:
-        self.counts[f"warned_{percent}"] += 1
-        level = logging.WARNING if percent >= self._highest else logging.INFO
-        used, quota = format_amount(usage.used, usage.unit), format_amount(usage.quota, usage.unit)
-        log.log(level, "%d %% of %s is used or reserved: %s of %s", percent, ceiling, used, quota)
+    def _warn(self, ceiling: str, percent: int, usage: CeilingUsage, *, denied: bool = False) -> None:
+        with self._lock:
+            self.warnings[str(percent)] += 1
+        message = "%d %% of %s is used or reserved: %s of %s"
+        if denied:
+            message = "%d %% of %s counts as reached, because it denied a call: %s of %s is used or reserved"
+        log.warning(message, percent, ceiling, *(format_amount(each, usage.unit) for each in (usage.used, usage.quota)))
         if self.webhook is not None:
-            fields: dict[str, Any] = {"event": "milestone", "ceiling": ceiling, "milestone": percent}
+            fields: dict[str, Any] = {"event": "milestone", "ceiling": ceiling, "milestone": percent, "denied": denied}
             self.webhook.send({**fields, **usage._asdict(), "debt": usage.debt})
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was spent in this process, and how often each milestone was reported."""
+        warned = {f"warned_{percent}": count for percent, count in self.warnings.items() if count}
+        return {"spent_micros": self._spent, **warned}
 
     def close(self) -> None:
         """Write the ledger, and post warnings that are queued."""

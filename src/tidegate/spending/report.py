@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import unicodedata
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import ConfigError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 DIMENSIONS: Final = ("day", "source", "member", "model", "team", "tag")
 SUMS: Final = ("calls", "amount", "overrun")
 MICROS: Final = "_micros"
-FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would evaluate these as formulas
+FORMULA_STARTS: Final = ("=", "+", "-", "@")  # a spreadsheet would evaluate these as formulas, also after white space
 
 
 class SpendingForecast(NamedTuple):
@@ -65,10 +66,13 @@ def format_amount(amount: int, unit: str) -> str:
     return f"{'-' if amount < 0 else ''}{whole:,}.{decimals} {unit.removesuffix(MICROS)}"
 
 
-def to_csv(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> str:
-    """Write rows as CSV, with a header; a value that a spreadsheet would evaluate as a formula gets an apostrophe."""
+def to_csv(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    """Write rows as CSV, with a header.
+
+    A value that a spreadsheet would evaluate as a formula gets an apostrophe; control characters become `?`.
+    """
     text = io.StringIO()
-    writer = csv.DictWriter(text, (*by, "unit", *SUMS), lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({name: _safe(value) for name, value in row.items()})
@@ -76,7 +80,11 @@ def to_csv(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> str:
 
 
 def _safe(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
+    if not isinstance(value, str):
+        return value
+    shown = "".join("?" if unicodedata.category(character) == "Cc" else character for character in value)
+    start = value.lstrip()
+    return f"'{shown}" if start.startswith(FORMULA_STARTS) else shown
 
 
 def forecast_ceiling(used: int, quota: int, elapsed: float, left: float) -> SpendingForecast:

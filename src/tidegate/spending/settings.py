@@ -57,9 +57,8 @@ class SpendingSettings:
         options: dict[str, Any] = {"milestones": self.milestones, "webhook": self.webhook, "secret": self.secret}
         try:
             return Spending(self.ledger, timezone=self.timezone, **options)
-        except OSError as error:
-            message = f"cannot create the ledger {self.ledger}: {error.strerror or error}"
-            raise ConfigError(message, field="spending") from None
+        except ConfigError as error:
+            raise ConfigError(error.detail, field="spending") from None
 
 
 def read_spending(setting: ConfigValue) -> SpendingSettings:

@@ -152,8 +152,15 @@ class Webhook:
             self._closed = True
             thread = self._thread
         self._wake.set()
-        if thread is not None:
-            thread.join(CLOSE_TIMEOUT)
+        if thread is None:
+            return
+        thread.join(CLOSE_TIMEOUT)
+        with self._lock:
+            lost = len(self._queue)
+            self._queue.clear()
+            self.dropped += lost
+        if lost:
+            log.warning("dropped %d events that the webhook did not accept within %s s", lost, CLOSE_TIMEOUT)
 
     def _run(self) -> None:
         while True:
@@ -162,23 +169,28 @@ class Webhook:
                     self._thread = None
                     return
                 delivery, body = self._queue[0]
-            self._deliver(delivery, body)
+            problem = self._deliver(delivery, body)
             with self._lock:
+                if not self._queue:  # `close` did not wait any longer, and has counted it as dropped
+                    return
                 self._queue.popleft()
+                self.sent += problem is None
+                self.dropped += problem is not None
+            if problem is not None:
+                log.warning("dropped an event that could not be posted to the webhook: %s", problem)
 
-    def _deliver(self, delivery: str, body: bytes) -> None:
+    def _deliver(self, delivery: str, body: bytes) -> str | None:
+        """Post until the receiver accepts it, or until the last retry; returns what went wrong, or None."""
         for pause in (*RETRY_PAUSES, None):
             problem = self._post(delivery, body)
             if problem is None:
-                self.sent += 1
-                return
+                break
             self._wake.clear()
             if pause is None or self._closed:
                 break
             self.retried += 1
             self._clock.wait(self._wake, self._clock.steady() + pause * SECOND)
-        self.dropped += 1
-        log.warning("dropped an event that could not be posted to the webhook: %s", problem)
+        return problem
 
     def _post(self, delivery: str, body: bytes) -> str | None:
         """Post once; returns what went wrong, or None."""

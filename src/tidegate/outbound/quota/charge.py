@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.limiter import AsyncLimiter
+from tidegate.observe import Record
+from tidegate.outbound.providers.money import is_money
+from tidegate.policy.key import join_key
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.core import Decision
     from tidegate.flow import CallFlow
     from tidegate.limiter import Limiter
+    from tidegate.observe import Observer
     from tidegate.policy import Cost, Key
     from tidegate.reservation import AsyncReservation, Reservation
     from tidegate.spending import Spending
@@ -34,6 +38,15 @@ class CallLabel(NamedTuple):
     money: int
 
 
+def observe_money(spending: Spending, record: Record) -> None:
+    """Warn if a decision shows that spending approaches a money limit."""
+    # A correction that returns money does not end a warning: else each large reservation would warn again.
+    money = (cost for unit, cost in zip(record.policy.units, record.costs, strict=False) if is_money(unit))
+    if record.verb != "adjust" or max(money, default=0) > 0:
+        name, key = record.policy.name.removeprefix("spend:").removeprefix("provider:"), join_key(record.key)
+        spending.observe(name if name == key else f"{name} {key}", record.decision)
+
+
 class Charge:
     """A charge that can be corrected; its reservation is created only when needed, since most charges never change."""
 
@@ -46,6 +59,7 @@ class Charge:
         "key",
         "label",
         "limiter",
+        "observer",
         "recharged",
         "recharging",
         "since",
@@ -77,6 +91,7 @@ class Charge:
         self.answered: bool = False
         self.label: CallLabel | None = None  # if the provider has prices
         self.spending: Spending | None = None  # where its cost is recorded
+        self.observer: Observer | None = None  # of its corrections and extensions
         self.tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
     @property
@@ -120,6 +135,18 @@ class Charge:
         """Try to charge more; returns the decision, and the new charge or None."""
         decision = yield partial(self.limiter.try_acquire, self.key, cost)
         return decision, Charge(self.limiter, self.key, cost, decision) if decision.allowed else None
+
+    def set_label(self, label: CallLabel | None, spending: Spending | None) -> None:
+        """Record what the call costs under a label, and watch its money limits; None: the provider has no prices."""
+        self.label, self.spending = label, spending
+        if label is not None and spending is not None:
+            self.watch(partial(observe_money, spending))
+
+    def watch(self, observer: Observer) -> None:
+        """Call an observer with each later correction of this charge."""
+        self.observer = observer
+        if self._reservation is not None:
+            self._reservation.observer = observer
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Group amounts by the instant at which their limits were last charged."""
@@ -166,4 +193,5 @@ class Charge:
         """The reservation that settles it."""
         if self._reservation is None:
             self._reservation = self.limiter.make_reservation(self.key, self.cost, self.decision, CHARGE_TTL)
+            self._reservation.observer = self.observer
         return self._reservation

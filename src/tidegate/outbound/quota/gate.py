@@ -30,7 +30,7 @@ from tidegate.observe import Record
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
-from tidegate.outbound.quota.charge import CHARGE_TTL, Charge
+from tidegate.outbound.quota.charge import CHARGE_TTL, Charge, observe_money
 from tidegate.outbound.quota.choice import Choice, Chooser, label_of
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
@@ -133,7 +133,7 @@ class _Gate(GateResponses):
         self._ceiling_keys: dict[str, dict[Key, None]] = {}
         self._owns_spending = isinstance(spending, str)
         self.spending: Spending | None = Spending(spending, clock=clock) if isinstance(spending, str) else spending
-        watch = None if self.spending is None else self._watch_money
+        watch = None if self.spending is None else partial(observe_money, self.spending)
         observers = [each for each in (observer, watch) if each is not None]
         self._chooser = Chooser(self.store, self._store_apply(), self._wait, self._signal, observers)
 
@@ -294,7 +294,7 @@ class _Gate(GateResponses):
                 account.delays.track(charge)
             self._counts["sent"] += 1
             if candidate.provider.prices is not None:
-                charge.label, charge.spending = label_of(candidate, options), self.spending
+                charge.set_label(label_of(candidate, options), self.spending)
             return candidate, charge
 
     def _charge_flow(self, candidates: list[Candidate], options: RequestOptions, began: int) -> CallFlow[Any]:
@@ -326,9 +326,14 @@ class _Gate(GateResponses):
         return candidate, Charge(limiter, key, cost, reservation.decision, reservation)
 
     def _watch_account(self, account: Account, decision: Decision) -> None:
-        """Warn if an account's own money limits approach their ceiling."""
-        if self.spending is not None and account.provider.prices is not None:
-            self._watch_money(Record("acquire", account.limiter.policy, account.key, (), decision))
+        """Warn if an account's own money limits approach their ceiling.
+
+        While the account is paused, because the provider refused a call, a denial says nothing about its limits.
+        """
+        policy = account.limiter.policy
+        paused = not decision.within_limits and account.store.frozen_for(policy.name)
+        if self.spending is not None and account.provider.prices is not None and not paused:
+            observe_money(self.spending, Record("acquire", policy, account.key, (), decision))
 
     # ---- inspection --------------------------------------------------------------------------------------------------
 

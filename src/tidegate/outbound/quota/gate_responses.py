@@ -14,19 +14,16 @@ from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
 from tidegate.outbound.quota.exchange import has_rate_limit_headers
 from tidegate.outbound.quota.gate_accounts import GateAccounts
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
-from tidegate.policy import join_key
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
     from tidegate.flow import CallFlow
-    from tidegate.observe import Record
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.choice import Candidate
     from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
-    from tidegate.spending import Spending
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -53,14 +50,6 @@ class GateResponses(GateAccounts):
     """Base class of gates: sends requests and learns from their responses. The gate sets the attributes."""
 
     _counts: Counter[str]
-    spending: Spending | None
-
-    def _watch_money(self, record: Record) -> None:
-        """Warn if a decision shows that spending approaches a money limit."""
-        if self.spending is not None:
-            name = record.policy.name.removeprefix("spend:").removeprefix("provider:")
-            key = join_key(record.key)
-            self.spending.observe(name if name == key else f"{name} {key}", record.decision)
 
     def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
         """Return whether the capacity is lower than known when a permit was granted.

@@ -14,6 +14,7 @@ from tidegate.outbound.quota.charge import Charge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tidegate.observe import Observer
     from tidegate.policy import Cost
 
 
@@ -59,6 +60,12 @@ class JointCharge(Charge):
             for step in reversed(steps):
                 stack.callback(step)
         return None
+
+    def watch(self, observer: Observer) -> None:
+        """Call an observer with each later correction of these charges."""
+        super().watch(observer)
+        for other in self.others:
+            other.watch(observer)
 
 
 async def _await_all(first: Any, steps: Sequence[Callable[[], Any]]) -> None:  # noqa: ANN401 - an awaitable

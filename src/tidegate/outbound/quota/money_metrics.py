@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 MAX_MONEY_KEYS: Final = 200  # accounts, teams and tags with metrics of their own
 MONEY_LABELS: Final = ("ceiling", "key", "limit", "unit")
-# name: kind, help
-MONEY_METRICS: Final = {
-    "tidegate_money_spent_micros": ("gauge", "Money spent or reserved in the current window of a limit."),
-    "tidegate_money_ceiling_micros": ("gauge", "The most that may be spent in a window of a limit."),
-    "tidegate_money_debt_micros": ("gauge", "By how much calls exceeded a limit in the current window."),
+MONEY_GAUGES: Final = ("tidegate_money_spent_micros", "tidegate_money_ceiling_micros", "tidegate_money_debt_micros")
+WARNINGS: Final = "tidegate_money_warnings_total"
+# name: kind, help, labels
+MONEY_METRICS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+    MONEY_GAUGES[0]: ("gauge", "Money spent or reserved in the current window of a limit.", MONEY_LABELS),
+    MONEY_GAUGES[1]: ("gauge", "The most that may be spent in a window of a limit.", MONEY_LABELS),
+    MONEY_GAUGES[2]: ("gauge", "By how much calls exceeded a limit in the current window.", MONEY_LABELS),
+    WARNINGS: ("counter", "Warnings that a money limit has reached a milestone, by its percentage.", ("milestone",)),
 }
 
 
 async def read_money_metrics(gate: AsyncGate) -> list[Family]:
-    """Return how much of each money limit is used, of the accounts, teams and tags that had calls."""
+    """Return how much of each money limit is used, of the accounts, teams and tags that had calls, and warnings."""
     samples: dict[str, list[Any]] = {name: [] for name in MONEY_METRICS}
     for limiter, key in list(find_ceilings(gate))[:MAX_MONEY_KEYS]:
         try:
@@ -36,9 +39,12 @@ async def read_money_metrics(gate: AsyncGate) -> list[Family]:
             continue
         for labels, used in money_usage(limiter.policy, key, usage):
             values = used.used, used.quota, max(0, used.used - used.quota)
-            for name, value in zip(MONEY_METRICS, values, strict=True):
+            for name, value in zip(MONEY_GAUGES, values, strict=True):
                 samples[name].append((name, labels, value))
-    return [(name, kind, text, samples[name]) for name, (kind, text) in MONEY_METRICS.items()]
+    if gate.spending is not None:
+        warned = gate.spending.warnings.totals().items()
+        samples[WARNINGS] = [(WARNINGS, {"milestone": percent}, count) for percent, count in warned]
+    return [(name, kind, text, samples[name]) for name, (kind, text, _) in MONEY_METRICS.items()]
 
 
 def find_ceilings(gate: AsyncGate) -> Iterator[tuple[Any, Key]]:

@@ -115,7 +115,7 @@ class ProviderPermits:
         if others := [made for each in content.others if (made := self._restore_ceiling(provider, content, each))]:
             charge = JointCharge(charge, others)
         charge.since -= max(0, self.gate.clock.ns() // 1000 - content.at)
-        charge.label, charge.spending = CallLabel(*content.label) if content.label else None, self.gate.spending
+        charge.set_label(CallLabel(*content.label) if content.label else None, self.gate.spending)
         return AsyncPendingCharge(self.gate.run, account, charge), provider.policy
 
     def _restore_ceiling(self, provider: Provider, content: ReservationId, made: Sequence[Any]) -> Charge | None:

@@ -165,6 +165,8 @@ class Components:
             return None
         spending = settings.open()
         self._stack.callback(spending.close)
+        if self._link is not None:
+            self._link.share_warnings(spending)
         return spending
 
     def _add_providers(self, gate: AsyncGate) -> None:

@@ -18,6 +18,7 @@ from tidegate.clock import TaskSignal
 from tidegate.errors import ConfigError
 from tidegate.service.dashboard.overview import read_panels
 from tidegate.service.runtime.worker_egress import SharedEgressStats
+from tidegate.service.runtime.worker_spending import SharedWarningCounts
 from tidegate.service.runtime.worker_stats import PUBLISH_INTERVAL, SharedStats, WorkerStatus
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.service.http import App
     from tidegate.service.http.app import Panel
     from tidegate.service.runtime.shared_memory import WorkerMemory
+    from tidegate.spending import Spending
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -144,6 +146,11 @@ class WorkerLink:
         stats = SharedEgressStats(self.status, self._stats.new_row)
         self._app.egress_gauges = stats.gauges
         return stats
+
+    def share_warnings(self, spending: Spending) -> None:
+        """Count the money warnings of this worker together with those of the others."""
+        if self.status is not None and self._stats is not None:
+            spending.warnings = SharedWarningCounts(spending.warnings, self.status, self._stats.new_row)
 
     def follow_egress(self, use: Callable[[EgressRules], object]) -> None:
         """Call `use` with the settings of the egress gateway, now and when the parent process has read others."""
