@@ -181,9 +181,10 @@ class BaseLimiter:
         deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
         waiter = self._queues.join(key, now - ahead, self._signal(), call)
         make_ask = functools.partial(self._make_ask, key=key, cost=cost)
-        # Another process may release a slot long before its lease ends, and cannot wake this one.
-        slots = any(limit.rules.holds_slots for limit in ask.policy.limits)
-        max_sleep = SECOND if slots and not self._instant_store else MAX_DURATION
+        # Another process may release a slot, or settle a reservation, long before the store would allow this call. It
+        # cannot wake this one.
+        returned = verb == "hold" or any(limit.rules.holds_slots for limit in ask.policy.limits)
+        max_sleep = SECOND if returned and not self._instant_store else MAX_DURATION
         decision = yield from wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, self.clock.steady)
         return self._raise_if_denied(decision, key, timeout)
 

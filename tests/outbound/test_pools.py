@@ -8,11 +8,13 @@ from random import Random
 import httpx
 import pytest
 
+from tests.outbound.flows import settle
 from tests.outbound.pool_client import KEY, PRICES, URL, Client, pool
 from tidegate import Denied
 from tidegate.outbound import AsyncGate, Gate, Providers
-from tidegate.outbound.httpx import RateLimitTransport
+from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.stores import MemoryStore
+from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 
@@ -193,6 +195,40 @@ def test_if_all_keys_are_invalid_the_response_is_returned_once_and_then_calls_fa
         assert len(client.sent) == 2
 
 
+def test_a_403_of_all_members_is_about_the_request_and_rejects_no_key(store):
+    statuses = [403]
+    with Client(store, pool("a", "b"), lambda _key: httpx.Response(statuses[0])) as client:
+        assert client.ask().status_code == 403
+        assert (client.sent, client.used()) == (["a", "b"], {"a": 0, "b": 0})
+        statuses[0] = 200
+        assert client.ask().status_code == 200
+        assert client.gate.metrics()["rejected"] == 0
+
+
+def test_a_lenient_call_goes_to_a_member_that_it_fits(store):
+    """A member that is too small would refuse it, whatever is reserved there."""
+    small = {"name": "small", "api_key": "key-small", "limits": ["1000/1m unit=tokens"]}
+    big = {"name": "big", "api_key": "key-big", "limits": ["10_000/1m unit=tokens"]}
+    with Client(store, pool(small, big)) as client:
+        client.post(URL, json={"model": "m", "max_tokens": 2000}, headers={"authorization": "Bearer of-the-sdk"})
+        client.ask()
+        assert client.sent == ["big", "small"]
+        assert client.gate.acquire("models", {"tokens": 3000}, timeout=0).member == "big"
+        assert client.gate.acquire("models", {"tokens": 300}, timeout=0).member == "small"
+        with pytest.raises(Denied):
+            client.gate.acquire("models", {"tokens": 30_000}, timeout=0)
+
+
+def test_a_conversation_stays_with_its_member_if_the_cache_of_any_member_is_cheaper(store):
+    same = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 5}}}
+    members = [{"name": "a", "api_key": "key-a", "price": same}, "b", "c"]
+    settings = pool(*members, price=PRICES, limits=["1000/1m"], sticky="x-conversation", pick="weight")
+    with Client(store, settings) as client:
+        for number in range(30):
+            client.ask(**{"x-conversation": str(number)})
+        assert set(client.sent) == {"a", "b", "c"}
+
+
 def test_a_response_of_403_without_a_pool_is_returned(store):
     settings = {"domain": "api.test", "limits": ["5/1m"], "api_key": "key-x", "key": KEY}
     known = Providers.of(settings)
@@ -204,10 +240,10 @@ def test_a_response_of_403_without_a_pool_is_returned(store):
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def write(path, *members):
-    lines = [f"  - {{name: {name}, api_key: key-{name}{extra}}}" for name, extra in members]
+def write(path, *members, name="api.test"):
+    lines = [f"  - {{name: {member}, api_key: key-{member}{extra}}}" for member, extra in members]
     text = "domain: api.test\nprofile: openai\nlimits: [2/1m]\nkey: {header: Authorization, prefix: Bearer}\npool:\n"
-    path.write_text(text + " members:\n" + "\n".join(lines) + "\n")
+    path.write_text(f"name: {name}\n" + text + " members:\n" + "\n".join(lines) + "\n")
     path.chmod(0o600)
 
 
@@ -309,6 +345,75 @@ async def test_tasks_that_wait_are_served_in_order_as_permits_come_back(store):
     await asyncio.wait_for(tasks[1], 10)
     assert served == [(0, "b"), (1, "a")]
     await gate.close()
+
+
+async def wait_in_order(gate, served, count):
+    """Start tasks that wait for permits, one after the other."""
+
+    async def wait(number):
+        charge = await gate.acquire("models", timeout=300)
+        served.append((number, charge.member))
+
+    tasks = []
+    for number in range(count):
+        tasks.append(asyncio.create_task(wait(number)))
+        await settle()
+    return tasks
+
+
+async def test_a_reload_reaches_calls_that_wait(store, tmp_path):
+    """They keep their order, a new call does not overtake them, and a drained member gets no more calls."""
+    path = tmp_path / "models.yaml"
+    write(path, ("a", ""), name="models")
+    gate = AsyncGate(Providers.load(files=[path]), store, reload=5)
+    for _ in range(2):
+        await gate.acquire("models")
+    served = []
+    tasks = await wait_in_order(gate, served, 2)
+    write(path, ("a", ", drain: true"), ("b", ""), name="models")
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    assert served == [(0, "b"), (1, "b")]
+    assert store.clock.now() - 1_767_225_600 == 5  # when the files are read again
+    await gate.close()
+
+
+async def test_a_call_that_waits_does_not_use_a_key_that_was_rejected(store):
+    settings = pool("a", "b", limits=["1/1m"])
+    sent = []
+
+    def handle(request):
+        sent.append(request.headers["authorization"].removeprefix("Bearer key-"))
+        return httpx.Response(401 if sent[-1] == "a" and len(sent) > 2 else 200, json={})
+
+    transport = AsyncRateLimitTransport(Providers.of(settings), store, httpx.MockTransport(handle))
+    async with httpx.AsyncClient(transport=transport) as client:
+        body = {"model": "m", "max_tokens": 200}
+        for _ in range(2):
+            await client.post(URL, json=body)
+        await asyncio.wait_for(asyncio.gather(*(client.post(URL, json=body) for _ in range(4))), 20)
+    assert Counter(sent) == {"a": 2, "b": 5}
+
+
+async def test_what_another_process_returns_is_noticed_within_a_second(tmp_path):
+    clock = ManualClock(1_767_225_600)
+    stores = [SQLiteStore(tmp_path / "quota.db", clock=clock) for _ in range(2)]
+    for settings in (
+        pool("a", limits=["1000/1m unit=tokens"]),
+        {"domain": "api.test", "name": "models", "limits": ["1000/1m unit=tokens"]},
+    ):
+        gates = [AsyncGate(Providers.of(settings), store) for store in stores]
+        held = await gates[0].acquire("models", {"tokens": 1000})
+        began = clock.now()
+        waiting = asyncio.create_task(gates[1].acquire("models", {"tokens": 500}, timeout=100).__aenter__())
+        while not gates[1].metrics()["waiting"]:
+            await asyncio.sleep(0)
+        await held.commit({"tokens": 10})
+        await asyncio.wait_for(waiting, 20)
+        assert clock.now() - began <= 2
+        for gate in gates:
+            await gate.close()
+    for store in stores:
+        store.close()
 
 
 async def test_a_task_that_is_cancelled_leaves_the_queue(store):

@@ -157,9 +157,14 @@ class Providers:
 
     # ---- reading files -----------------------------------------------------------------------------------------------
 
+    @property
+    def reloads(self) -> bool:
+        """Whether providers were loaded from files, which may change."""
+        return bool(self._files or self._directories)
+
     def reload(self) -> tuple[str, ...]:
         """Load changed files; return the domains of the providers that were changed, added or removed."""
-        if not self._files and not self._directories:
+        if not self.reloads:
             return ()
         before = self._loaded
         by_file = {Path(loaded.provider.file): loaded for loaded in before.values() if loaded.provider.file}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.limiter import AsyncLimiter
-from tidegate.observe import Record
 from tidegate.outbound.providers.money import is_money
 from tidegate.policy.key import join_key
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.core import Decision
     from tidegate.flow import CallFlow
     from tidegate.limiter import Limiter
-    from tidegate.observe import Observer
+    from tidegate.observe import Observer, Record
     from tidegate.policy import Cost, Key
     from tidegate.reservation import AsyncReservation, Reservation
     from tidegate.spending import Spending

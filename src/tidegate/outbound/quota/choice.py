@@ -3,6 +3,8 @@
 Chooser.choose_flow     one step of the store charges the first candidate with room, all or nothing, in order of
                         preference; if none has room, the call waits for the first that will
 candidates left out     members whose key is invalid, and members that were refused, until they may be asked
+changed candidates      if the files change, or a key is rejected, while a call waits, `CandidatesChanged` ends its
+                        wait; the gate finds its candidates again, and the call is queued by the time of its arrival
 wait queues             FIFO, one for each set of accounts and ceilings: calls of a team whose ceiling is reached do
                         not hold up others
 """
@@ -113,6 +115,10 @@ class ChoiceQueues(WaitQueues):
                 super().wake(queue)
 
 
+class CandidatesChanged(Exception):  # noqa: N818 - not an error: the call continues with other candidates
+    """The candidates of a waiting call have changed."""
+
+
 class FlowCall:
     """A call that waits inside a flow: it runs until its generator ends."""
 
@@ -130,17 +136,29 @@ class Choice:
     """One call that chooses between candidates."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], apply: Callable[..., Any], observers: Sequence[Observer]
+        self,
+        candidates: Sequence[Candidate],
+        apply: Callable[..., Any],
+        observers: Sequence[Observer],
+        check: Callable[[], bool] | None = None,
     ) -> None:
-        """Choose between candidates, in order of preference; `apply` calls the store, awaited or not."""
+        """Choose between candidates, in order of preference; `apply` calls the store, awaited or not.
+
+        `check` returns whether the candidates are still those of the files.
+        """
         self._candidates = candidates
         self._apply = apply
         self._observers = observers
+        self._check = check
         self.verb: str = "acquire" if all(candidate.plain for candidate in candidates) else "hold"
         self.chosen: tuple[Candidate, Charge] | None = None
 
     def ask(self, verb: str) -> Any:  # noqa: ANN401 - a Decision, or an awaitable of one
-        """Ask the store for the first candidate with room."""
+        """Ask the store for the first candidate with room; raises CandidatesChanged."""
+        if self._check is not None:
+            rejected = any(candidate.account.key_rejected for candidate in self._candidates)
+            if rejected or not self._check():
+                raise CandidatesChanged
         ready: list[Candidate] = []
         waits: list[Decision] = []
         for candidate in self._candidates:
@@ -197,8 +215,13 @@ class Chooser:
         wait: Callable[[Signal, int | None], Any],
         make_signal: Callable[[], Signal],
         observers: Sequence[Observer],
+        check_at: Callable[[], int | None],
     ) -> None:
-        """Use a store; `apply` calls it, and `wait` waits for a signal, awaited or not."""
+        """Use a store; `apply` calls it, and `wait` waits for a signal, awaited or not.
+
+        `check_at` returns when the files are read next, by the monotonic clock; None: never.
+        """
+        self._check_at = check_at
         self._store = store
         self._clock: Clock = store.clock
         self._apply = apply
@@ -221,11 +244,23 @@ class Chooser:
         """Wake waiting calls with Closed."""
         self._queues.close()
 
+    def wake_all(self) -> None:
+        """Wake waiting calls: the files have changed."""
+        self._queues.wake_all()
+
     def choose_flow(
-        self, candidates: Sequence[Candidate], options: RequestOptions, timeout: float | None
+        self,
+        candidates: Sequence[Candidate],
+        options: RequestOptions,
+        timeout: float | None,
+        began: int,
+        check: Callable[[], bool],
     ) -> CallFlow[Any]:
-        """Charge the first candidate with room, and return it with its charge; raises Denied after the timeout."""
-        choice = Choice(candidates, self._apply, self._observers)
+        """Charge the first candidate with room, and return it with its charge; raises Denied after the timeout.
+
+        `began` is when the call arrived; `check` as in Choice.
+        """
+        choice = Choice(candidates, self._apply, self._observers, check)
         waited_for, queue = find_queue(candidates)
         timeout = None if timeout is None else seconds("timeout", timeout)
         if queue not in self._queues:
@@ -233,7 +268,8 @@ class Chooser:
             if choice.chosen is None and (decision.retry == NEVER or (timeout is not None and timeout <= 0)):
                 raise denial(candidates, decision, timeout)
         if choice.chosen is None:
-            decision = yield from self._wait_flow(choice, candidates, queue, waited_for, options.priority, timeout)
+            rank = began - round(options.priority * AGEING)
+            decision = yield from self._wait_flow(choice, candidates, queue, waited_for, rank, timeout)
         if choice.chosen is None:
             raise denial(candidates, decision, timeout)
         return choice.chosen
@@ -244,7 +280,7 @@ class Chooser:
         candidates: Sequence[Candidate],
         queue: tuple[str, ...],
         waited_for: frozenset[Key],
-        priority: float,
+        rank: int,
         timeout: float | None,
     ) -> CallFlow[Any]:
         """Wait in the queue until a candidate has room, or until the deadline; returns the last decision."""
@@ -252,7 +288,7 @@ class Chooser:
         now, call = steady(), FlowCall()
         deadline = None if timeout is None else now + round(timeout * SECOND)
         self._queues.keys[queue] = waited_for
-        call.flow = flow = self._joined_flow(choice, call, queue, now - round(priority * AGEING), deadline, candidates)
+        call.flow = flow = self._joined_flow(choice, call, queue, rank, deadline, candidates)
         next(flow)  # up to the point at which it has joined the queue
         try:
             step = flow.send(None)
@@ -281,8 +317,9 @@ class Chooser:
         deadline: int | None,
         candidates: Sequence[Candidate],
     ) -> Generator[Any, Any, Any]:
-        slots = any(limit.rules.holds_slots for each in candidates for limit in each.account.provider.limits)
-        max_sleep = SECOND if slots and not self._store.instant else MAX_DURATION
+        # As in Limiter: another process may return permits, and cannot wake this one.
+        returned = any(each.account.settles for each in candidates)
+        max_sleep = SECOND if returned and not self._store.instant else MAX_DURATION
         waiter = self._queues.join(queue, rank, self._make_signal(), call)
         yield None
         make_ask: Any = lambda verb: partial(choice.ask, verb)  # noqa: E731 - a step that `_to_call` passes on
@@ -296,6 +333,9 @@ class Chooser:
             found: Callable[[], Any] = step
             return found
         dues = [due for each in candidates if (due := each.account.account_capacity.due()) is not None]
+        check_at = self._check_at()
+        if check_at is not None:  # only the first waiter reads the files
+            dues.append(max(check_at, self._clock.steady() + SECOND))
         until = min(dues, default=None) if step.until is None else min((step.until, *dues))
         return partial(self._wait, step.signal, until)
 

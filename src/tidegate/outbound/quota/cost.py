@@ -48,7 +48,8 @@ class CallPlan(NamedTuple):
 
     `input_tokens` and `output_tokens` (of each output) are parts of the cost. `body` is sent instead of the request's:
     its bound is lowered to `output_tokens`. `tops_up`: the output is streamed, and more is reserved while it arrives.
-    `money` is what the call may cost, if the provider has prices; it includes `paid_input` tokens of input.
+    `money` is what the call may cost, if the provider has prices; it includes `paid_input` tokens of input. `fits` is
+    whether the limits can ever allow all of it: a lenient call reserves less otherwise.
     """
 
     cost: Cost
@@ -60,6 +61,7 @@ class CallPlan(NamedTuple):
     tops_up: bool = False
     money: int = 0
     paid_input: int = 0
+    fits: bool = True
 
 
 class TokenEstimates(NamedTuple):
@@ -139,13 +141,14 @@ def plan_call(
         estimated = tuple(unit for unit in estimated if unit not in cost)
     money = None if provider.prices is None else cost.get(provider.prices.unit)
     if request is None or not (estimated or (request.price is not None and money is None)):
-        return CallPlan(account.fit(cost), money=money or 0)
+        return CallPlan(account.fit(cost), money=money or 0, fits=account.can_fit(cost))
     plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict)
     whole = units_of(request, plan.input_tokens, plan.output_tokens)
     if request.price is not None:
         tokens = request.price.estimate(plan.paid_input, plan.output_tokens * request.times)
         whole[request.price.unit] = min(MAX_INTEGER, tokens + request.fee)
         plan = plan._replace(money=whole[request.price.unit] if money is None else money)
+    plan = plan._replace(fits=account.can_fit({**cost, **{unit: whole.get(unit, 0) for unit in estimated}}))
     for unit in estimated:
         cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
     if not asked:

@@ -31,7 +31,7 @@ from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
 from tidegate.outbound.quota.charge import CHARGE_TTL, Charge, observe_money
-from tidegate.outbound.quota.choice import Choice, Chooser, label_of
+from tidegate.outbound.quota.choice import CandidatesChanged, Choice, Chooser, label_of
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
     CURRENT_OPTIONS,
@@ -40,6 +40,7 @@ from tidegate.outbound.quota.exchange import (
     RequestOutcome,
     SendResult,
 )
+from tidegate.outbound.quota.gate_accounts import no_member
 from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, GateResponses, recharged_flow
 from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import (
@@ -135,7 +136,13 @@ class _Gate(GateResponses):
         self.spending: Spending | None = Spending(spending, clock=clock) if isinstance(spending, str) else spending
         watch = None if self.spending is None else partial(observe_money, self.spending)
         observers = [each for each in (observer, watch) if each is not None]
-        self._chooser = Chooser(self.store, self._store_apply(), self._wait, self._signal, observers)
+        self._chooser = Chooser(
+            self.store, self._store_apply(), self._wait, self._signal, observers, self._next_reload_at
+        )
+        self._wake_waiting = self._chooser.wake_all
+
+    def _next_reload_at(self) -> int | None:
+        return None if self._reload is None or not self.providers.reloads else self._next_reload
 
     def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
         limiter: Limiter | AsyncLimiter = self._limiter(policy, store=self.store, observer=self._observer)
@@ -158,11 +165,13 @@ class _Gate(GateResponses):
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
+        find = partial(self._find_again, partial(self.find_provider, call.url), call, options)
         candidates = self._candidates(provider, call, options)
+        forbidden: list[Account] = []  # which have responded with 403
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
-            candidate, charge = yield from self._reserve_flow(candidates, options, began, call)
+            candidate, charge = yield from self._reserve_flow(candidates, options, began, call, find)
             own, account, plan, _ = candidate
             sent = self.clock.steady()
             response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge)
@@ -171,7 +180,8 @@ class _Gate(GateResponses):
             try:
                 pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
                 if pause is None and own.member:
-                    pause = yield from self._move_on_flow(candidates, candidate, call, charge, response.status)
+                    moves = (candidates, candidate, call, charge, response.status, forbidden)
+                    pause = yield from self._move_on_flow(*moves)
                 if pause is not None and not charge.settled:
                     yield from self._settle_failed_flow(account, charge, response.status, plan)
             except GeneratorExit:
@@ -258,8 +268,9 @@ class _Gate(GateResponses):
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
         candidates = self._candidates(*found, options)
         check_money_given(candidates[0].account, options.cost)
+        find = partial(self._find_again, partial(self.providers.find, target), found[1], options)
         try:
-            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady(), found[1])
+            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady(), found[1], find)
         except Denied as denied:
             if raises:
                 raise
@@ -271,17 +282,50 @@ class _Gate(GateResponses):
         given = CURRENT_OPTIONS.get()
         return self._defaults if given is None else self._defaults._replace(**given)
 
+    def _find_again(
+        self,
+        find_provider: Callable[[], Provider | None],
+        call: OutboundRequest,
+        options: RequestOptions,
+        candidates: list[Candidate],
+        known: set[str],
+    ) -> None:
+        """Replace the candidates of a call that waits: files have changed, or keys were rejected.
+
+        A member of the `known` ones that is no candidate any more has failed for this call. If the provider was
+        removed, the call keeps its candidates.
+        """
+        provider, own = find_provider(), candidates[0].provider
+        failed = known.difference(each.provider.member for each in candidates)
+        if provider is None:
+            found = [each for each in candidates if not each.account.key_rejected]
+        else:
+            found = self._candidates(provider, call, options)
+        if not found:
+            raise no_member(own, drained=False)
+        candidates[:] = [each for each in found if each.provider.member not in failed] or found
+
     def _reserve_flow(
-        self, candidates: list[Candidate], options: RequestOptions, began: int, call: OutboundRequest
+        self,
+        candidates: list[Candidate],
+        options: RequestOptions,
+        began: int,
+        call: OutboundRequest,
+        find: Callable[[list[Candidate], set[str]], None],
     ) -> CallFlow[Any]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
 
-        The same, once, if the response of the store was so slow that the request would be sent too late. Returns the
-        candidate that is charged, and its charge.
+        The same, once, if the response of the store was so slow that the request would be sent too late. `find` finds
+        the candidates again if they change while the call waits. Returns the candidate that is charged, and its charge.
         """
         may_be_stale = not self.store.instant
         while True:
-            candidate, charge = yield from self._charge_flow(candidates, options, began)
+            known = {each.provider.member for each in candidates}
+            try:
+                candidate, charge = yield from self._charge_flow(candidates, options, began)
+            except CandidatesChanged:
+                find(candidates, known)
+                continue
             account = candidate.account
             if (yield from self._check_outdated_flow(account, charge)):
                 continue
@@ -303,8 +347,13 @@ class _Gate(GateResponses):
         if timeout is not None:
             timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
         if others or candidate.ceilings or candidate.provider.member:
+            changes = self.providers.changes
             try:
-                return (yield from self._chooser.choose_flow(candidates, options, timeout))
+                return (
+                    yield from self._chooser.choose_flow(
+                        candidates, options, timeout, began, lambda: self._is_current(changes)
+                    )
+                )
             except Denied:
                 self._counts["denied"] += 1
                 raise
@@ -324,6 +373,11 @@ class _Gate(GateResponses):
             raise Denied(f"provider {account.provider.name}: {denied}", denied.decision) from None
         self._watch_account(account, reservation.decision)
         return candidate, Charge(limiter, key, cost, reservation.decision, reservation)
+
+    def _is_current(self, changes: int) -> bool:
+        """Return whether the provider files have not changed since they had changed so many times."""
+        self._reload_if_due()
+        return self.providers.changes == changes
 
     def _watch_account(self, account: Account, decision: Decision) -> None:
         """Warn if an account's own money limits approach their ceiling.

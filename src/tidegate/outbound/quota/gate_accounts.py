@@ -14,7 +14,7 @@ from tidegate.outbound.quota.cost import CallPlan, TokenEstimates, key_of, plan_
 from tidegate.outbound.quota.exchange import added_key, is_confidential, target_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tidegate.clock import Clock
     from tidegate.limiter import AsyncLimiter, Limiter
@@ -46,6 +46,7 @@ class GateAccounts:
     _ceilings: dict[str, Limiter | AsyncLimiter]
     _ceiling_keys: dict[str, dict[Key, None]]
     _make_limiter: Callable[..., Limiter | AsyncLimiter]
+    _wake_waiting: Callable[[], None]
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
@@ -56,7 +57,8 @@ class GateAccounts:
     def _reload_if_due(self) -> None:
         if self._reload is not None and (now := self.clock.steady()) >= self._next_reload:
             self._next_reload = now + self._reload
-            self.providers.reload()
+            if self.providers.reload():
+                self._wake_waiting()
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
         """Return the account that a request is charged to; of a pool, that of its first member."""
@@ -104,12 +106,12 @@ class GateAccounts:
             if alike not in plans:
                 plans[alike] = self._plan_call(account, call, requests[kind], options)
             found.append(Candidate(own, account, plans[alike], self._call_ceilings(account, plans[alike], options)))
-        request = next(iter(requests.values()), None)
-        order = pool.arrange(members, conversation_of(pool, call, request), self._jitter, [c.plan.money for c in found])
+        conversation = conversation_of(pool, call, requests.values())
+        order = pool.arrange(members, conversation, self._jitter, [c.plan.money for c in found])
         usable = [found[index] for index in order if not found[index].account.key_rejected]
         if not usable:
             raise no_member(provider, drained=not members)
-        return usable
+        return [each for each in usable if each.plan.fits] or usable
 
     def _call_ceilings(self, account: Account, plan: CallPlan, options: RequestOptions) -> tuple[CallCeiling, ...]:
         """Return the ceilings of a call; a lenient call reserves at most what each can ever allow."""
@@ -179,11 +181,16 @@ class GateAccounts:
         return None
 
 
-def conversation_of(pool: Pool, call: OutboundRequest, request: RequestTokens | None) -> str | None:
-    """Return the conversation that a request belongs to, where a cache makes it cheaper to stay with one member."""
-    if not pool.sticky or (request is not None and request.price is not None and not request.price.saves_by_cache):
+def conversation_of(pool: Pool, call: OutboundRequest, requests: Iterable[RequestTokens | None]) -> str | None:
+    """Return the conversation that a request belongs to, where a cache makes it cheaper to stay with one member.
+
+    `requests` is what it asks for, as each kind of member counts it.
+    """
+    if not pool.sticky:
         return None
-    return call.header(pool.sticky) or None
+    prices = [None if request is None else request.price for request in requests]
+    saves = any(price is None or price.saves_by_cache for price in prices)
+    return (call.header(pool.sticky) or None) if saves or not prices else None
 
 
 def no_member(provider: Provider, *, drained: bool) -> Denied:

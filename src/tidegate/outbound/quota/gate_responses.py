@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.flow import complete_flow, suppress_errors_flow
 from tidegate.headers import Advice, read
-from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS, effective_status, required_wait
+from tidegate.outbound.capacity.learning import (
+    FORBIDDEN,
+    SERVICE_UNAVAILABLE,
+    TOO_MANY_REQUESTS,
+    effective_status,
+    required_wait,
+)
 from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
 from tidegate.outbound.quota.exchange import has_rate_limit_headers
 from tidegate.outbound.quota.gate_accounts import GateAccounts
@@ -29,7 +35,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 NO_ADVICE: Final = Advice()
 REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
-REJECTED_STATUSES: Final = (401, 403)  # of a request whose key is invalid
+REJECTED_STATUSES: Final = (401, FORBIDDEN)  # of a request whose key is invalid
+FIRST_ERROR_STATUS: Final = 400
 COUNTER_NAMES: Final = (
     "sent",
     "unlimited",
@@ -135,27 +142,35 @@ class GateResponses(GateAccounts):
         call: OutboundRequest,
         charge: Charge,
         status: int,
+        forbidden: list[Account],
     ) -> CallFlow[Any]:
         """Return 0 if another member of a pool may send a call that this one could not; None: no other may.
 
-        A member whose key was rejected is no longer a candidate; one that was refused is frozen.
+        A member whose key was rejected is no longer a candidate; one that was refused is frozen. A 403 may be about the
+        request, so the key counts as rejected only once another member has sent the same call.
         """
         if status in REJECTED_STATUSES and not charge.settled:
-            candidate.account.reject_key()
-            self._counts["rejected"] += 1
-            log.error(
-                "the key of %s was rejected (%d): it is not used until its file changes",
-                candidate.provider.title,
-                status,
-            )
+            if status == FORBIDDEN:
+                forbidden.append(candidate.account)
+            else:
+                self._reject_key(candidate.account, status)
             yield from suppress_errors_flow(charge.cancel)
             candidates.remove(candidate)
             return 0 if candidates and call.replays else None
+        if status < FIRST_ERROR_STATUS:
+            for account in forbidden:
+                self._reject_key(account, FORBIDDEN)
         if not call.replays:
             return None
         if status not in REFUSAL_STATUSES or (status != TOO_MANY_REQUESTS and call.method not in IDEMPOTENT_METHODS):
             return None
         return 0 if any(each is not candidate and not each.wait() for each in candidates) else None
+
+    def _reject_key(self, account: Account, status: int) -> None:
+        account.reject_key()
+        self._counts["rejected"] += 1
+        message = "the key of %s was rejected (%d): it is not used until its file changes"
+        log.error(message, account.provider.title, status)
 
     def _handle_refusal_flow(
         self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None

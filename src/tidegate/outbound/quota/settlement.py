@@ -135,6 +135,8 @@ class PendingSettlement:
             self._produced.note(produced, now)
             if self._produced.is_renewal_due(now):
                 return True
+        if reader.complete:
+            return False
         return produced >= self._next_top_up or (not self._input_known and "input" in reader.parts)
 
     def top_up_flow(self) -> CallFlow[Any]:
