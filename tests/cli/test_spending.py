@@ -26,7 +26,7 @@ from tidegate.spending import Ledger, Spending
 from tidegate.spending.ledger import MAX_SUM, read_ledger
 from tidegate.spending.milestones import MAX_NAMES, Milestones
 from tidegate.spending.monitor import CeilingUsage
-from tidegate.spending.report import forecast_ceiling, format_amount
+from tidegate.spending.report import forecast_ceiling, format_amount, short_money
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -213,6 +213,22 @@ def test_forecasts():
 def test_amounts(amount, text):
     assert format_amount(amount, "usd_micros") == text
     assert format_amount(1234, "tasks") == "1,234 tasks"
+
+
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [
+        (2712, "0.0027"),
+        (9999, "0.01"),
+        (3, "0.000003"),
+        (155_000, "0.16"),
+        (1_234_567_890, "1,234.57"),
+        (-2712, "-0.0027"),
+        (0, "0.00"),
+    ],
+)
+def test_small_amounts_in_a_table_are_not_shown_as_zero(micros, text):
+    assert short_money(micros) == text
 
 
 # ---- warnings --------------------------------------------------------------------------------------------------------

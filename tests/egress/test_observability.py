@@ -6,7 +6,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.egress.harness import running
+from tests.egress.harness import KEY, running
+from tests.outbound.flows import Failing
 from tests.outbound.server import Answer, as_json
 from tidegate.egress.tracing import Tracing
 
@@ -28,6 +29,34 @@ async def test_metrics_count_by_caller_and_provider(upstream):
         overview = json.loads((await gateway.get("/v1/overview"))[2])["panels"]["egress"]
         assert overview["rules"] == {"adopted": 0, "refused": 0, "error": None, "since": None}
         assert overview["rows"][0]["requests"] == 2
+
+
+async def test_the_overview_has_the_members_of_pools(upstream):
+    upstream.respond = lambda _request: as_json({"usage": {"prompt_tokens": 100, "completion_tokens": 30}})
+    pool = {"members": [{"name": "a", "api_key": KEY}, {"name": "b", "api_key": "other", "drain": True}]}
+    price = {"date": "2026-11-01", "models": {"m": {"input": 10, "output": 50}}}
+    fields = {"profile": "openai", "limits": ["5/1h"], "key": {"header": "X-Key"}, "price": price, "pool": pool}
+    async with running(upstream.url, **fields) as gateway:
+        await gateway.send("POST", "/up/v1/chat/completions", json={"model": "m", "max_tokens": 50})
+        panels = json.loads((await gateway.get("/v1/overview"))[2])["panels"]
+    names = ("pool", "member", "state", "refused", "cost_micros", "currency")
+    assert [tuple(member[name] for name in names) for member in panels["pools"]] == [
+        ("up", "a", "ready", 0, 2500, "usd"),
+        ("up", "b", "drained", 0, 0, "usd"),
+    ]
+    assert [limit["remaining"] for member in panels["pools"] for limit in member["limits"]] == [4, 5]
+    assert KEY not in json.dumps(panels)
+
+
+async def test_the_overview_says_that_the_store_is_unavailable_and_still_shows_the_callers(upstream):
+    store = Failing()
+    async with running(upstream.url, store=store, pool={"members": [{"name": "a"}]}) as gateway:
+        await gateway.get("/up/x")
+        store.fail = True
+        status, _, body = await gateway.get("/v1/overview")
+    panels = json.loads(body)["panels"]
+    assert (status, panels["egress"]["rows"][0]["requests"]) == (200, 1)
+    assert panels["pools"] == {"error": "lost"}
 
 
 async def test_the_access_log_has_one_line_for_each_call_without_its_query(upstream, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN
 from tests.outbound.server import QuotaServer, as_json
 from tests.servers.process import free_port, until
+from tidegate.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,27 @@ def test_the_gateway_reads_its_file_again_and_top_names_the_missing_token(upstre
             timeout=60,
         )
         assert "this needs the metrics token" in top.stderr
+
+
+def test_top_shows_the_members_of_pools_and_asks_for_the_option_egress(upstream, tmp_path, capsys):
+    write_files(tmp_path, upstream, listen="127.0.0.1:0", providers=["up.yaml"], callers={})
+    with (tmp_path / "up.yaml").open("a") as file:
+        file.write("pool: {members: [{name: first}, {name: second, drain: true}]}\n")
+    with command("egress", "egress.yaml", folder=tmp_path) as (_, ready):
+        url = ready["egress"]
+        assert get(f"{url}/up/v1/x")[0] == 200
+        assert main(["top", "--egress", "--once", "--url", url]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert lines[-3:] == [
+            ["member", "state", "left", "refused", "cost"],
+            ["up/first", "ready", "4", "of", "5", "requests", "0", "-"],
+            ["up/second", "drained", "5", "of", "5", "requests", "0", "-"],
+        ]
+        assert main(["top", "--egress", "--once", "--json", "--rows", "1", "--url", url]) == 0
+        (member,) = json.loads(capsys.readouterr().out)["pools"]
+        assert (member["pool"], member["member"], member["state"]) == ("up", "first", "ready")
+        assert main(["top", "--once", "--url", url]) == 2
+        assert capsys.readouterr().err == f"tidegate: --url: {url} is an egress gateway, not a service: add --egress\n"
 
 
 def test_an_address_in_use_is_refused(upstream, tmp_path):

@@ -30,9 +30,9 @@ def write_egress(folder, upstream, **fields):
 
 
 @contextmanager
-def workers(folder, upstream):
+def workers(folder, upstream, provider=""):
     """Run a service with two workers; yields it, and a function that sends a call over a connection of its own."""
-    (folder / "up.yaml").write_text("domain: 127.0.0.1\nname: up\nlimits: [100000/1h]\n")
+    (folder / "up.yaml").write_text(f"domain: 127.0.0.1\nname: up\nlimits: [100000/1h]\n{provider}")
     write_egress(folder, upstream)
     port = free_port()
     text = (
@@ -41,8 +41,9 @@ def workers(folder, upstream):
     )
 
     def call(token=TOKEN, seconds=60):
-        headers = {"Authorization": f"Bearer {token}"}
-        return httpx.get(f"http://127.0.0.1:{port}/up/x", headers=headers, timeout=seconds, trust_env=False).status_code
+        url, headers = f"http://127.0.0.1:{port}/up/v1/chat/completions", {"Authorization": f"Bearer {token}"}
+        body = {"model": "m", "max_tokens": 9}
+        return httpx.post(url, json=body, headers=headers, timeout=seconds, trust_env=False).status_code
 
     with serving(folder, text, "--workers", "2") as service:
         yield service, call
@@ -89,6 +90,33 @@ def test_every_worker_serves_calls_and_shows_the_counts_of_all(upstream, tmp_pat
         os.kill(pids[0], signal.SIGKILL)
         until(lambda: len(process_ids(service)) > len(pids), "a replacement", 60)
         assert counts() == [(sent, sent, 0, sent)] * 2  # what the killed worker counted is kept
+        assert service.stop() == 0
+        assert not service.logged("Traceback")
+
+
+def test_every_worker_shows_the_cost_of_pool_members_in_all_workers(tmp_path):
+    usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    price = "{date: 2026-11-01, models: {m: {input: 10, output: 50}}}"
+    pool = f"profile: openai\nprice: {price}\npool: {{members: [{{name: first}}]}}\n"
+    with (
+        QuotaServer(respond=lambda _request: as_json(usage)) as upstream,
+        workers(tmp_path, upstream, pool) as (service, call),
+    ):
+        assert {call() for _ in range(30)} == {200}  # each worker gets some of these connections
+
+        def costs():
+            found = []
+            for pid in running_ids(service):
+                with only(service, pid):
+                    (member,) = service.get("/v1/overview").json()["panels"]["pools"]
+                found.append(member["cost_micros"])
+            return found
+
+        until(lambda: costs() == [30 * 230] * 2, "the cost of all calls in both workers")
+        pids = process_ids(service)
+        os.kill(pids[0], signal.SIGKILL)
+        until(lambda: len(process_ids(service)) > len(pids), "a replacement", 60)
+        assert costs() == [30 * 230] * 2  # what the killed worker counted is kept
         assert service.stop() == 0
         assert not service.logged("Traceback")
 

@@ -72,6 +72,13 @@ async def test_a_pool_without_prices_shows_no_cost_and_another_currency_is_named
     assert [line.split()[-2:] for line in lines[1:]] == [["0", "-"], ["0.00", "eur"]]
 
 
+def test_small_amounts_are_not_shown_as_zero():
+    limit = {"unit": "usd_micros", "used": 4_999_999, "remaining": 2712, "quota": 5_000_000}
+    member = {"pool": "models", "member": "a", "state": "ready", "refused": 0, "cost_micros": 2712, "currency": "usd"}
+    lines = draw_members([{**member, "limits": [limit]}], Output())
+    assert lines[1].split() == ["models/a", "ready", "0.0027", "of", "5.00", "usd", "0", "0.0027", "usd"]
+
+
 def test_a_panel_that_failed_shows_no_members():
     assert pool_members({"panels": {"pools": {"error": "the store is unavailable"}}}) == []
     assert pool_members({"panels": {}}) == []

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.outbound.server import QuotaServer, as_json
 from tests.servers.process import until
 from tests.service.harness import ADMIN, DECISION, serving
 from tidegate.cli import main, top
@@ -60,6 +61,19 @@ def test_json_output(service, capsys):
     assert set(data) == {"store", "waiting", "in_flight", "policies", "findings", "near", "denials", "pools"}
     assert [len(data[name]) for name in ("policies", "near", "denials")] == [1, 1, 1]
     assert data["denials"][0]["violated"] == ["1h"]
+
+
+def test_a_service_without_an_egress_gateway(service, capsys):
+    assert main(["top", "--egress", "--once", "--url", service.url]) == 2
+    reason = "has no egress gateway: start the service with egress: ADDRESS, or use the URL of an egress gateway"
+    assert capsys.readouterr().err == f"tidegate: --egress: {service.url} {reason}\n"
+
+
+@pytest.mark.parametrize("options", [(), ("--egress",)])
+def test_a_server_that_is_no_service(options, capsys):
+    with QuotaServer(respond=lambda _request: as_json({"status": "ok"})) as server:
+        assert main(["top", "--once", "--url", server.url, *options]) == 3
+    assert "not a tidegate service" in capsys.readouterr().err
 
 
 def test_an_order_of_the_other_view_is_refused(capsys):

@@ -13,7 +13,7 @@ from tidegate.cli.service_args import add_service_options, open_client
 from tidegate.cli.tables import TableColumn, TextTable, columns, draw_table, join_within
 from tidegate.errors import ConfigError
 from tidegate.policy.durations import format_duration
-from tidegate.spending.report import format_amount
+from tidegate.spending.report import format_amount, short_money
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=METAVAR,
         help="time between updates (default: 1s)",
     )
-    parser.add_argument("--egress", action="store_true", help="show the callers and providers of the egress gateway")
+    parser.add_argument(
+        "--egress", action="store_true", help="show the callers of the egress gateway and the members of pools"
+    )
     parser.add_argument("--once", action="store_true", help="print the tables once and exit")
     names = sorted({each.name for each in (*POLICY_ORDERS.values(), *EGRESS_ORDERS.values())})
     parser.add_argument(
@@ -161,20 +163,23 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def show(overview: dict[str, Any], url: str, output: Output, rows: int, sorting: Sorting) -> None:
     """Show one overview of the service."""
+    if "store" not in overview:
+        raise ConfigError(f"{redact(url)} is an egress gateway, not a service: add --egress", field="--url")
     output.write_json(describe(overview, rows, sorting))
     output.write_lines(draw(overview, url, output, rows, sorting))
 
 
 def show_egress(overview: dict[str, Any], url: str, output: Output, rows: int, sorting: Sorting) -> None:
-    """Show who calls which provider through the egress gateway."""
+    """Show who calls which provider through the egress gateway, and the members of pools."""
     panel = overview["panels"].get("egress")
     if panel is None:
-        raise ConfigError(
-            f"{redact(url)} has no egress gateway: start the service with egress: ADDRESS", field="--egress"
-        )
+        advice = "start the service with egress: ADDRESS, or use the URL of an egress gateway"
+        raise ConfigError(f"{redact(url)} has no egress gateway: {advice}", field="--egress")
     found = sorting.apply(panel["rows"], "caller")[:rows]
-    output.write_json({"listen": panel["listen"], "rows": found})
-    output.write_lines(draw_egress(panel, found, output))
+    members = pool_members(overview)[:rows]
+    output.write_json({"listen": panel["listen"], "rows": found, "pools": members})
+    lines = draw_egress(panel, found, output)
+    output.write_lines([*lines, "", *draw_members(members, output)] if members else lines)
 
 
 def describe(overview: dict[str, Any], rows: int, sorting: Sorting) -> dict[str, Any]:
@@ -281,7 +286,7 @@ def draw_egress(panel: dict[str, Any], rows: list[dict[str, Any]], output: Outpu
             output.clean(f"{row['caller']} at {row['provider']}", 40),
             *(f"{row[name]:,}" for name in ("requests", "active", "waiting", "denied", "refused", "failed")),
             f"{row['input_tokens'] + row['output_tokens']:,}",
-            f"{row['cost_micros'] / 1e6:,.2f}",
+            short_money(row["cost_micros"]),
             f"{row['first_byte'] * 1000:,.0f} ms",
         )
         for row in rows
@@ -301,7 +306,7 @@ def draw_members(members: list[dict[str, Any]], output: Output) -> list[str]:
         left = describe_left(nearest)
         name = output.clean(f"{each['pool']}/{each['member']}", 40)
         pause = f" for {format_duration(each['frozen_for'])}" if each["state"] == "paused" else ""
-        cost = f"{each['cost_micros'] / 1e6:,.2f} {each['currency']}" if each["currency"] else "-"
+        cost = f"{short_money(each['cost_micros'])} {each['currency']}" if each["currency"] else "-"
         cells.append((name, each["state"] + pause, left, f"{each['refused']:,}", cost))
     return draw_table(TextTable(MEMBER_COLUMNS, list(cells)), output)
 
@@ -310,7 +315,7 @@ def describe_left(limit: dict[str, Any]) -> str:
     """Describe what is left of a limit: requests, tokens or money."""
     left, quota, unit = limit["remaining"], limit["quota"], limit["unit"]
     if unit.endswith("_micros"):
-        return f"{left / 1e6:,.2f} of {format_amount(quota, unit)}"
+        return f"{short_money(left)} of {format_amount(quota, unit)}"
     return f"{left:,} of {quota:,} {unit}"
 
 

@@ -11,8 +11,9 @@ from aiohttp import web
 from tidegate.core.bounds import SECOND
 from tidegate.egress.bodies import RequestBody
 from tidegate.egress.messages import EgressError, describe_cost, json_response, refusal
-from tidegate.errors import RateLimitError
+from tidegate.errors import RateLimitError, StoreUnavailable
 from tidegate.observe.text_format import CONTENT_TYPE, write_families
+from tidegate.outbound.quota.account_report import describe_members
 from tidegate.outbound.quota.exchange import OutboundRequest
 from tidegate.outbound.quota.money_metrics import read_money_metrics
 
@@ -54,7 +55,14 @@ class Endpoints:
 
     async def _overview(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_reader(request)
-        return json_response(200, {"panels": {"egress": self._gateway.describe()}})
+        panels: dict[str, object] = {"egress": self._gateway.describe()}
+        gate = self._gateway.gate
+        if any(provider.pool is not None for provider in gate.providers):
+            try:
+                panels["pools"] = await describe_members(gate)
+            except StoreUnavailable as error:
+                panels["pools"] = {"error": str(error)}
+        return json_response(200, {"panels": panels})
 
     def _check_reader(self, request: web.BaseRequest) -> None:
         """Refuse a client that may not read metrics: if callers are configured, it needs the metrics token."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DIMENSIONS: Final = ("day", "source", "member", "model", "team", "tag")
 SUMS: Final = ("calls", "amount", "overrun")
 MICROS: Final = "_micros"
+CENT: Final = 10_000  # micros
 FORMULA_STARTS: Final = ("=", "+", "-", "@")  # a spreadsheet would evaluate these as formulas, also after white space
 
 
@@ -61,9 +62,25 @@ def format_amount(amount: int, unit: str) -> str:
     """Write an amount: money in its currency, with six decimals at most."""
     if not unit.endswith(MICROS):
         return f"{amount:,} {unit}"
-    whole, part = divmod(abs(amount), 10**6)
+    return f"{format_money(amount)} {unit.removesuffix(MICROS)}"
+
+
+def format_money(micros: int) -> str:
+    """Write money without its currency, with two to six decimals."""
+    whole, part = divmod(abs(micros), 10**6)
     decimals = f"{part:06d}".rstrip("0").ljust(2, "0")
-    return f"{'-' if amount < 0 else ''}{whole:,}.{decimals} {unit.removesuffix(MICROS)}"
+    return f"{'-' if micros < 0 else ''}{whole:,}.{decimals}"
+
+
+def short_money(micros: int) -> str:
+    """Write money for a table, without its currency: in cents, or below one cent with two significant digits.
+
+    So a small amount is not shown as 0.00. `formatMoney` of the dashboard (static/format.js) does the same.
+    """
+    size = abs(micros)
+    step = CENT if size >= CENT else 10 ** max(0, len(str(size)) - 2)
+    rounded = (size + step // 2) // step * step
+    return format_money(-rounded if micros < 0 else rounded)
 
 
 def to_csv(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:

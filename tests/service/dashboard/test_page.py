@@ -8,13 +8,19 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.servers.valkey import ValkeyServer
-from tests.service.dashboard.dashboard_service import basic_service, full_service, prefix_proxy
+from tests.service.dashboard.dashboard_service import POLICIES, basic_service, full_service, prefix_proxy
 from tests.service.harness import ADMIN, DECISION
+from tidegate.spending.report import short_money
 
 axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
 
 TIMEOUT = 20_000  # milliseconds, for a busy machine
 PHONE = {"width": 360, "height": 740}
+TRUNCATED_CELLS = """
+(panel) => [...document.querySelectorAll(`${panel} td, ${panel} .bar-label`)]
+  .filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.textContent)
+"""
+FORMAT_AMOUNTS = "async ([module, amounts]) => amounts.map((await import(module)).formatMoney)"
 HOSTILE = '<img src=x onerror="window.injected=1"><script>window.injected=1</script>'
 
 
@@ -270,6 +276,27 @@ def cut_off_headings(page):
     """Return the headings of columns that are wider than their column."""
     return page.evaluate("""[...document.querySelectorAll("thead th")]
         .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)""")
+
+
+def test_money_of_pools_is_shown_with_its_currency_and_not_as_zero(tmp_path, open_page):
+    price = "{date: 2026-11-01, models: {m: {input: 10, output: 50}}}"
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        f"domain: api.test\nname: models\nprofile: openai\nprice: {price}\n"
+        "limits: [500/1m, 5/day unit=usd]\npool: {members: [{name: first}]}\n"
+    )
+    file.chmod(0o600)
+    with basic_service(tmp_path, f"{POLICIES}\nproviders: {file}\ndata: {tmp_path}/data\n") as service:
+        cost = {"requests": 1, "usd_micros": 2712}
+        assert service.http.post("/v1/acquire", json={"provider": "models", "cost": cost}).json()["allowed"]
+        for width, height in ((1440, 900), (390, 844)):
+            page = open_page(service.url, viewport={"width": width, "height": height})
+            expect(row(page, "panel-pools", "0.0027 of 5.00 usd")).to_have_count(1, timeout=TIMEOUT)
+            expect(row(page, "panel-pools", "first").locator("td").last).to_have_text("0.00 usd")
+            assert page.evaluate(TRUNCATED_CELLS, "#panel-pools") == []
+        amounts = [0, 3, 27, 271, 2712, 9949, 9999, 14_999, 155_000, 1_234_567_890, -2712]
+        texts = page.evaluate(FORMAT_AMOUNTS, [f"{service.url}/dashboard/format.js", amounts])
+        assert texts == [short_money(amount) for amount in amounts]
 
 
 def test_an_unreachable_service_is_reported(basic, chromium):

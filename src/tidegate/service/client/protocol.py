@@ -178,12 +178,15 @@ def verb_request(verb: ServiceVerb[Q, R], body: Q | None = None) -> ServiceReque
 
 def overview_request() -> ServiceRequest[dict[str, object]]:
     """Build the request for the data of the dashboard, which is no verb."""
-    return ServiceRequest("GET", "/v1/overview", None, {}, RESPONSE_MARGIN, decode_object)
+    return ServiceRequest("GET", "/v1/overview", None, {}, RESPONSE_MARGIN, decode_overview)
 
 
-def decode_object(body: bytes) -> dict[str, object]:
-    """Decode any JSON object."""
-    return msgspec.json.decode(body, type=dict[str, Any])
+def decode_overview(body: bytes) -> dict[str, object]:
+    """Decode the data of the dashboard; an egress gateway has only the panels."""
+    overview = msgspec.json.decode(body, type=dict[str, Any])
+    if not isinstance(overview.get("panels"), dict):
+        raise msgspec.ValidationError("expected an object with panels")
+    return overview
 
 
 def json_key(key: Key) -> str | list[str]:

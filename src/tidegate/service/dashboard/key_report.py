@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from tidegate.errors import RateLimitError
+from tidegate.policy.limit_text import describe_limit
 from tidegate.service.api.decoding import convert_value
 from tidegate.service.api.fields import BadFieldError
 from tidegate.service.api.requests import RequestKey
 from tidegate.service.dashboard.history import MAX_POLICIES, MINUTE
-from tidegate.service.dashboard.limit_text import describe_limit
 from tidegate.service.decisions.audit import describe_entry
 from tidegate.service.decisions.blocks import Block
 from tidegate.service.decisions.policy_limiters import Subject, check_key

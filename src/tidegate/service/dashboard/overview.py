@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qs
 
 from tidegate.core.bounds import SECOND
+from tidegate.policy.limit_text import describe_limit
 from tidegate.service.dashboard.findings import find_all
 from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, DecisionHistory
-from tidegate.service.dashboard.limit_text import describe_limit
 from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.dashboard.proxy_requests import describe_routes
 from tidegate.service.dashboard.recent_denials import describe_recent

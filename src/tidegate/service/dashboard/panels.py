@@ -22,11 +22,8 @@ from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
-from tidegate.limiter import usage_of
-from tidegate.outbound.providers.money import is_money
+from tidegate.outbound.quota.account_report import describe_account, describe_members
 from tidegate.service.dashboard.capacity_history import MAX_RESOURCES, CapacityHistory
-from tidegate.service.dashboard.limit_text import describe_limit, describe_period
-from tidegate.spending.report import format_amount
 from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
 
@@ -35,14 +32,11 @@ if TYPE_CHECKING:
 
     from tidegate.budget import TaskBudget
     from tidegate.bus import Bus, Event
-    from tidegate.core import Limit
-    from tidegate.outbound.providers.pool import Member
-    from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources import SourceRunner
 
     Panel = Callable[[], Awaitable[object] | object]
+    MemberTotals = Callable[[], Mapping[tuple[str, str], Mapping[str, int]]]
 
 MAX_ROWS: Final = 200  # sources, accounts, agents
 MAX_REDUCTIONS: Final = 50
@@ -72,85 +66,18 @@ async def _describe_providers(gate: AsyncGate) -> dict[str, Any]:
             gate.open_account(provider, provider.domain)  # so that it is shown before its first request
     members = {member.provider.name for each in gate.providers if each.pool for member in each.pool.members}
     accounts = [account for account in gate.accounts if account.provider.name not in members][:MAX_ROWS]
-    return {"providers": [await _describe_account(gate, account) for account in accounts], "counts": gate.metrics()}
+    return {"providers": [await describe_account(gate, account) for account in accounts], "counts": gate.metrics()}
 
 
-async def _describe_account(gate: AsyncGate, account: Account) -> dict[str, Any]:
-    policy = account.limiter.policy
-    # From the store itself: the store of a paused account denies everything, as if nothing remained.
-    (peeked,) = await gate.store.apply_async("peek", ((policy, account.key, (0,) * len(policy.limits)),))
-    usage = usage_of(peeked)
-    limits = [
-        {"name": name, "text": format_limit(limit), "period": format_period(limit), **amount._asdict()}
-        for limit, (name, amount) in zip(account.provider.limits, usage.items(), strict=True)
-    ]
-    return {
-        "name": account.provider.name,
-        "account": account.resource if account.resource != account.provider.domain else "",
-        "capacity": account.capacity,
-        "frozen_for": account.store.frozen_for(account.provider.policy.name) / SECOND,
-        "waiting": account.limiter.waiting,
-        "refused": account.refused,
-        "cost_micros": account.spent,
-        "currency": currency_of(account.provider),
-        "limits": limits,
-    }
-
-
-def currency_of(provider: Provider) -> str:
-    """Return the currency of a provider's prices; empty: it has none, so what calls cost is unknown."""
-    return "" if provider.prices is None else provider.prices.currency
-
-
-def pools_panel(gate: AsyncGate) -> Panel:
-    """Return a panel of the members of pools: what is left of their limits, and refusals and cost in this process."""
+def pools_panel(gate: AsyncGate, totals: MemberTotals | None = None) -> Panel:
+    """Return a panel of the members of pools; `totals` returns their refusals and cost in all workers."""
 
     async def read() -> list[dict[str, Any]]:
-        pools = [provider for provider in gate.providers if provider.pool is not None]
-        members = [(provider, member) for provider in pools if provider.pool for member in provider.pool.members]
-        return [await _describe_member(gate, provider, member) for provider, member in members[:MAX_ROWS]]
+        members = await describe_members(gate)
+        counts = {} if totals is None else totals()
+        return [{**each, **counts.get((each["pool"], each["member"]), {})} for each in members]
 
     return read
-
-
-async def _describe_member(gate: AsyncGate, provider: Provider, member: Member) -> dict[str, Any]:
-    accounts = _accounts_of(gate, member)
-    described = [await _describe_account(gate, account) for account in accounts]
-    rejected = any(account.key_rejected for account in accounts)
-    paused = max(each["frozen_for"] for each in described)
-    state = "drained" if member.drained else "key rejected" if rejected else "paused" if paused else "ready"
-    return {
-        "pool": provider.name,
-        "member": member.name,
-        "state": state,
-        "refused": sum(account.refused for account in accounts),
-        "cost_micros": sum(account.spent for account in accounts),
-        "currency": currency_of(member.provider),
-        "frozen_for": paused,
-        "limits": [limit for each in described for limit in each["limits"]],
-    }
-
-
-def _accounts_of(gate: AsyncGate, member: Member) -> list[Account]:
-    """Return the accounts of a member: one, or one for each model, path or credential that had calls."""
-    own = member.provider
-    key = own.domain, f"member={member.name}"
-    found = [account for account in gate.accounts if account.key[:2] == key]
-    if own.models or own.per:  # then no call is charged to the account of the member itself, unless it has no model
-        found = [account for account in found if account.key != key or account.spent or account.refused] or found
-    return found[:MAX_ROWS] or [gate.open_account(own, key)]
-
-
-def format_limit(limit: Limit) -> str:
-    """Return a limit in words: "60 per minute", "5.00 usd per calendar day"."""
-    if is_money(limit.unit):
-        return f"{format_amount(limit.quota, limit.unit)} per {describe_period(limit)}"
-    return describe_limit(limit)
-
-
-def format_period(limit: Limit) -> str:
-    """Format the period of a limit: "1m", "day"."""
-    return str(limit).partition(" ")[0].partition("/")[2]
 
 
 def _describe_source(row: Mapping[str, Any], now: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.service.dashboard.limit_text import describe_limit
+from tidegate.policy.limit_text import describe_limit
 
 if TYPE_CHECKING:
     from tidegate.service.decisions.policies import ServicePolicies

@@ -177,7 +177,10 @@ class Components:
         self.app.decider.open_providers(gate)
         self.app.families.append(partial(read_money_metrics, gate))
         if any(provider.pool is not None for provider in gate.providers):
-            self.app.panels["pools"] = pools_panel(gate)
+            counts = None if self._link is None else self._link.open_member_counts(gate)
+            if counts is not None:
+                self._stack.callback(counts.publish)  # before the gate is closed
+            self.app.panels["pools"] = pools_panel(gate, None if counts is None else counts.totals)
 
     async def _open_egress(self) -> None:
         """Run the egress gateway in this process; its calls use the gate of the sources."""

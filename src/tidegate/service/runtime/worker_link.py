@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.egress.reload import EgressRules
+    from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.http import App
     from tidegate.service.http.app import Panel
     from tidegate.service.runtime.shared_memory import WorkerMemory
+    from tidegate.service.runtime.worker_pools import SharedMemberCounts
     from tidegate.spending import Spending
 
 log: logging.Logger = logging.getLogger("tidegate.service")
@@ -100,6 +102,7 @@ class WorkerLink:
         self._use_egress: Callable[[EgressRules], object] | None = None
         self._own_panels: dict[str, Panel] = {}  # in the first worker: those that it publishes
         self._stats: SharedStats | None = None
+        self._member_counts: SharedMemberCounts | None = None
         self.status: WorkerStatus | None = None
         self.restored: bool = False  # whether the history of another worker is continued
 
@@ -152,6 +155,14 @@ class WorkerLink:
         if self.status is not None and self._stats is not None:
             spending.warnings = SharedWarningCounts(spending.warnings, self.status, self._stats.new_row)
 
+    def open_member_counts(self, gate: AsyncGate) -> SharedMemberCounts | None:
+        """Return the counts of the members of pools in this worker, which are published from now on."""
+        from tidegate.service.runtime.worker_pools import SharedMemberCounts  # noqa: PLC0415 - most services have no pools
+
+        if self.status is not None and self._stats is not None:
+            self._member_counts = SharedMemberCounts(gate, self.status, self._stats.new_row)
+        return self._member_counts
+
     def follow_egress(self, use: Callable[[EgressRules], object]) -> None:
         """Call `use` with the settings of the egress gateway, now and when the parent process has read others."""
         self._use_egress = use
@@ -193,6 +204,8 @@ class WorkerLink:
 
     async def _publish_values(self, status: WorkerStatus) -> None:
         self.check()
+        if self._member_counts is not None:
+            self._member_counts.publish()
         status.tick()
 
     async def _publish_panels(self, status: WorkerStatus) -> None:

@@ -52,7 +52,7 @@ PANEL_POLL_INTERVAL: Final = SECOND // 20
 OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
 LATENCY_VALUES: Final = len(LATENCY_BUCKETS) + 2  # the buckets, and the sum
 # Kinds of rows: the first part of their names. The other parts are labels.
-COUNTS, VIOLATED, LAST_DENIED, LATENCY, ERRORS, STORE, EGRESS, MONEY_WARNINGS = (
+COUNTS, VIOLATED, LAST_DENIED, LATENCY, ERRORS, STORE, EGRESS, MONEY_WARNINGS, POOL = (
     "counts",
     "violated",
     "last_denied",
@@ -61,6 +61,7 @@ COUNTS, VIOLATED, LAST_DENIED, LATENCY, ERRORS, STORE, EGRESS, MONEY_WARNINGS = 
     "store",
     "egress",
     "money_warnings",
+    "pool",
 )
 # Metrics of stores that only grow while a process runs. All others are current values.
 STORE_COUNTERS: Final = frozenset((

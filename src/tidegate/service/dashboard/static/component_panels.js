@@ -11,7 +11,7 @@
 
 import { CapacityChart } from "./small_charts.js";
 import { count, duration, meter, name, share, text, time } from "./cells.js";
-import { formatCount, formatDuration, formatMicroseconds, formatPercent } from "./format.js";
+import { formatCount, formatDuration, formatMicroseconds, formatMoney, formatPercent } from "./format.js";
 
 export const COMPONENT_PANELS = {
   inbound: {
@@ -62,8 +62,8 @@ export const COMPONENT_PANELS = {
       columns: [
         ["Provider", ({ provider, index }) => name(index ? "" : [provider.name, provider.account].filter(Boolean).join(" "))],
         ["Limit", (limit) => limit.text, "c-limit"],
-        ["Used", (limit) => meter(limit.used, limit.quota), "c-used"],
-        ["State", (limit) => (limit.index ? "" : formatProvider(limit.provider))],
+        ["Used", (limit) => meter(limit.used, limit.quota, formatUsed(limit)), "c-used"],
+        ["State", (limit) => (limit.index ? "" : formatProvider(limit.provider)), "c-state"],
       ],
     }, {
       rows: (panel) => panel.sources,
@@ -82,11 +82,11 @@ export const COMPONENT_PANELS = {
       rows: (members) => members.flatMap((member) => member.limits.map((limit, index) => ({ member, index, limit, alone: isOnePool(members) }))),
       columns: [
         ["Member", ({ member, index, alone }) => name(index ? "" : alone ? member.member : `${member.pool}/${member.member}`)],
-        ["Limit", ({ limit }) => limit.text, "hide-on-phone"],
-        ["Used", ({ limit }) => meter(limit.used, limit.quota, formatUsed(limit)), "c-wide"],
+        ["Limit", ({ limit }) => limit.text, "c-limit hide-on-phone"],
+        ["Used", ({ limit }) => meter(limit.used, limit.quota, formatUsed(limit)), "c-used"],
         ["State", ({ member, index }) => (index ? "" : text(formatMember(member), { state: member.state === "ready" ? "" : "warn" }))],
         ["Refused", ({ member, index }) => (index ? "" : count(member.refused)), "num c-short hide-on-phone"],
-        ["Cost", ({ member, index }) => (index ? "" : formatCost(member)), "num c-short"],
+        ["Cost", ({ member, index }) => (index ? "" : formatCost(member)), "num c-money"],
       ],
     }],
   },
@@ -160,14 +160,12 @@ const isOnePool = (members) => members.length > 0 && members.every((member) => m
 const formatMember = ({ state, frozen_for: pause }) => (state === "paused" ? `paused for ${formatDuration(pause)}` : state);
 
 /** "0.15 usd"; a provider without prices has no cost. */
-const formatCost = ({ cost_micros: cost, currency }) => (currency ? `${(cost / 1e6).toFixed(2)} ${currency}` : "–");
+const formatCost = ({ cost_micros: cost, currency }) => (currency ? `${formatMoney(cost)} ${currency}` : "–");
 
-const currencyOf = ({ unit }) => (unit.endsWith("_micros") ? unit.slice(0, -"_micros".length) : "");
-
-/** "0.15 of 5.00" for money, else "90,000 of 200K". */
-function formatUsed(limit) {
-  const amount = (value) => (currencyOf(limit) ? (value / 1e6).toFixed(2) : formatCount(value));
-  return `${amount(limit.used)} of ${amount(limit.quota)}`;
+/** "0.15 of 5.00 usd" for money, else "90,000 of 200K". */
+function formatUsed({ quota, unit, used }) {
+  if (!unit.endsWith("_micros")) return `${formatCount(used)} of ${formatCount(quota)}`;
+  return `${formatMoney(used)} of ${formatCost({ cost_micros: quota, currency: unit.slice(0, -"_micros".length) })}`;
 }
 
 function formatAgents({ agents, namespace }) {

@@ -3,6 +3,8 @@
 const INTEGER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const ONE_DECIMAL = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const MONEY = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 6 });
+const CENT = 10_000; // millionths of a currency
 const TIME = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const SHORT_TIME = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const DATE = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
@@ -25,6 +27,13 @@ export function formatMicroseconds(value) {
   if (value < 1000) return `${INTEGER.format(value)} µs`;
   if (value < 1_000_000) return `${ONE_DECIMAL.format(value / 1000)} ms`;
   return `${ONE_DECIMAL.format(value / 1_000_000)} s`;
+}
+
+/** Format millionths of a currency: cents, or below one cent two significant digits, so that it is not shown as 0.00. */
+export function formatMoney(micros) {
+  const size = Math.abs(micros);
+  const step = size >= CENT ? CENT : 10 ** Math.max(0, String(size).length - 2);
+  return MONEY.format((Math.sign(micros) * Math.round(size / step) * step) / 1e6);
 }
 
 const UNITS = [["d", 86_400], ["h", 3600], ["min", 60], ["s", 1]];
