@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tidegate.service.config.settings import Settings
 
+SIMILARITIES: Final = (1.0, 0.8, 0.6)  # of settings that a file has to those of a kind: equal ones decide first
 INBOUND_SECTION: Final = "rate_limiting"  # in a file that may have other sections, for the application
 
 
@@ -170,12 +171,14 @@ KINDS: Final = {
 
 
 def recognise(file: str) -> str:
-    """Return the kind that has the most settings in common with a file, or, if none has any, the most similar ones."""
+    """Return the kind that has the most settings in common with a file, or else the most similar ones."""
     document = load(file)
     names = set() if document.is_null or not document.is_mapping else set(document.entries())
     if INBOUND_SECTION in names:
         return "inbound"
-    shared = {kind: len(names & KINDS[kind].fields) for kind in KINDS}
-    if not any(shared.values()):
-        shared = {kind: sum(closest(name, KINDS[kind].fields) is not None for name in names) for kind in KINDS}
-    return max(KINDS, key=lambda kind: shared[kind])
+
+    def likeness(kind: str) -> list[int]:
+        fields = KINDS[kind].fields
+        return [sum(closest(name, fields, cutoff) is not None for name in names) for cutoff in SIMILARITIES]
+
+    return max(KINDS, key=likeness)
