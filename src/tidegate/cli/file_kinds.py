@@ -22,7 +22,7 @@ from tidegate.cli.output import counted
 from tidegate.egress.settings import EGRESS_FIELDS, load_egress
 from tidegate.inbound.rules.config import SECTION_FIELDS, load_rules
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS, read_provider
-from tidegate.outbound.providers.prices import PRICES_FIELDS, read_prices
+from tidegate.outbound.providers.prices import CALL_PRICES, PRICES_FIELDS, TOKEN_PRICES, read_prices
 from tidegate.outbound.providers.profile_file import NO_PROFILES, PROFILE_FIELDS, read_profile
 from tidegate.policy.config_value import load
 from tidegate.service.config.schema import schema as service_schema
@@ -100,7 +100,7 @@ def check_prices(file: str) -> tuple[list[str], dict[str, object]]:
     names = [*(name for name, _ in prices.models), *(["default"] if prices.default is not None else [])]
     for name, price in (*prices.models, *([("default", prices.default)] if prices.default is not None else [])):
         usual = {"cached": price.input, "cache_write": price.input, "audio": price.input, "audio_output": price.output}
-        amounts = {part: amount for part, amount in price._asdict().items() if part != "unit"}
+        amounts = {part: getattr(price, part) for part in (*TOKEN_PRICES, *CALL_PRICES)}
         listed = [
             f"{part} {format_amount(amount, price.unit)}"
             for part, amount in amounts.items()

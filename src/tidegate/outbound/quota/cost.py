@@ -100,7 +100,8 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
         return request
     named = provider.resolve_model(model or request.model)
     if provider.prices is not None and request.endpoint.counted and call.method.upper() not in FREE_METHODS:
-        return request._replace(model=named, price=provider.prices.find(named))
+        price = provider.prices.find(named, has_images=bool(request.endpoint.images))
+        return request._replace(model=named, price=price)
     return request if named == request.model else request._replace(model=named)
 
 
