@@ -76,7 +76,7 @@ class ModelPrice(NamedTuple):
 
     def fee(self, images: int = 0) -> int:
         """Return what a request costs apart from its tokens."""
-        return self.request + self.image * images
+        return min(MAX_INTEGER, self.request + self.image * images)
 
     def output_within(self, amount: int, input_tokens: int) -> int:
         """Return how many tokens of output this amount pays for, after the input."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.providers.profile import ANY_ENDPOINT
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
@@ -92,7 +93,10 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
     body = call.body()
     request = read_request(provider.counting, call.url, body)
     if body and not request.document and (coding := call.header("content-encoding")):
-        request = read_request(provider.counting, call.url, decoded(body, coding))
+        body = decoded(body, coding)
+        request = read_request(provider.counting, call.url, body)
+    if request.images and not request.document and (form := body or call.form()):
+        request = request.with_form(form)
     is_free = call.method.upper() in FREE_METHODS and not call.is_permit and not provider.estimate
     if is_free and request.endpoint.counted:
         request = request._replace(endpoint=NOT_COUNTED, bound=0, times=1, stated=True)
@@ -135,7 +139,7 @@ def plan_call(
     plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict)
     whole = units_of(request, plan.input_tokens, plan.output_tokens)
     if request.price is not None:
-        whole[request.price.unit] += request.fee
+        whole[request.price.unit] = min(MAX_INTEGER, whole[request.price.unit] + request.fee)
         plan = plan._replace(money=whole[request.price.unit] if money is None else money)
     for unit in estimated:
         cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])

@@ -84,7 +84,8 @@ class OutboundRequest(NamedTuple):
     `header` returns a header; `body` returns the body if it is in memory; `replays` is whether it can be sent again;
     `unreached` returns whether an error means that the request was never sent; `rewrites` is whether `send` takes
     another body as its second argument; `reports_write` whether it takes a RequestWrite as its third. `is_permit`: the
-    program sends the request itself, and its method is not known.
+    program sends the request itself, and its method is not known. `form` returns those parts of a multipart form that
+    are in memory, if the body as a whole is not.
     """
 
     method: str
@@ -96,6 +97,7 @@ class OutboundRequest(NamedTuple):
     rewrites: bool = False
     reports_write: bool = False
     is_permit: bool = False
+    form: Callable[[], bytes | None] = lambda: None
 
 
 class RequestWrite(NamedTuple):
