@@ -71,6 +71,8 @@ def test_each_kind_of_file_is_recognised(kind, write, capsys):
         ("categories: {read: {limit: none}}\n", "inbound", "expected an integer"),
         ("policys: {}\n", "service", "did you mean 'policies'?"),
         ("rate_limitting: {categories: {}}\n", "inbound", "did you mean 'rate_limiting'?"),
+        ("date: 2026-11-01\nmodel: {m: {input: 1, output: 2}}\n", "prices", "did you mean 'models'?"),
+        ("default: {input: 1, output: 2}\nmodel: {m: {request: 1}}\n", "prices", "did you mean 'models'?"),
         ("- a\n", "service", "expected a mapping"),
     ],
 )

@@ -117,6 +117,24 @@ async def test_the_money_of_a_shared_ceiling_is_part_of_the_reserved_cost(upstre
         assert json.loads(found[2])["cost"]["usd_micros"] > 500
 
 
+async def test_the_images_that_a_form_asks_for_are_paid(upstream):
+    form = b'--b\r\nContent-Disposition: form-data; name="n"\r\n\r\n3\r\n--b--\r\n'
+    fields = {"profile": "openai", "price": {**PRICES, "default": {"image": 0.04}}, "limits": ["0.2/day unit=usd"]}
+    fields["strict"] = True
+    settings = {"callers": {"a": {"token": TOKEN}}, "max_metered_body": 1024}
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Tidegate-Timeout": "0"}
+    headers["Content-Type"] = "multipart/form-data; boundary=b"
+    async with running(upstream.url, settings, **fields) as gateway:
+
+        async def send(body):
+            return await gateway.send("POST", "/up/v1/images/edits", data=body, headers=headers)
+
+        status, received, _ = await send(form)
+        assert (status, received["X-Tidegate-Cost"]) == (200, "usd_micros=120000")
+        assert [(await send(each))[0] for each in (form, form * 20)] == [429, 413]
+    assert len(upstream.requests) == 1
+
+
 async def test_a_member_that_cannot_be_reached_is_replaced_by_another(upstream):
     members = [
         {"name": "gone", "api_key": "key-1", "limits": ["5/1h"], "url": "http://127.0.0.1:9"},

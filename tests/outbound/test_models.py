@@ -48,6 +48,11 @@ def test_each_pattern_of_models_has_its_own_limits(clock):
             opened.get("https://api.test/v1/other")  # names no model
 
 
+def test_only_a_star_is_special_in_a_pattern_of_models(clock):
+    with client(clock, models={"m[12]": "2/1m", "a?*": "3/1m", "*": "1/1m"}) as opened:
+        assert [sent(opened, model) for model in ("m[12]", "a?c", "m1", "abc")] == [2, 3, 1, 0]
+
+
 def test_a_request_without_a_model_shares_the_quota_of_all_other_models(clock):
     opened = client(clock, models={"gpt-*": "5/1m", "*": "3/1m"})
     opened.post(URL, json={"model": "claude"})

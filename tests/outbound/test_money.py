@@ -174,6 +174,31 @@ def test_a_model_without_a_price_is_refused_before_anything_is_sent(store):
         assert client.ask("other")[1] - before == 203
 
 
+def test_a_price_per_image_says_nothing_about_other_calls(store):
+    unknown = r"the price of the model 'painter' is per image only, so .* is unknown: add input and output, or request"
+    with Client(store, usage(100, 30)) as client:
+        with pytest.raises(ResourceUnknown, match=unknown):
+            client.ask("painter")
+        assert (client.in_flight, client.spent()) == ([], 0)
+    with Client(store, usage(100, 30), price={**PRICES, "default": {"input": 2, "output": 3}}) as client:
+        assert client.ask("painter")[1] == 290  # the default price fits
+    only_images = pytest.raises(ResourceUnknown, match="the default price is per image only")
+    with Client(store, {}, price={**PRICES, "default": {"image": 1}}) as client, only_images:
+        client.ask("other")
+
+
+def test_what_is_free_has_a_price_of_0(store):
+    models = {"free": {"input": 0, "output": 0}, "unpriced": {"request": 0}, "drawing": {"image": 0}}
+    with Client(store, usage(100, 30), price={**PRICES, "models": models}) as client:
+        assert (client.ask("free"), client.ask("unpriced")) == ((0, 0), (0, 0))
+        assert client.ask("drawing", "https://api.test/v1/images/generations") == (0, 0)
+
+
+def test_images_may_be_paid_by_token(store):
+    with Client(store, usage(100, 30)) as client:
+        assert client.ask(url="https://api.test/v1/images/generations")[1] == 250
+
+
 def test_requests_that_no_model_answers_are_free(store):
     with Client(store, {}) as client:
         client.get("https://api.test/v1/models")

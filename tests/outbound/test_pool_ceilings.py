@@ -77,8 +77,16 @@ def test_a_team_that_waits_for_its_ceiling_does_not_hold_up_others(store):
     asyncio.run(scene())
 
 
-def test_a_named_ceiling_is_shared_by_several_providers(store):
-    ceiling = {"limit": 0.0013, "period": "day", "unit": "usd", "name": "everything"}
+@pytest.mark.parametrize(
+    "ceiling",
+    [
+        {"limit": 0.0013, "period": "day", "unit": "usd", "name": "everything"},
+        "0.0013/day unit=usd name=everything",
+        '0.0013/day name="everything" unit=usd',
+    ],
+    ids=str,
+)
+def test_a_named_ceiling_is_shared_by_several_providers(store, ceiling):
     first, second = pool("a", price=PRICES, spend=[ceiling]), pool("b", price=PRICES, spend=[ceiling])
     known = Providers.of(first, {**second, "domain": "other.test", "name": "other"})
     with Client(store, known) as client:

@@ -49,6 +49,28 @@ def test_prices_are_exact_integers():
     assert found.find("painter").fee(3) == 120_000
 
 
+@pytest.mark.parametrize("amount", [0.00005, 0.000001, 0.1])
+def test_a_small_float_of_a_mapping_is_read_exactly(amount):
+    micros = round(amount * 10**6)
+    assert read_prices({**PRICES, "default": {"request": amount}}).default.request == micros
+    assert provider({"limit": amount, "period": "day", "unit": "usd"}).limits[0].quota == micros
+
+
+@pytest.mark.parametrize("amount", [0.0000005, float("inf"), float("nan"), -0.00005, 1e300])
+def test_other_floats_of_a_mapping_are_refused(amount):
+    with pytest.raises(ConfigError, match="expected a number of at least 0 with at most six decimals"):
+        read_prices({**PRICES, "default": {"request": amount}})
+
+
+def test_only_a_star_is_special_in_the_name_of_a_model():
+    models = {"m[1m]": {"request": 1}, "q?": {"request": 2}, "*[x]": {"request": 3}}
+    found = read_prices({**PRICES, "models": models})
+    assert [found.find(name).request for name in ("m[1m]", "q?", "big[x]")] == [1_000_000, 2_000_000, 3_000_000]
+    for other in ("m1", "mm", "qa", "bigx", "m[1m]2"):
+        with pytest.raises(ResourceUnknown, match="there is no price for the model"):
+            found.find(other)
+
+
 def test_a_model_without_a_price_is_an_error_or_costs_the_default():
     with pytest.raises(ResourceUnknown, match=r"there is no price for the model 'min': .* did you mean 'mini'\?"):
         read_prices(PRICES).find("min")
@@ -141,6 +163,12 @@ def test_prices_in_another_currency():
     prices = {"date": "2026-11-01", "currency": "eur", "models": {"m": {"input": 1, "output": 2}}}
     found = provider("25/day unit=eur", price=prices)
     assert found.limits[0].unit == "eur_micros"
+
+
+def test_a_unit_of_three_letters_that_the_file_gives_the_cost_of_is_no_currency():
+    assert provider("25/day unit=gpu", estimate={"gpu": 1}).limits[0].unit == "gpu"
+    assert provider("25/day unit=gpu", endpoints=[{"path": "/x", "cost": {"gpu": 2}}]).limits[0].unit == "gpu"
+    assert provider("25/day unit=images", "9/day unit=micro-batches").limits[0].unit == "images"
 
 
 def test_a_file_that_does_not_exist(tmp_path):

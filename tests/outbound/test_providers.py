@@ -132,6 +132,82 @@ def test_a_later_conflict_leaves_the_previous_version_in_force(tmp_path):
     assert "b.yaml and" in known.problems[0]
 
 
+def test_an_edit_of_one_file_never_removes_the_provider_of_another(tmp_path, caplog):
+    write(tmp_path, "a.yaml", "a.test")
+    write(tmp_path, "b.yaml", "b.test")
+    known = Providers.load(directories=[tmp_path])
+    write(tmp_path, "a.yaml", "b.test", limit=9)
+    for _ in range(2):
+        assert known.reload() == ()
+        assert [(each.domain, each.limits[0].quota) for each in known] == [("a.test", 5), ("b.test", 5)]
+        assert "two providers have the domain 'b.test'" in known.problems[0]
+    assert caplog.text.count("the previous version stays in effect") == 1
+
+
+# ---- ceilings that several files share -------------------------------------------------------------------------------
+
+
+def write_ceiling(folder, name, spend, currency="usd"):
+    price = f"price: {{date: 2026-11-01, currency: {currency}, models: {{m: {{input: 1, output: 5}}}}}}\n"
+    return write(folder, f"{name}.yaml", f"{name}.test", more=f"profile: openai\n{price}spend: [{spend}]\n")
+
+
+@pytest.mark.parametrize(
+    ("spend", "currency", "limit"),
+    [
+        ("2/day unit=usd name=all", "usd", "2000000/day calendar_window unit=usd_micros name=all"),
+        ("1/day unit=eur name=all", "eur", "1000000/day calendar_window unit=eur_micros name=all"),
+        ("1/1d unit=usd name=all", "usd", "1000000/1d sliding_log unit=usd_micros name=all"),
+        (
+            "{limit: 1, period: day, unit: usd, name: all, per: team}",
+            "usd",
+            "1000000/day calendar_window unit=usd_micros name=all per team",
+        ),
+    ],
+    ids=["limit", "currency", "period", "scope"],
+)
+def test_a_ceiling_that_differs_between_files_is_refused(tmp_path, spend, currency, limit):
+    one = write_ceiling(tmp_path, "a", "1/day unit=usd name=all")
+    other = write_ceiling(tmp_path, "b", spend, currency)
+    with pytest.raises(ConfigError) as error:
+        Providers.load(directories=[tmp_path])
+    assert str(error.value) == (
+        f"{other} and {one}: the ceiling 'all' has the limits '{limit}' and '1000000/day calendar_window "
+        "unit=usd_micros name=all': set the same limit in both, or another name in one of them"
+    )
+
+
+def test_a_shared_ceiling_changes_when_all_its_files_have_changed(tmp_path, caplog):
+    def quotas():
+        return [each.ceilings[0].limit.quota // 10**6 for each in known]
+
+    for name in "abc":
+        write_ceiling(tmp_path, name, "1/day unit=usd name=all")
+    known = Providers.load(directories=[tmp_path])
+    write_ceiling(tmp_path, "a", "22/day unit=usd name=all")
+    assert known.reload() == ()
+    assert quotas() == [1, 1, 1]
+    assert "the ceiling 'all' has the limits" in known.problems[0]
+    assert "a.yaml: the previous version stays in effect" in caplog.text
+    write_ceiling(tmp_path, "b", "333/day unit=usd name=all")
+    write_ceiling(tmp_path, "c", "4444/day unit=usd name=all")
+    assert known.reload() == ()
+    assert quotas() == [1, 1, 1]
+    for name in "bc":
+        write_ceiling(tmp_path, name, "22/day unit=usd name=all")
+    assert known.reload() == ("a.test", "b.test", "c.test")
+    assert (quotas(), known.problems) == ([22, 22, 22], ())
+
+
+def test_a_new_file_whose_ceiling_differs_is_ignored(tmp_path):
+    write_ceiling(tmp_path, "b", "1/day unit=usd name=all")
+    known = Providers.load(directories=[tmp_path])
+    write_ceiling(tmp_path, "a", "2/day unit=usd name=all")
+    assert known.reload() == ()
+    assert [each.domain for each in known] == ["b.test"]
+    assert "the ceiling 'all'" in known.problems[0]
+
+
 def test_a_directory_missing_for_a_moment_keeps_its_providers(tmp_path):
     folder = tmp_path / "providers"
     folder.mkdir()

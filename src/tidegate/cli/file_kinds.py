@@ -22,7 +22,7 @@ from tidegate.cli.output import counted
 from tidegate.egress.settings import EGRESS_FIELDS, load_egress
 from tidegate.inbound.rules.config import SECTION_FIELDS, load_rules
 from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS, read_provider
-from tidegate.outbound.providers.prices import PRICES_FIELDS, read_prices
+from tidegate.outbound.providers.prices import CALL_PRICES, PRICES_FIELDS, TOKEN_PRICES, read_prices
 from tidegate.outbound.providers.profile_file import NO_PROFILES, PROFILE_FIELDS, read_profile
 from tidegate.policy.config_value import load
 from tidegate.service.config.schema import schema as service_schema
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tidegate.service.config.settings import Settings
 
+SIMILARITIES: Final = (1.0, 0.8, 0.6)  # of settings that a file has to those of a kind: equal ones decide first
 INBOUND_SECTION: Final = "rate_limiting"  # in a file that may have other sections, for the application
 
 
@@ -99,7 +100,7 @@ def check_prices(file: str) -> tuple[list[str], dict[str, object]]:
     names = [*(name for name, _ in prices.models), *(["default"] if prices.default is not None else [])]
     for name, price in (*prices.models, *([("default", prices.default)] if prices.default is not None else [])):
         usual = {"cached": price.input, "cache_write": price.input, "audio": price.input, "audio_output": price.output}
-        amounts = {part: amount for part, amount in price._asdict().items() if part != "unit"}
+        amounts = {part: getattr(price, part) for part in (*TOKEN_PRICES, *CALL_PRICES)}
         listed = [
             f"{part} {format_amount(amount, price.unit)}"
             for part, amount in amounts.items()
@@ -170,12 +171,14 @@ KINDS: Final = {
 
 
 def recognise(file: str) -> str:
-    """Return the kind that has the most settings in common with a file, or, if none has any, the most similar ones."""
+    """Return the kind that has the most settings in common with a file, or else the most similar ones."""
     document = load(file)
     names = set() if document.is_null or not document.is_mapping else set(document.entries())
     if INBOUND_SECTION in names:
         return "inbound"
-    shared = {kind: len(names & KINDS[kind].fields) for kind in KINDS}
-    if not any(shared.values()):
-        shared = {kind: sum(closest(name, KINDS[kind].fields) is not None for name in names) for kind in KINDS}
-    return max(KINDS, key=lambda kind: shared[kind])
+
+    def likeness(kind: str) -> list[int]:
+        fields = KINDS[kind].fields
+        return [sum(closest(name, fields, cutoff) is not None for name in names) for cutoff in SIMILARITIES]
+
+    return max(KINDS, key=likeness)

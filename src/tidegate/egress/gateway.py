@@ -29,6 +29,7 @@ from tidegate.egress.upstream import UpstreamClient
 from tidegate.errors import Closed, Denied, RateLimitError
 from tidegate.headers.cross_site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
+from tidegate.outbound.quota.request_tokens import path_of
 from tidegate.stores.cancellation import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class EgressGateway:
         if body.expected:
             await body.accept()
         metered = counts_tokens or provider.reads_requests
-        if metered and (is_json(request) or (body.fits and may_be_json(request))):
+        if metered and (is_json(request) or (body.fits and may_be_json(request)) or is_paid_by_image(target)):
             await body.read_whole()
         headers = messages.request_headers(request.headers, provider, identity.tokens_in.headers, metered=metered)
         upgrade = asks_for_websocket(request.headers)
@@ -392,6 +393,12 @@ def is_json(request: web.BaseRequest) -> bool:
 def may_be_json(request: web.BaseRequest) -> bool:
     """Return whether the body of a request may be JSON although its type does not say so."""
     return request.can_read_body and ("Content-Type" not in request.headers or request.content_type in UNTYPED)
+
+
+def is_paid_by_image(target: Target) -> bool:
+    """Return whether the body of a request says how many images it pays for, in JSON or in a form."""
+    provider = target.provider
+    return provider.prices is not None and bool(provider.counting.read_path(path_of(target.quota_url))[0].images)
 
 
 def asks_for_websocket(headers: CIMultiDictProxy[str]) -> bool:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RateLimitMiddleware"]
 
+MAX_FIELD_LENGTH: Final = 1000  # bytes of a field of a form that are read
 UNREACHED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 CHUNK_BYTES: Final = 2**16
 
@@ -299,7 +300,21 @@ def to_outbound_request(request: aiohttp.ClientRequest) -> OutboundRequest:
         unreached,
         replayable,
         reports_write=True,
+        form=partial(form_of, request.body),
     )
+
+
+def form_of(body: object) -> bytes | None:
+    """Return the text fields of a form; None: the body is not a form."""
+    if not isinstance(body, aiohttp.MultipartWriter):
+        return None
+    found = []
+    for part, _, _ in body:
+        if isinstance(part, aiohttp.BytesPayload) and (part.size or 0) <= MAX_FIELD_LENGTH:
+            disposition = part.headers.get("Content-Disposition", "")
+            text = part.decode(errors="replace")
+            found.append(f"--form\r\nContent-Disposition: {disposition}\r\n\r\n{text}\r\n")
+    return ("".join(found) + "--form--").encode()
 
 
 def unreached(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -188,6 +189,8 @@ class ConfigValue:
     def millionths(self) -> int:
         """Read a decimal number of at least 0 with at most six decimals, exactly, in millionths: 2.5 is 2,500,000."""
         text = self._plain if self._plain is not None else str(self.raw)
+        if isinstance(self.raw, float):  # str(0.00005) is 5e-05
+            text = f"{Decimal(repr(float(self.raw))):f}"
         number = DECIMAL.fullmatch(text) if not isinstance(self.raw, (bool, str)) else None
         if number is None or len(text) > MAX_SHOWN_LENGTH:
             raise self.error(f"expected a number of at least 0 with at most six decimals, not {self}")

@@ -76,6 +76,13 @@ class HttpxLibrary:
         def body() -> bytes | None:
             return b"".join(request.stream) if isinstance(request.stream, self._module.ByteStream) else None
 
+        def form() -> bytes | None:
+            fields = getattr(request.stream, "fields", None)  # of a MultipartStream
+            if fields is None:
+                return None
+            in_memory = (field for field in fields if isinstance(getattr(field, "file", b""), (str, bytes)))
+            return b"".join(b"--form\r\n" + b"".join(field.render()) + b"\r\n" for field in in_memory) + b"--form--"
+
         def header(name: str) -> str | None:
             value: str | None = request.headers.get(name)
             if value is None or value.isascii():
@@ -93,6 +100,7 @@ class HttpxLibrary:
             self._is_unreached,
             replayable,
             reports_write=True,
+            form=form,
         )
 
     def for_provider(

@@ -31,7 +31,7 @@ from tidegate.outbound.providers.model_fields import (
     read_model_limits,
     read_output_reserve,
 )
-from tidegate.outbound.providers.money import check_units, parse_limit, to_micros
+from tidegate.outbound.providers.money import check_unit, parse_limit, to_micros
 from tidegate.outbound.providers.pool_file import read_ceilings, read_pool
 from tidegate.outbound.providers.prices import MILLION, find_prices
 from tidegate.outbound.providers.profile import TOKEN_UNITS
@@ -162,12 +162,14 @@ def _check_units(fields: Fields, provider: Provider) -> None:
     prices = provider.prices
     known = TOKEN_UNITS if prices is None else (*TOKEN_UNITS, prices.currency, prices.unit)
     place = fields.get("limits") or fields.get("unit") or fields["domain"]
-    for limits in (provider.limits, *(each.limits for each in provider.models)):
+    limits = (*provider.limits, *(limit for each in provider.models for limit in each.limits))
+    for unit in dict.fromkeys(limit.unit for limit in limits):
         with place.locate_errors():
-            check_units(limits, prices, told)
-        for unit in {limit.unit for limit in limits}.difference(told, known, (CONCURRENCY_UNIT,)):
-            if closest(unit.lower(), known, MISSPELLING_SIMILARITY) is not None:
-                raise place.error(f"nothing is counted in the unit {unit!r}: {did_you_mean(unit.lower(), known)}")
+            check_unit(unit, prices, told)
+        if unit in told or unit in known or unit == CONCURRENCY_UNIT:
+            continue
+        if closest(unit.lower(), known, MISSPELLING_SIMILARITY) is not None:
+            raise place.error(f"nothing is counted in the unit {unit!r}: {did_you_mean(unit.lower(), known)}")
 
 
 def _hide_value(quoted: re.Match[str]) -> str:
@@ -249,6 +251,9 @@ def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None, 
     period = fields["period"].string()
     money = prices is not None and "unit" in fields and fields["unit"].string() in (prices.currency, prices.unit)
     in_currency = money and prices is not None and fields["unit"].string() == prices.currency
+    if not in_currency and "unit" in fields and "." in str(fields["limit"]):  # decimals are for money only
+        with fields["unit"].locate_errors():
+            check_unit(fields["unit"].string(), prices)
     quota = fields["limit"].millionths() if in_currency else fields["limit"].integer()
     if "algorithm" in fields:
         algorithm = fields["algorithm"].choice(*ALGORITHMS)

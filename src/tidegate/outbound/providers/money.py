@@ -11,16 +11,18 @@ from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.calendar import PERIODS
 from tidegate.core.limit import LIMIT, Limit
 from tidegate.errors import ConfigError
-from tidegate.outbound.providers.prices import MICROS, MILLION
+from tidegate.outbound.providers.prices import CURRENCY, MICROS, MILLION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from tidegate.outbound.providers.prices import Prices
 
 # An amount with decimals, and the rest: `2.50/day unit=usd`.
 AMOUNT = re.compile(r"\s*(?P<whole>[0-9][0-9_]*)\.(?P<part>[0-9]{1,6})(?P<rest>[^0-9].*)", re.DOTALL)
+WORD = re.compile(r"[^\W\d_]+")
 COMMON_CURRENCIES: Final = ("usd", "eur", "gbp", "chf", "jpy", "cny", "inr", "cad", "aud")
+MONEY_WORDS: Final = ("dollar", "euro", "pound", "franc", "rupee", "cent", "micro", "money")  # or with a final `s`
 
 
 def is_money(unit: str) -> bool:
@@ -42,6 +44,7 @@ def parse_limit(text: str, prices: Prices | None) -> Limit:
     limit = Limit.parse(whole)
     found = to_micros(limit, prices, scale)
     if scale > 1 and found is limit:
+        check_unit(limit.unit, prices)
         raise ConfigError(f"expected a whole number of {limit.unit}, in {text!r}", field="limit")
     return found
 
@@ -73,18 +76,32 @@ def to_micros(limit: Limit, prices: Prices | None, scale: int = 1) -> Limit:
     return replace(limit, quota=quota, burst=burst, unit=prices.unit)
 
 
-def check_units(limits: Iterable[Limit], prices: Prices | None, estimated: Iterable[str]) -> None:
-    """Refuse money limits if neither prices nor an estimate give the cost of a call: it would stay 0."""
-    for limit in limits:
-        currency = limit.unit.removesuffix(MICROS)
-        if prices is not None:
-            if limit.unit != prices.unit and (is_money(limit.unit) or currency in COMMON_CURRENCIES):
-                raise ConfigError(f"a limit counts {limit.unit}, but the prices are in {prices.currency}")
-        elif is_money(limit.unit) and limit.unit not in estimated:
-            message = f"a limit counts {limit.unit}, but nothing says what a call costs: add price: prices.yaml"
-            raise ConfigError(f"{message}, a file with the price of each model, or estimate: {{{limit.unit}: …}}")
-        elif currency in COMMON_CURRENCIES and limit.unit not in estimated:
-            raise ConfigError(
-                f"a limit counts {limit.unit}, but nothing says what a call costs: add price: prices.yaml, a file "
-                "with the price of each model"
-            )
+def check_unit(unit: str, prices: Prices | None, told: Collection[str] = ()) -> None:
+    """Refuse a unit of money that nothing counts; `told` are the units whose cost the provider file states."""
+    if prices is not None:
+        _check_currency(unit, prices, told)
+    elif unit in told:
+        return
+    elif is_money(unit):
+        message = f"a limit counts {unit}, but nothing says what a call costs: add price: prices.yaml"
+        raise ConfigError(f"{message}, a file with the price of each model, or estimate: {{{unit}: …}}")
+    elif unit in COMMON_CURRENCIES:
+        raise ConfigError(
+            f"a limit counts {unit}, but nothing says what a call costs: add price: prices.yaml, a file with the price "
+            "of each model"
+        )
+
+
+def _check_currency(unit: str, prices: Prices, told: Collection[str]) -> None:
+    """Refuse another currency than that of the prices, a misspelled one, and any other unit of three letters."""
+    is_other_currency = is_money(unit) or unit in COMMON_CURRENCIES
+    if unit in (prices.currency, prices.unit) or (unit in told and not is_other_currency):
+        return
+    words = WORD.findall(unit.lower())
+    is_own = prices.currency in words
+    if not (is_own or CURRENCY.fullmatch(unit.lower()) or (words and words[-1].removesuffix("s") in MONEY_WORDS)):
+        return
+    other = f"a limit counts {unit}, but the prices are in {prices.currency}"
+    reason = f"nothing is counted in the unit {unit!r}" if is_own else other
+    meant = prices.unit if "micro" in unit.lower() else prices.currency
+    raise ConfigError(f"{reason}: did you mean {meant!r}?")

@@ -8,6 +8,7 @@
         - {name: eu, url: "https://eu.example.com/v1", api_key: ${KEY_EU}}
     spend:
       - 100/day unit=usd
+      - 250/month unit=usd name=all      # shared by the files that have a ceiling of this name
       - {limit: 25, period: day, unit: usd, per: team}
 
 Every field of a member replaces that of the file; limits are replaced together, and so is the key.
@@ -19,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast, get_args
 from urllib.parse import urlsplit
 
+from tidegate.core.limit import WORD
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import host_of
 from tidegate.outbound.providers.money import is_money
@@ -136,13 +138,21 @@ def read_ceilings(
         if not is_money(limit.unit) or limit.unit != prices.unit:
             raise entry.error(f"expected a limit in {prices.currency}, such as 25/day unit={prices.currency}")
         per = _scopes(entry)
-        named = entry.is_mapping and "name" in entry.entries()
+        named = _is_named(entry)
         place = limit.name if named else f"{domain}:{'+'.join((limit.name, *per))}"
         policy = Policy(f"spend:{place}", (limit,), on_store_error=on_store_error)
         if policy.name in [known.policy.name for known in found]:
-            raise entry.error("two ceilings have the same period and scope: give one of them a name")
+            unnamed = "two ceilings have the same period and scope: give one of them a name"
+            raise entry.error(f"two ceilings are named {limit.name!r}: rename one of them" if named else unnamed)
         found.append(Ceiling(policy, per))
     return tuple(found)
+
+
+def _is_named(entry: ConfigValue) -> bool:
+    """Return whether a ceiling has a name of its own, which other files can use, too."""
+    if entry.is_mapping:
+        return "name" in entry.entries()
+    return any(word.group().startswith("name=") for word in WORD.finditer(entry.string()))
 
 
 def _scopes(entry: ConfigValue) -> tuple[CeilingScope, ...]:

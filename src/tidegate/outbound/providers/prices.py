@@ -44,7 +44,8 @@ class ModelPrice(NamedTuple):
     """The price of a model: micros per million tokens, and micros per request and image.
 
     `cached` is the price of input that the provider read from its cache, `cache_write` of input that it wrote there.
-    `audio` is the price of audio input, `audio_output` of audio output.
+    `audio` is the price of audio input, `audio_output` of audio output. `per_image_only`: the file has no other price
+    for the model, so the cost of calls that request no images is unknown.
     """
 
     unit: str
@@ -56,6 +57,7 @@ class ModelPrice(NamedTuple):
     image: int = 0
     audio: int = 0
     audio_output: int = 0
+    per_image_only: bool = False
 
     def estimate(self, input_tokens: int, output_tokens: int) -> int:
         """Return the most that this many tokens can cost, whatever part of them is cached or audio."""
@@ -74,7 +76,7 @@ class ModelPrice(NamedTuple):
 
     def fee(self, images: int = 0) -> int:
         """Return what a request costs apart from its tokens."""
-        return self.request + self.image * images
+        return min(MAX_INTEGER, self.request + self.image * images)
 
     def output_within(self, amount: int, input_tokens: int) -> int:
         """Return how many tokens of output this amount pays for, after the input."""
@@ -117,20 +119,33 @@ class Prices:
         """The unit that amounts are counted in, such as `usd_micros`."""
         return self.currency + MICROS
 
-    def find(self, model: str | None) -> ModelPrice:
-        """Return the price of a model; raises ResourceUnknown if there is none and no default."""
+    def find(self, model: str | None, *, has_images: bool = True) -> ModelPrice:
+        """Return the price of a model; `has_images` is whether the call requests images.
+
+        Raises ResourceUnknown if neither the model nor the default has a price for such a call.
+        """
+        listed: ModelPrice | None = None
         if model is not None:
             for pattern, price in self.models:
                 if matches_model(pattern, model):
-                    return price
-        if self.default is not None:
-            return self.default
-        where = self.file or "the prices"
+                    listed = price
+                    break
+        for found in (listed, self.default):
+            if found is not None and (has_images or not found.per_image_only):
+                return found
+        raise ResourceUnknown(f"{self.file or 'the prices'}: {self._unknown(model, listed)}")
+
+    def _unknown(self, model: str | None, listed: ModelPrice | None) -> str:
+        """Return why the price of a call is unknown; `listed` is the price of its model, which does not fit."""
+        if listed is not None or self.default is not None:
+            whose = "the default price" if listed is None else f"the price of the model {model!r}"
+            unknown = f"{whose} is per image only, so the cost of a call that requests no images is unknown"
+            return f"{unknown}: add input and output, or request; write 0 for what is free"
         if model is None:
-            message = f"{where}: a request names no model, so its price is unknown"
-            raise ResourceUnknown(f"{message}: name it with request_options(model=…), or add a default price")
+            unknown = "a request names no model, so its price is unknown"
+            return f"{unknown}: name it with request_options(model=…), or add a default price"
         near = hint(model, [pattern for pattern, _ in self.models])
-        raise ResourceUnknown(f"{where}: there is no price for the model {model!r}: add it, or a default price{near}")
+        return f"there is no price for the model {model!r}: add it, or a default price{near}"
 
 
 def find_prices(setting: ConfigValue) -> Prices:
@@ -189,4 +204,4 @@ def _price(setting: ConfigValue, unit: str) -> ModelPrice:
             raise setting.error(f"needs the price of {needed} too; write {needed}: 0 if there is none")
     whole, output = found.get("input", 0), found.get("output", 0)
     usual = {"cached": whole, "cache_write": whole, "audio": whole, "audio_output": output}
-    return ModelPrice(unit, **{**usual, **found})
+    return ModelPrice(unit, **{**usual, **found}, per_image_only=found.keys() == {"image"})

@@ -36,6 +36,7 @@ WHOLE_DOCUMENT: Final[FieldPath] = ()
 TOKEN_UNITS: Final = ("tokens", "input-tokens", "output-tokens")
 MAX_PATHS: Final = 1024  # paths of requests that are remembered
 MAX_VALUES: Final = 1000  # values of a JSON document that one path is followed to
+SPECIAL_OF_FNMATCH = re.compile(r"[\[?]")  # apart from `*`; in brackets, they stand for themselves
 
 
 class MediaEstimate(NamedTuple):
@@ -155,8 +156,13 @@ class Profile:
 
 @lru_cache(maxsize=4096)
 def matches_model(pattern: str, model: str) -> bool:
-    """Return whether a model matches a pattern such as `gpt-*`."""
-    return re.compile(translate(pattern)).fullmatch(model) is not None
+    """Return whether a model matches a pattern such as `gpt-*`: only `*` is special, unlike in `fnmatch`."""
+    return _model_pattern(pattern).fullmatch(model) is not None
+
+
+@lru_cache(maxsize=1024)
+def _model_pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(SPECIAL_OF_FNMATCH.sub(r"[\g<0>]", pattern)))
 
 
 def values_at(document: Any, path: FieldPath) -> list[Any]:  # noqa: ANN401 - any JSON value

@@ -6,7 +6,7 @@ import logging
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar, get_args
 
 from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping
 
+    from tidegate.outbound.providers.pool import Ceiling
     from tidegate.outbound.providers.provider import Provider
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -69,10 +72,10 @@ class Providers:
     ) -> Providers:
         """Read one file per provider, and all files of a directory that end in .yaml or .yml.
 
-        Two files with the same domain or the same name are refused. `permissions` is the treatment of a file that
-        contains a key and is readable by others than its owner: `warn`, `refuse` or `ignore`. `profiles` are files and
-        directories of profiles that you add: a provider file names them by their file name without its suffix, and a
-        profile replaces a shipped one of the same name.
+        Two files with the same domain or name are refused, and so are ceilings of the same name that differ.
+        `permissions` is the treatment of a file that contains a key and is readable by others than its owner: `warn`,
+        `refuse` or `ignore`. `profiles` are files and directories of profiles that you add: a provider file names them
+        by their file name without its suffix, and a profile replaces a shipped one of the same name.
         """
         if permissions not in get_args(Permissions):
             raise ConfigError(f"must be warn, refuse or ignore, not {permissions!r}", field="permissions")
@@ -168,21 +171,13 @@ class Providers:
             return ()
         before = self._loaded
         by_file = {Path(loaded.provider.file): loaded for loaded in before.values() if loaded.provider.file}
-        found: dict[str, LoadedProvider] = {}
         problems: list[str] = []
+        read: dict[Path, LoadedProvider] = {}
         for path in self._paths(problems):
             loaded = self._reread(path, by_file.get(path), problems)
-            if loaded is None:
-                continue
-            conflict = _find_conflict(found.values(), loaded.provider)
-            if conflict is None:
-                found[loaded.provider.domain] = loaded
-                continue
-            problems.append(conflict)
-            log.warning("%s: the file is ignored", conflict)
-            old = by_file.get(path)
-            if old is not None and _find_conflict(found.values(), old.provider) is None:
-                found[old.provider.domain] = old
+            if loaded is not None:
+                read[path] = loaded
+        found = self._without_conflicts(read, by_file, problems)
         self.problems = tuple(problems)
         changed = {*found, *before}
         changed = {name for name in changed if found.get(name, (None,))[0] != before.get(name, (None,))[0]}
@@ -192,6 +187,29 @@ class Providers:
         for domain in sorted(changed):
             log.info("provider %s was %s", domain, "loaded" if domain in found else "removed")
         return tuple(sorted(changed))
+
+    def _without_conflicts(
+        self, read: dict[Path, LoadedProvider], previous: Mapping[Path, LoadedProvider], problems: list[str]
+    ) -> dict[str, LoadedProvider]:
+        """Return the providers by domain; of files that conflict, the previous versions stay in effect.
+
+        A file that has not changed is kept, so an edit of one file never removes the provider of another.
+        """
+        chosen = dict(read)
+        while (conflict := _first_conflict(chosen)) is not None:
+            first, second, message = conflict
+            old = previous.get(second)
+            refused = first if old is not None and old.provider == chosen[second].provider else second
+            old = previous.get(refused)
+            if old is None or old.provider == chosen[refused].provider:
+                del chosen[refused]
+            else:
+                chosen[refused] = old
+            problems.append(message)
+            if message not in self.problems:  # logged once
+                kept = "the previous version stays in effect" if refused in chosen else "the file is ignored"
+                log.warning("%s: %s: %s", refused, kept, message)
+        return {loaded.provider.domain: loaded for loaded in chosen.values()}
 
     def _reread(self, path: Path, loaded: LoadedProvider | None, problems: list[str]) -> LoadedProvider | None:
         """Read a file again if it has changed; keep the previous version if it is invalid."""
@@ -260,24 +278,37 @@ class Providers:
 
 
 def _by_domain(providers: Iterable[LoadedProvider]) -> dict[str, LoadedProvider]:
-    found: dict[str, LoadedProvider] = {}
-    for loaded in providers:
-        conflict = _find_conflict(found.values(), loaded.provider)
-        if conflict is not None:
-            raise ConfigError(conflict)
-        found[loaded.provider.domain] = loaded
-    return found
+    found = dict(enumerate(providers))
+    conflict = _first_conflict(found)
+    if conflict is not None:
+        raise ConfigError(conflict[2])
+    return {loaded.provider.domain: loaded for loaded in found.values()}
 
 
-def _find_conflict(found: Iterable[LoadedProvider], new: Provider) -> str | None:
-    """Return an error message if another provider has the same domain or name."""
-    for loaded in found:
-        old = loaded.provider
-        for what in ("domain", "name"):
-            if getattr(old, what) == getattr(new, what):
-                files = f"{new.file or 'this provider'} and {old.file or 'an earlier one'}"
-                return f"{files}: two providers have the {what} {getattr(new, what)!r}; remove one of them"
+def _first_conflict(found: Mapping[T, LoadedProvider]) -> tuple[T, T, str] | None:
+    """Return the first two providers that cannot be used together, and an error message."""
+    seen: dict[object, T] = {}  # the domains, names and ceilings, and the first provider that has each
+    for place, loaded in found.items():
+        provider = loaded.provider
+        ceilings = {("ceiling", each.policy.name): each for each in provider.ceilings}
+        for mark in (("domain", provider.domain), ("name", provider.name), *ceilings):
+            first = seen.setdefault(mark, place)
+            if first == place:
+                continue
+            other = found[first].provider
+            files = f"{provider.file or 'this provider'} and {other.file or 'an earlier one'}"
+            if mark not in ceilings:
+                return first, place, f"{files}: two providers have the {mark[0]} {mark[1]!r}; remove one of them"
+            own, others = ceilings[mark], next(each for each in other.ceilings if each.policy.name == mark[1])
+            if (own.limit, own.per) != (others.limit, others.per):
+                return first, place, f"{files}: {_ceiling_conflict(own, others)}"
     return None
+
+
+def _ceiling_conflict(one: Ceiling, other: Ceiling) -> str:
+    limits = [f"{each.limit}{''.join(f' per {scope}' for scope in each.per)}" for each in (one, other)]
+    message = f"the ceiling {one.limit.name!r} has the limits '{limits[0]}' and '{limits[1]}'"
+    return f"{message}: set the same limit in both, or another name in one of them"
 
 
 def _stamps(path: Path, loaded: LoadedProvider | None) -> Stamps:

@@ -102,7 +102,10 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
     body = call.body()
     request = read_request(provider.counting, call.url, body)
     if body and not request.document and (coding := call.header("content-encoding")):
-        request = read_request(provider.counting, call.url, decoded(body, coding))
+        body = decoded(body, coding)
+        request = read_request(provider.counting, call.url, body)
+    if request.images and not request.document and (form := body or call.form()):
+        request = request.with_form(form)
     is_free = call.method.upper() in FREE_METHODS and not call.is_permit and not provider.estimate
     if is_free and request.endpoint.counted:
         request = request._replace(endpoint=NOT_COUNTED, bound=0, times=1, stated=True)
@@ -110,7 +113,8 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
         return request
     named = provider.resolve_model(model or request.model)
     if provider.prices is not None and request.endpoint.counted and call.method.upper() not in FREE_METHODS:
-        return request._replace(model=named, price=provider.prices.find(named))
+        price = provider.prices.find(named, has_images=bool(request.endpoint.images))
+        return request._replace(model=named, price=price)
     return request if named == request.model else request._replace(model=named)
 
 

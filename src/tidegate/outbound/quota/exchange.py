@@ -85,7 +85,8 @@ class OutboundRequest(NamedTuple):
     `unreached` returns whether an error means that the request was never sent; `rewrites` is whether `send` takes
     another body as its second argument; `reports_write` whether it takes a function as its third, and calls it when it
     has written the request, or before it sends one whose body it does not write at once. `is_permit`: the program sends
-    the request itself, and its method is not known.
+    the request itself, and its method is not known. `form` returns those parts of a multipart form that are in memory,
+    if the body as a whole is not.
     """
 
     method: str
@@ -97,6 +98,7 @@ class OutboundRequest(NamedTuple):
     rewrites: bool = False
     reports_write: bool = False
     is_permit: bool = False
+    form: Callable[[], bytes | None] = lambda: None
 
 
 class ProviderResponse(NamedTuple):

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound.providers.profile import FieldPath, Profile, ProfileEndpoint, values_at
 from tidegate.outbound.providers.profile_file import shipped_profile
+from tidegate.outbound.quota.form_body import read_number
 from tidegate.outbound.quota.json_body import read_json
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class RequestTokens(NamedTuple):
     def largest_input(self) -> int:
         """The most tokens that the input may take, apart from media: a token has at least one byte."""
         return self.fixed + self.text_length if self.endpoint.counted else 0
+
+    def with_form(self, form: bytes) -> RequestTokens:
+        """Return the request with the number of images that a form asks for."""
+        return self._replace(images=max(1, _stated_count(read_number(form, self.endpoint.images[-1])) or 1))
 
     def clamped(self, output_tokens: int) -> bytes | None:
         """Return the body with every bound lowered to `output_tokens`; None: it cannot be changed."""
