@@ -24,6 +24,7 @@ from tidegate.outbound.quota.decoding import decoded
 from tidegate.outbound.quota.exchange import credential_of
 from tidegate.outbound.quota.production import most_in_a_period
 from tidegate.outbound.quota.request_tokens import RequestTokens, read_request, units_of
+from tidegate.outbound.quota.settlement import MIN_HEADROOM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -201,7 +202,8 @@ def _plan_output(
     paid_input = request.largest_input if limits_money and tokenizer is None else input_tokens
     largest = account.largest_output(request, input_tokens, paid_input)
     if profile.charges == "usage" and request.streams and request.endpoint.has_output and not limits_money:
-        first = profile.default_output if expected is None else expected
+        # An output that arrives is counted too high, so that it would be cut off before the end of its reservation.
+        first = profile.default_output if expected is None else expected * 4 // 3 + 2 * MIN_HEADROOM
         if profile.output_counted == "produced" and estimates is not None:
             first = min(first, most_in_a_period(account.output_limits(request), estimates.learned.fastest(key)))
         output_tokens = max(1, min(request.longest, first, largest))
