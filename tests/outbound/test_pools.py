@@ -219,6 +219,29 @@ def test_a_lenient_call_goes_to_a_member_that_it_fits(store):
             client.gate.acquire("models", {"tokens": 30_000}, timeout=0)
 
 
+@pytest.mark.parametrize("settings", [pool("a", limits=["1000/1m unit=tokens"]), None], ids=["pool", "account"])
+def test_a_call_above_a_reduced_capacity_waits_for_its_recovery(store, settings):
+    """It is too large only for now, so it is not denied for ever."""
+    limits = {"limits": ["1000/1m unit=tokens"], "profile": "openai"}
+    settings = settings or {"domain": "api.test", "name": "models", **limits}
+    statuses = [429, 200]
+
+    def handle(_request):
+        return httpx.Response(statuses.pop(0), json={}, headers={"retry-after": "1"})
+
+    transport = RateLimitTransport(Providers.of(settings), store, httpx.MockTransport(handle), timeout=0)
+    with httpx.Client(transport=transport) as client:
+        assert client.post(URL, json={"model": "m", "max_tokens": 900}).status_code == 429
+        (account,) = transport.gate.accounts
+        assert account.capacity < 900
+        store.clock.advance(2)
+        with pytest.raises(Denied) as denied:
+            transport.gate.acquire("models", {"tokens": 900}, timeout=0)
+        assert denied.value.decision.retry_after == 4 * 60 - 1  # the next step
+        store.clock.advance(86_400)
+        assert transport.gate.acquire("models", {"tokens": 900}, timeout=0).limited
+
+
 def test_a_conversation_stays_with_its_member_if_the_cache_of_any_member_is_cheaper(store):
     same = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 5}}}
     members = [{"name": "a", "api_key": "key-a", "price": same}, "b", "c"]

@@ -30,8 +30,9 @@ class GatedStore(Store):
     `freeze(name, until)` freezes the policy of that name until an instant of the clock's steady time. Corrections
     (refunds, settlements) are always forwarded.
 
-    `recovery_of(name)` may return, for a policy with one limit, its maximum after recovery and the instant of its next
-    recovery step: a cost that is too large only for now gets a retry time instead of a permanent denial.
+    `recovery_of(name)` may return, for a policy that was reduced, the maximum of each limit after recovery and the
+    instant of its next recovery step: a cost that is too large only for now gets a retry time instead of a permanent
+    denial.
     """
 
     def __init__(self, inner: Store, *, owns: bool = False) -> None:
@@ -42,7 +43,7 @@ class GatedStore(Store):
         self.instant: bool = inner.instant  # type: ignore[misc]  # same as the wrapped store
         self._opened = OpenedStore(inner, owns)
         self._frozen: dict[str, int] = {}
-        self.recovery_of: Callable[[str], tuple[int, int] | None] = lambda _name: None
+        self.recovery_of: Callable[[str], tuple[tuple[int, ...], int] | None] = lambda _name: None
 
     def freeze(self, name: str, until: int) -> None:
         """Deny a policy until an instant."""
@@ -79,7 +80,7 @@ class GatedStore(Store):
             if wait:
                 return self._denied(asks, wait, now)[0]
         decision = self.inner.apply_one(verb, policy, key, costs, now, at)
-        return decision if decision[0] else self._with_retry_time(decision, policy, key, costs)
+        return decision if decision[0] else self.with_retry_time(decision, policy, key, costs)
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
         """Build the fast path of the wrapped store; `slow_path` decides while a policy is frozen.
@@ -111,14 +112,14 @@ class GatedStore(Store):
         return self._with_retry_times(await self.inner.apply_async(verb, asks, now, at), asks)
 
     def _with_retry_times(self, decisions: list[Decision], asks: Sequence[Ask]) -> list[Decision]:
-        return [self._with_retry_time(decision, *ask) for decision, ask in zip(decisions, asks, strict=True)]
+        return [self.with_retry_time(decision, *ask) for decision, ask in zip(decisions, asks, strict=True)]
 
-    def _with_retry_time(self, decision: Decision, policy: Policy, _key: Key, costs: tuple[int, ...]) -> Decision:
+    def with_retry_time(self, decision: Decision, policy: Policy, _key: Key, costs: tuple[int, ...]) -> Decision:
         """Replace a permanent denial with a retry time if the cost will fit after recovery."""
         if decision.within_limits or decision.retry != NEVER:
             return decision
         recovery = self.recovery_of(policy.name)
-        if recovery is None or max(costs) > recovery[0]:
+        if recovery is None or any(cost > most for cost, most in zip(costs, recovery[0], strict=False)):
             return decision
         wait = max(1, recovery[1] - self.clock.steady())
         views = tuple((left, wait if retry == NEVER else retry, reset) for left, retry, reset in decision.views)

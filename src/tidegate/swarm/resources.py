@@ -247,10 +247,10 @@ class SwarmResources(Generic[L]):
         else:
             _settle(store, new, key, now)
 
-    def _recovery_of(self, policy: str) -> tuple[int, int] | None:
+    def _recovery_of(self, policy: str) -> tuple[tuple[int, ...], int] | None:
         """Return the capacity of a reduced resource after recovery, and the instant of its next step."""
         resource = self._resources.get(policy.removeprefix(self._policy_prefix))
-        return None if resource is None or resource.due is None else (resource.original, resource.due)
+        return None if resource is None or resource.due is None else ((resource.original,), resource.due)
 
     def _reduce(
         self, name: str, reason: str, retry_after: float | timedelta | None, began: float | None

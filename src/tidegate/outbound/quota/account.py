@@ -107,7 +107,13 @@ class Account:
             resource, self._narrowest, shared_capacity, self._make_notices, self.clock, self.refresh
         )
         self.account_capacity.register()
+        self.store.recovery_of = self._recovery_of
         self.refresh()
+
+    def _recovery_of(self, _policy: str) -> tuple[tuple[int, ...], int] | None:
+        """Return what the limits allow after recovery, and when the next step is; None: they are not reduced."""
+        due = self.account_capacity.due()
+        return None if due is None else (tuple(limit.burst for limit in self.provider.limits), due)
 
     def _make_notices(self, length: int) -> SharedNotices:
         names = tuple(limit.name for limit in self.configured.limits)

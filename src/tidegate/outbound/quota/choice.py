@@ -193,7 +193,14 @@ class Choice:
                 candidate = ready[len(groups) - 1]
                 self.chosen = candidate, candidate.charge(last)
             return join_decisions(last)
-        return soonest([*waits, *map(join_decisions, groups)])
+        own = zip(ready, asks.split(tuple(asks)), groups, strict=False)
+        return soonest([*waits, *(_denial_of(*each) for each in own)])
+
+
+def _denial_of(candidate: Candidate, asks: Sequence[Ask], decisions: Sequence[Decision]) -> Decision:
+    """Return why a candidate has no room; if only its reduced capacity is too small, until when."""
+    first = candidate.account.store.with_retry_time(decisions[0], *asks[0])
+    return join_decisions((first, *decisions[1:]))
 
 
 async def _await_then(result: Any, finish: Callable[[Any], Decision]) -> Decision:  # noqa: ANN401 - an awaitable
