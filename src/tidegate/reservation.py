@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Container, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
 
+log: logging.Logger = logging.getLogger(__name__)
 S = TypeVar("S")  # the function that corrects a charge
 SETTLEMENTS: Final = BackgroundTasks()  # settlements of several steps whose task was cancelled between two steps
 
@@ -119,8 +121,12 @@ class _Reservation(Generic[S]):
         self._open.append(True)
 
     def _observe(self, ask: AskStep, decision: Decision) -> None:
+        """Call the observer; an error in it is logged, because the charge was corrected."""
         if self.observer is not None:
-            self.observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
+            try:
+                self.observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
+            except Exception:
+                log.exception("the observer of a reservation failed")
 
     def __repr__(self) -> str:
         """Show the key, the costs and the state."""

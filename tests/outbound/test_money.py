@@ -1,5 +1,7 @@
 """Limits of money: what a call reserves, what it costs in the end, and that strict calls never pass the ceiling."""
 
+from contextlib import closing
+
 import httpx
 import pytest
 
@@ -7,6 +9,7 @@ from tests.outbound.streamed_model import StreamedModel, usage
 from tidegate import ConfigError, Denied, Limiter, ResourceUnknown
 from tidegate.outbound import Gate, Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
+from tidegate.spending import Spending
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -113,6 +116,20 @@ def test_a_lenient_stream_without_usage_costs_at_least_what_has_arrived(store, e
         before = client.spent()
         assert client.ask(stream=True, max_tokens=None)[1] - before == 100 + 5 * 10_000
         assert client.ask(stream=True, max_tokens=4000)[1] - before == 2 * 100 + 5 * 14_000  # no more than its bound
+
+
+@pytest.mark.parametrize("limits", [["1000/1m"], ["100_000/1m unit=tokens"], ["1/day unit=usd"]])
+def test_the_ledger_has_what_is_reserved_for_a_stream_without_usage_whatever_is_limited(tmp_path, limits):
+    event = b'data: {"choices": [{"delta": {"content": "abcabc"}}]}\n\n'
+    settings = {"domain": "api.test", "profile": "openai", "limits": limits, "price": PRICES}
+    spending = Spending(tmp_path / "spending.db")
+    answer = httpx.MockTransport(lambda _request: httpx.Response(200, content=event * 3))
+    transport = RateLimitTransport(
+        Providers.of(settings), transport=answer, tokenizer=lambda _text: 100, spending=spending
+    )
+    with httpx.Client(transport=transport) as client, closing(spending):
+        client.post(URL, json={"model": "m", "max_tokens": 200, "stream": True})
+        assert spending.counts["spent_micros"] == 100 + 5 * 200
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,15 @@ def test_a_403_of_all_members_is_about_the_request_and_rejects_no_key(store):
         assert client.gate.metrics()["rejected"] == 0
 
 
+def test_a_403_of_a_call_that_cannot_be_repeated_rejects_the_key(store):
+    def body():
+        yield b"{}"
+
+    with Client(store, pool("a", "b"), lambda key: httpx.Response(403) if key == "a" else None) as client:
+        headers = {"authorization": "Bearer of-the-sdk"}
+        assert [client.post(URL, content=body(), headers=headers).status_code for _ in range(3)] == [403, 200, 200]
+
+
 def test_a_lenient_call_goes_to_a_member_that_it_fits(store):
     """A member that is too small would refuse it, whatever is reserved there."""
     small = {"name": "small", "api_key": "key-small", "limits": ["1000/1m unit=tokens"]}
@@ -263,9 +272,10 @@ def test_a_response_of_403_without_a_pool_is_returned(store):
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def write(path, *members, name="api.test"):
+def write(path, *members, name="api.test", retries=False):
     lines = [f"  - {{name: {member}, api_key: key-{member}{extra}}}" for member, extra in members]
     text = "domain: api.test\nprofile: openai\nlimits: [2/1m]\nkey: {header: Authorization, prefix: Bearer}\npool:\n"
+    text = ("retries: {max: 2}\n" if retries else "") + text
     path.write_text(f"name: {name}\n" + text + " members:\n" + "\n".join(lines) + "\n")
     path.chmod(0o600)
 
@@ -397,6 +407,64 @@ async def test_a_reload_reaches_calls_that_wait(store, tmp_path):
     await asyncio.wait_for(asyncio.gather(*tasks), 20)
     assert served == [(0, "b"), (1, "b")]
     assert store.clock.now() - 1_767_225_600 == 5  # when the files are read again
+    await gate.close()
+
+
+def test_a_reload_before_a_retry_reaches_the_call(store, tmp_path):
+    """The first attempt fails; then the file drains its member and adds another."""
+    path = tmp_path / "models.yaml"
+    write(path, ("a", ""), retries=True)
+    known = Providers.load(files=[path])
+    sent = []
+
+    def answer(key):
+        sent.append((key, store.clock.now() - 1_767_225_600))
+        if len(sent) > 1:
+            return None
+        write(path, ("a", ", drain: true"), ("b", ""), retries=True)
+        known.reload()
+        return httpx.Response(503)
+
+    with Client(store, known, answer, timeout=100, reload=None) as client:
+        client.put(URL, json={"model": "m", "max_tokens": 200})
+    assert [key for key, _ in sent] == ["a", "b"]
+
+
+async def test_a_member_that_failed_is_not_tried_again_after_a_reload(store, tmp_path):
+    path = tmp_path / "models.yaml"
+    write(path, ("a", ""), ("b", ""))
+    sent = []
+
+    def handle(request):
+        sent.append(request.headers["authorization"].removeprefix("Bearer key-"))
+        if sent[-1] == "a":
+            raise httpx.ConnectError("no route")
+        return httpx.Response(200, json={})
+
+    transport = AsyncRateLimitTransport(Providers.load(files=[path]), store, httpx.MockTransport(handle), reload=5)
+    async with httpx.AsyncClient(transport=transport) as client:
+        body = {"model": "m", "max_tokens": 200}
+        for _ in range(2):  # b has no room left
+            await client.post(URL, json=body)
+        call = asyncio.create_task(client.post(URL, json=body))
+        while not transport.gate.metrics()["waiting"]:
+            await asyncio.sleep(0)
+        write(path, ("a", ", weight: 2"), ("b", ""))
+        await asyncio.wait_for(call, 20)
+    assert sent == ["a", "b", "a", "b", "a", "b"]
+
+
+async def test_a_call_by_name_that_waits_keeps_its_provider_if_that_is_removed(store, tmp_path):
+    path = tmp_path / "models.yaml"
+    write(path, ("a", ""), name="models")
+    gate = AsyncGate(Providers.load(directories=[tmp_path]), store, reload=5)
+    for _ in range(2):
+        await (await gate.acquire("models")).commit()
+    served = []
+    (task,) = await wait_in_order(gate, served, 1)
+    path.unlink()
+    await asyncio.wait_for(task, 20)
+    assert (served, store.clock.now() - 1_767_225_600) == ([(0, "a")], 60)
     await gate.close()
 
 

@@ -274,6 +274,8 @@ async def test_a_store_that_is_always_slow_is_asked_twice_at_most():
     charge = (await gate.acquire(URL, {"tokens": 6000})).charge
     assert verbs.count("acquire") == 2
     assert clock.now() - charge.at / 1e6 == pytest.approx(0.25)  # no older than the response of the store makes it
+    await gate.acquire(URL, {"tokens": 1})
+    assert verbs.count("acquire") == 3  # another permit would be no younger
     await gate.close()
 
 

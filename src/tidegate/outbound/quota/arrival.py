@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 MAX_MOVED_QUOTA: Final = 2000
 MAX_DELAY: Final = 5 * SECOND  # of a network
+KEEP_STALE: Final = 60 * SECOND
 MAX_CLOCK_READS: Final = 1000  # to see whether time passes by itself
 
 
@@ -90,6 +91,7 @@ class ArrivalDelays:
         watched = [limit for limit in limits if limit.rules.rolling and limit.quota > MAX_MOVED_QUOTA]
         self.watches_writes: bool = any(not is_money(limit.unit) for limit in watched)
         self._max_write_delay = min((margin(limit) // 3 for limit in watched), default=0)
+        self._stale_from = 0  # when permits that are too old are replaced, by our clock
         self._max_age = min((limit.length // 40 for limit in limits if limit.rules.rolling), default=MAX_INTEGER)
         self._windows = [place for place, limit in enumerate(limits) if limit.rules.windowed and is_movable(limit)]
         self.in_flight: deque[Charge] = (
@@ -152,9 +154,17 @@ class ArrivalDelays:
         `checked_later`: when its request was written, `is_late` is checked.
         """
         age = self._age(charge)
-        if age > self._max_age or (self.watches_writes and not checked_later and age > self._max_write_delay):
+        too_old = age > self._max_age or (self.watches_writes and not checked_later and age > self._max_write_delay)
+        if too_old and self._clock.steady() >= self._stale_from:
             return True
         return bool(self._windows) and charge.at + age >= self._window_end(charge)
+
+    def keep_stale(self) -> None:
+        """Use permits that are too old for a while: the one that replaced another was no younger.
+
+        The store is always slow, or its clock is behind ours.
+        """
+        self._stale_from = self._clock.steady() + KEEP_STALE
 
     def written_costs(self, charge: Charge) -> tuple[int, ...]:
         """Return the costs to charge again when a request was written late, by limit."""

@@ -100,6 +100,33 @@ class Candidate(NamedTuple):
         return self.account.store.frozen_for(self.account.provider.policy.name)
 
 
+class CallCandidates(list[Candidate]):
+    """The candidates of one call, the preferred one first.
+
+    `changes` is how often the provider files had changed when they were found, `failed` the members that could not send
+    this call, and `forbidden` the accounts that have responded to it with 403.
+    """
+
+    def __init__(self, find: Callable[[], list[Candidate]], changes: int) -> None:
+        """Find them; `find` finds those of the current files."""
+        super().__init__(find())
+        self._find = find
+        self.changes: int = changes
+        self.failed: set[str] = set()
+        self.forbidden: list[Account] = []
+
+    def drop(self, candidate: Candidate) -> None:
+        """Do not try a member again for this call."""
+        self.remove(candidate)
+        self.failed.add(candidate.provider.member)
+
+    def renew(self, changes: int) -> None:
+        """Find them again: the files have changed, or a key was rejected."""
+        self.changes = changes
+        found = self._find()
+        self[:] = [each for each in found if each.provider.member not in self.failed] or found
+
+
 class ChoiceQueues(WaitQueues):
     """The wait queues of choices. A queue is woken by permits of any of its accounts and ceilings."""
 
@@ -301,7 +328,8 @@ class Chooser:
             step = flow.send(None)
             while True:
                 try:
-                    value = yield self._to_call(step, candidates)
+                    first = self._queues.first(queue)
+                    value = yield self._to_call(step, candidates, is_first=first is not None and first.call is call)
                 except GeneratorExit:
                     raise
                 except BaseException as error:  # noqa: BLE001 - the flow leaves its queue, and raises it again
@@ -334,14 +362,14 @@ class Chooser:
             yield from wait_flow(self._queues, waiter, choice.verb, make_ask, deadline, max_sleep, self._clock.steady)
         )
 
-    def _to_call(self, step: Any, candidates: Sequence[Candidate]) -> Callable[[], Any]:  # noqa: ANN401 - an Ask or a Sleep
+    def _to_call(self, step: Any, candidates: Sequence[Candidate], *, is_first: bool) -> Callable[[], Any]:  # noqa: ANN401 - an Ask or a Sleep
         """Return the function that executes a step of the wait: a sleep also ends when a member recovers."""
         if not isinstance(step, Sleep):
             found: Callable[[], Any] = step
             return found
         dues = [due for each in candidates if (due := each.account.account_capacity.due()) is not None]
-        check_at = self._check_at()
-        if check_at is not None:  # only the first waiter reads the files
+        check_at = self._check_at() if is_first else None
+        if check_at is not None:  # the first waiter reads the files
             dues.append(max(check_at, self._clock.steady() + SECOND))
         until = min(dues, default=None) if step.until is None else min((step.until, *dues))
         return partial(self._wait, step.signal, until)

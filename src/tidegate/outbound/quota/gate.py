@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidegate.bus import open_bus
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.bounds import SECOND
-from tidegate.errors import ConfigError, Denied
+from tidegate.errors import ConfigError, Denied, ResourceUnknown
 from tidegate.flow import complete_flow, run, run_async, suppress_errors_flow
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.observe import Record
@@ -31,7 +31,7 @@ from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
 from tidegate.outbound.quota.charge import CHARGE_TTL, Charge, observe_money
-from tidegate.outbound.quota.choice import CandidatesChanged, Choice, Chooser, label_of
+from tidegate.outbound.quota.choice import CallCandidates, CandidatesChanged, Choice, Chooser, label_of
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
     CURRENT_OPTIONS,
@@ -40,7 +40,6 @@ from tidegate.outbound.quota.exchange import (
     RequestOutcome,
     SendResult,
 )
-from tidegate.outbound.quota.gate_accounts import no_member
 from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, GateResponses, recharged_flow
 from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import (
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.choice import Candidate
     from tidegate.outbound.quota.cost import CallPlan
-    from tidegate.outbound.quota.exchange import OutboundRequest
+    from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
 
@@ -159,19 +158,19 @@ class _Gate(GateResponses):
 
         It is called with the provider (None: no limits) and, if the body was changed, with the body to send instead.
         """
+        changes = self.providers.changes
         provider = self.find_provider(call.url)
         if provider is None:
             self._counts["unlimited"] += 1
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
-        find = partial(self._find_again, partial(self.find_provider, call.url), call, options)
-        candidates = self._candidates(provider, call, options)
-        forbidden: list[Account] = []  # which have responded with 403
+        find = partial(self._find_current, partial(self.find_provider, call.url), provider, call, options)
+        candidates = CallCandidates(find, changes)
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
-            candidate, charge = yield from self._reserve_flow(candidates, options, began, call, find)
+            candidate, charge = yield from self._reserve_flow(candidates, options, began, call)
             own, account, plan, _ = candidate
             sent = self.clock.steady()
             response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge)
@@ -180,15 +179,13 @@ class _Gate(GateResponses):
             try:
                 pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
                 if pause is None and own.member:
-                    moves = (candidates, candidate, call, charge, response.status, forbidden)
-                    pause = yield from self._move_on_flow(*moves)
+                    pause = yield from self._move_on_flow(candidates, candidate, call, charge, response.status)
                 if pause is not None and not charge.settled:
                     yield from self._settle_failed_flow(account, charge, response.status, plan)
             except GeneratorExit:
                 raise
-            except BaseException:  # the caller will never see this response
-                settle = () if charge.settled else (suppress_errors_flow(charge.commit),)
-                yield from complete_flow(suppress_errors_flow(response.close), recharged_flow(charge), *settle)
+            except BaseException:
+                yield from self._abandon_flow(account, charge, response)
                 raise
             if pause is None:
                 settlement = None
@@ -204,7 +201,7 @@ class _Gate(GateResponses):
 
     def _send_or_drop_flow(
         self,
-        candidates: list[Candidate],
+        candidates: CallCandidates,
         candidate: Candidate,
         call: OutboundRequest,
         send: Callable[..., Any],
@@ -221,7 +218,7 @@ class _Gate(GateResponses):
         except Exception as error:
             if not own.member or len(candidates) == 1 or not call.unreached(error):
                 raise
-            candidates.remove(candidate)
+            candidates.drop(candidate)
             self._counts["retried"] += 1
             return None
 
@@ -235,6 +232,15 @@ class _Gate(GateResponses):
 
     def _make_settlement(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> PendingSettlement:
         return PendingSettlement(account, charge, status, plan, self._estimates.learned, self._counts)
+
+    @staticmethod
+    def _abandon_flow(account: Account, charge: Charge, response: ProviderResponse) -> CallFlow[Any]:
+        """Close a response that the caller will never see; its call costs what is reserved."""
+        settle = [suppress_errors_flow(response.close), recharged_flow(charge)]
+        if not charge.settled:
+            account.spent += charge.record_spending()
+            settle.append(suppress_errors_flow(charge.commit))
+        yield from complete_flow(*settle)
 
     def _settle_failed_flow(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> CallFlow[Any]:
         """Settle a call that failed and is sent again: most providers charge nothing for it but the request."""
@@ -260,17 +266,19 @@ class _Gate(GateResponses):
     ) -> CallFlow[P]:
         """Reserve for a request that the caller sends itself; `make` creates its pending charge."""
         self._reload_if_due()
+        changes = self.providers.changes
         found = find_target(self.providers, target)
         if found is None:
             self._counts["unlimited"] += 1
             return make(None, None)
         given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
-        candidates = self._candidates(*found, options)
+        candidates = CallCandidates(
+            partial(self._find_current, partial(self.providers.find, target), *found, options), changes
+        )
         check_money_given(candidates[0].account, options.cost)
-        find = partial(self._find_again, partial(self.providers.find, target), found[1], options)
         try:
-            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady(), found[1], find)
+            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady(), found[1])
         except Denied as denied:
             if raises:
                 raise
@@ -282,58 +290,49 @@ class _Gate(GateResponses):
         given = CURRENT_OPTIONS.get()
         return self._defaults if given is None else self._defaults._replace(**given)
 
-    def _find_again(
+    def _find_current(
         self,
         find_provider: Callable[[], Provider | None],
+        provider: Provider,
         call: OutboundRequest,
         options: RequestOptions,
-        candidates: list[Candidate],
-        known: set[str],
-    ) -> None:
-        """Replace the candidates of a call that waits: files have changed, or keys were rejected.
-
-        A member of the `known` ones that is no candidate any more has failed for this call. If the provider was
-        removed, the call keeps its candidates.
-        """
-        provider, own = find_provider(), candidates[0].provider
-        failed = known.difference(each.provider.member for each in candidates)
-        if provider is None:
-            found = [each for each in candidates if not each.account.key_rejected]
-        else:
-            found = self._candidates(provider, call, options)
-        if not found:
-            raise no_member(own, drained=False)
-        candidates[:] = [each for each in found if each.provider.member not in failed] or found
+    ) -> list[Candidate]:
+        """Return the accounts that a request may be charged to now; `provider` applies if it was removed."""
+        with suppress(ResourceUnknown):
+            provider = find_provider() or provider
+        return self._candidates(provider, call, options)
 
     def _reserve_flow(
         self,
-        candidates: list[Candidate],
+        candidates: CallCandidates,
         options: RequestOptions,
         began: int,
         call: OutboundRequest,
-        find: Callable[[list[Candidate], set[str]], None],
     ) -> CallFlow[Any]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
 
-        The same, once, if the response of the store was so slow that the request would be sent too late. `find` finds
-        the candidates again if they change while the call waits. Returns the candidate that is charged, and its charge.
+        The same, once, if the response of the store was so slow that the request would be sent too late. If the
+        candidates change while the call waits, they are found again. Returns the candidate that is charged, and its
+        charge.
         """
-        may_be_stale = not self.store.instant
+        was_replaced = self.store.instant  # then no permit is too old
         while True:
-            known = {each.provider.member for each in candidates}
             try:
                 candidate, charge = yield from self._charge_flow(candidates, options, began)
             except CandidatesChanged:
-                find(candidates, known)
+                candidates.renew(self.providers.changes)
                 continue
             account = candidate.account
             if (yield from self._check_outdated_flow(account, charge)):
                 continue
-            if may_be_stale and account.delays.is_stale(charge, checked_later=call.reports_write):
-                may_be_stale = False
-                yield from suppress_errors_flow(charge.cancel)
-                if charge.settled:
-                    continue
+            if not self.store.instant and account.delays.is_stale(charge, checked_later=call.reports_write):
+                if was_replaced:
+                    account.delays.keep_stale()
+                else:
+                    was_replaced = True
+                    yield from suppress_errors_flow(charge.cancel)
+                    if charge.settled:
+                        continue
             if account.delays.has_movable:
                 account.delays.track(charge)
             self._counts["sent"] += 1
@@ -341,19 +340,15 @@ class _Gate(GateResponses):
                 charge.set_label(label_of(candidate, options), self.spending)
             return candidate, charge
 
-    def _charge_flow(self, candidates: list[Candidate], options: RequestOptions, began: int) -> CallFlow[Any]:
+    def _charge_flow(self, candidates: CallCandidates, options: RequestOptions, began: int) -> CallFlow[Any]:
         candidate, *others = candidates
         account, timeout = candidate.account, options.timeout
         if timeout is not None:
             timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
         if others or candidate.ceilings or candidate.provider.member:
-            changes = self.providers.changes
+            check = partial(self._is_current, candidates.changes)
             try:
-                return (
-                    yield from self._chooser.choose_flow(
-                        candidates, options, timeout, began, lambda: self._is_current(changes)
-                    )
-                )
+                return (yield from self._chooser.choose_flow(candidates, options, timeout, began, check))
             except Denied:
                 self._counts["denied"] += 1
                 raise

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.charge import Charge
-    from tidegate.outbound.quota.choice import Candidate
+    from tidegate.outbound.quota.choice import CallCandidates, Candidate
     from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -137,28 +137,27 @@ class GateResponses(GateAccounts):
 
     def _move_on_flow(
         self,
-        candidates: list[Candidate],
+        candidates: CallCandidates,
         candidate: Candidate,
         call: OutboundRequest,
         charge: Charge,
         status: int,
-        forbidden: list[Account],
     ) -> CallFlow[Any]:
         """Return 0 if another member of a pool may send a call that this one could not; None: no other may.
 
         A member whose key was rejected is no longer a candidate; one that was refused is frozen. A 403 may be about the
-        request, so the key counts as rejected only once another member has sent the same call.
+        request, so the key counts as rejected only once another member has sent the same call (or if none can).
         """
         if status in REJECTED_STATUSES and not charge.settled:
-            if status == FORBIDDEN:
-                forbidden.append(candidate.account)
+            if status == FORBIDDEN and call.replays:
+                candidates.forbidden.append(candidate.account)
             else:
                 self._reject_key(candidate.account, status)
             yield from suppress_errors_flow(charge.cancel)
-            candidates.remove(candidate)
+            candidates.drop(candidate)
             return 0 if candidates and call.replays else None
         if status < FIRST_ERROR_STATUS:
-            for account in forbidden:
+            for account in candidates.forbidden:
                 self._reject_key(account, FORBIDDEN)
         if not call.replays:
             return None

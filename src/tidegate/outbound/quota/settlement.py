@@ -106,11 +106,17 @@ class PendingSettlement:
         elif not request.endpoint.counted:  # a batch, or a stored output, may report usage that is not its own
             return None
         else:
-            # If a priced stream reports no usage, or ends early, what has arrived is paid for at least.
-            watch = self._plan.tops_up or (request.streams and request.price is not None)
+            watch = self._plan.tops_up or self._may_cost_more()
             watch = watch and self.status < FIRST_ERROR_STATUS
             self._reader = UsageReader(coding, request.profile, request.model, watch=watch)
         return self._reader
+
+    def _may_cost_more(self) -> bool:
+        """Return whether what arrives of a stream may cost more than is reserved, if no usage is reported."""
+        request = self._plan.request
+        if request is None or request.price is None or not request.streams or self._plan.body is not None:
+            return False
+        return self._unreserved() > 0
 
     def _count(self, name: str, amount: int = 1) -> None:
         if self._counts is not None:
@@ -411,6 +417,9 @@ class PendingSettlement:
         if request is not None and self._cut_off and reader.readable:
             return self._estimated(self._plan.input_tokens, max(reader.produced, self.reserved_output))
         reserved = self._reserved_by(self.charge, *self._top_ups)  # the provider may have produced all of it
+        if self.charge.label is not None:  # no limit may count its money
+            extended = self.reserved_output - self._first_reserved()
+            reserved.setdefault(self.charge.label.unit, self.charge.label.money + self._extra_money(extended))
         arrived = self._arrived_units(reader)
         known = {*(used or ()), *arrived}
         return {unit: max(reserved.get(unit, 0), (used or {}).get(unit, 0), arrived.get(unit, 0)) for unit in known}
