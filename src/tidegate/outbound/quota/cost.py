@@ -50,7 +50,7 @@ class CallPlan(NamedTuple):
     `input_tokens` and `output_tokens` (of each output) are parts of the cost. `body` is sent instead of the request's:
     its bound is lowered to `output_tokens`. `tops_up`: the output is streamed, and more is reserved while it arrives.
     `money` is what the call may cost, if the provider has prices; it includes `paid_input` tokens of input. `fits` is
-    whether the limits can ever allow all of it: a lenient call reserves less otherwise.
+    whether the limits of a member of a pool can ever allow all of it: a lenient call reserves less otherwise.
     """
 
     cost: Cost
@@ -153,7 +153,8 @@ def plan_call(
         tokens = request.price.estimate(plan.paid_input, plan.output_tokens * request.times)
         whole[request.price.unit] = min(MAX_INTEGER, tokens + request.fee)
         plan = plan._replace(money=whole[request.price.unit] if money is None else money)
-    plan = plan._replace(fits=account.can_fit({**cost, **{unit: whole.get(unit, 0) for unit in estimated}}))
+    if provider.member and not account.can_fit(cost | {unit: whole.get(unit, 0) for unit in estimated}):
+        plan = plan._replace(fits=False)
     for unit in estimated:
         cost[unit] = whole.get(unit, 0) if strict else min(whole.get(unit, 0), account.bursts[unit])
     if not asked:
