@@ -76,10 +76,10 @@ class Output:
         if self._frame is not None:
             self._frame.append(self.style(text, *styles))
         else:
-            self.write_text(f"{self.style(text, *styles)}\n")
+            self.write_now(f"{self.style(text, *styles)}\n")
 
     @staticmethod
-    def write_text(text: str) -> None:
+    def write_now(text: str) -> None:
         """Write text to standard output now; raises OutputError if that fails, unless the reader is gone."""
         try:
             sys.stdout.write(text)
@@ -108,7 +108,7 @@ class Output:
         """Write a value as JSON, if the output is JSON."""
         if self.as_json:
             self.end_progress()
-            self.write_text(json.dumps(value, indent=2 if sys.stdout.isatty() else None) + "\n")
+            self.write_now(json.dumps(value, indent=2 if sys.stdout.isatty() else None) + "\n")
 
     def write_error(self, text: str) -> None:
         """Write an error to standard error."""
@@ -145,7 +145,7 @@ class Output:
             lines, self._frame = self._frame, None
         rows = shutil.get_terminal_size().lines
         shown = lines[: max(1, rows - 2)] + ([self.style(footer, "dim")] if footer else [])
-        self.write_text(CLEAR_SCREEN + "\n".join(shown) + "\n")
+        self.write_now(CLEAR_SCREEN + "\n".join(shown) + "\n")
 
     @contextmanager
     def progress(self, what: str) -> Iterator[None]:

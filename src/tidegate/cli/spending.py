@@ -93,7 +93,7 @@ def show(args: argparse.Namespace, output: Output) -> None:
     entries = [entry for path in paths for entry in read_ledger(path, *days)]
     rows = sum_entries(entries, by)
     if args.csv:
-        output.write_text(to_csv(rows, (*by, "unit", *SUMS)))
+        output.write_now(to_csv(rows, (*by, "unit", *SUMS)))
     else:
         output.write_json(rows)
         output.write_lines(draw(rows, by, output))
@@ -226,7 +226,7 @@ def find_window(limit: Limit, reset_after: float, now: int) -> tuple[float, floa
 def write_ceilings(rows: list[dict[str, Any]], output: Output, *, as_csv: bool) -> None:
     """Write ceilings as CSV, JSON or a table."""
     if as_csv:
-        output.write_text(to_csv(rows, CEILING_COLUMNS))
+        output.write_now(to_csv(rows, CEILING_COLUMNS))
         return
     output.write_json(rows)
     if not rows:
