@@ -107,24 +107,24 @@ class CallCandidates(list[Candidate]):
     this call, and `forbidden` the accounts that have responded to it with 403.
     """
 
-    def __init__(self, find: Callable[[], list[Candidate]], changes: int) -> None:
-        """Find them; `find` finds those of the current files."""
-        super().__init__(find())
-        self._find = find
+    __slots__ = ("changes", "failed", "forbidden")
+
+    def __init__(self, found: list[Candidate], changes: int) -> None:
+        """Start with the candidates that were found."""
+        super().__init__(found)
         self.changes: int = changes
-        self.failed: set[str] = set()
-        self.forbidden: list[Account] = []
+        self.failed: tuple[str, ...] = ()
+        self.forbidden: tuple[Account, ...] = ()
 
     def drop(self, candidate: Candidate) -> None:
         """Do not try a member again for this call."""
         self.remove(candidate)
-        self.failed.add(candidate.provider.member)
+        self.failed += (candidate.provider.member,)
 
-    def renew(self, changes: int) -> None:
-        """Find them again: the files have changed, or a key was rejected."""
-        self.changes = changes
-        found = self._find()
+    def renew(self, found: list[Candidate], changes: int) -> None:
+        """Replace them: the files have changed, or a key was rejected."""
         self[:] = [each for each in found if each.provider.member not in self.failed] or found
+        self.changes = changes
 
 
 class ChoiceQueues(WaitQueues):

@@ -165,12 +165,11 @@ class _Gate(GateResponses):
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
-        find = partial(self._find_current, partial(self.find_provider, call.url), provider, call, options)
-        candidates = CallCandidates(find, changes)
+        candidates = CallCandidates(self._candidates(provider, call, options), changes)
         began, attempt = self.clock.steady(), 0
         while True:
             attempt += 1
-            candidate, charge = yield from self._reserve_flow(candidates, options, began, call)
+            candidate, charge = yield from self._reserve_flow(candidates, options, began, call, provider, call.url)
             own, account, plan, _ = candidate
             sent = self.clock.steady()
             response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge)
@@ -273,12 +272,12 @@ class _Gate(GateResponses):
             return make(None, None)
         given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
         options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
-        candidates = CallCandidates(
-            partial(self._find_current, partial(self.providers.find, target), *found, options), changes
-        )
+        provider, call = found
+        candidates = CallCandidates(self._candidates(provider, call, options), changes)
         check_money_given(candidates[0].account, options.cost)
+        began = self.clock.steady()
         try:
-            candidate, charge = yield from self._reserve_flow(candidates, options, self.clock.steady(), found[1])
+            candidate, charge = yield from self._reserve_flow(candidates, options, began, call, provider, target)
         except Denied as denied:
             if raises:
                 raise
@@ -290,17 +289,12 @@ class _Gate(GateResponses):
         given = CURRENT_OPTIONS.get()
         return self._defaults if given is None else self._defaults._replace(**given)
 
-    def _find_current(
-        self,
-        find_provider: Callable[[], Provider | None],
-        provider: Provider,
-        call: OutboundRequest,
-        options: RequestOptions,
-    ) -> list[Candidate]:
-        """Return the accounts that a request may be charged to now; `provider` applies if it was removed."""
-        with suppress(ResourceUnknown):
-            provider = find_provider() or provider
-        return self._candidates(provider, call, options)
+    def _find_again(self, provider: Provider, target: object) -> Provider:
+        """Return the current provider of a URL, domain or name; the given one if it was removed."""
+        try:
+            return self.providers.find(target) or provider
+        except ResourceUnknown:
+            return provider
 
     def _reserve_flow(
         self,
@@ -308,19 +302,22 @@ class _Gate(GateResponses):
         options: RequestOptions,
         began: int,
         call: OutboundRequest,
+        provider: Provider,
+        target: object,
     ) -> CallFlow[Any]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
 
         The same, once, if the response of the store was so slow that the request would be sent too late. If the
-        candidates change while the call waits, they are found again. Returns the candidate that is charged, and its
-        charge.
+        candidates change while the call waits, they are found again, at the current provider of the `target`. Returns
+        the candidate that is charged, and its charge.
         """
         was_replaced = self.store.instant  # then no permit is too old
         while True:
             try:
                 candidate, charge = yield from self._charge_flow(candidates, options, began)
             except CandidatesChanged:
-                candidates.renew(self.providers.changes)
+                changes = self.providers.changes
+                candidates.renew(self._candidates(self._find_again(provider, target), call, options), changes)
                 continue
             account = candidate.account
             if (yield from self._check_outdated_flow(account, charge)):

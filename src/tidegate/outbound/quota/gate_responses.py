@@ -150,7 +150,7 @@ class GateResponses(GateAccounts):
         """
         if status in REJECTED_STATUSES and not charge.settled:
             if status == FORBIDDEN and call.replays:
-                candidates.forbidden.append(candidate.account)
+                candidates.forbidden += (candidate.account,)
             else:
                 self._reject_key(candidate.account, status)
             yield from suppress_errors_flow(charge.cancel)
