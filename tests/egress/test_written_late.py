@@ -14,7 +14,7 @@ LARGE = "x" * 600_000  # sent in several pieces
 
 
 async def pieces():
-    """A body of unknown length."""
+    """A body that arrives in pieces; its length is declared, because the provider reads no chunks."""
     yield b"first"
     yield b"second"
 
@@ -24,7 +24,10 @@ async def pieces():
     [
         ({"limits": ["10000/1m unit=tokens"], "profile": "openai"}, {"json": {"max_tokens": 6000}}),
         ({"limits": ["1_000_000/1m unit=tokens"], "profile": "openai"}, {"json": {"max_tokens": 600_000, "x": LARGE}}),
-        ({"limits": ["10000/1m"], "endpoints": [{"path": "/*", "cost": 6000}]}, {"data": pieces}),
+        (
+            {"limits": ["10000/1m"], "endpoints": [{"path": "/*", "cost": 6000}]},
+            {"data": pieces, "headers": {"Content-Length": "11"}},
+        ),
     ],
     ids=["small", "large", "streamed"],
 )
@@ -44,7 +47,8 @@ async def test_permits_count_from_when_the_body_was_written(upstream, fields, bo
 
         async def status():
             options = {name: value() if callable(value) else value for name, value in body.items()}
-            return (await gateway.send("POST", "/up/v1/chat/completions", headers=NOT_NOW, **options))[0]
+            options["headers"] = {**NOT_NOW, **options.get("headers", {})}
+            return (await gateway.send("POST", "/up/v1/chat/completions", **options))[0]
 
         assert await status() == 200
         assert clock.now() == START + 5
