@@ -5,11 +5,11 @@ import os
 import random
 import signal
 import sys
-import threading
 from collections.abc import Callable
 
 from tidegate.budget import TaskBudget
 from tidegate.budget.storage import owners
+from tidegate.clock import ThreadSignal
 
 QUOTA = 100_000
 SHORT_LEASE = 2.0  # seconds without a heartbeat after which a process counts as ended, in place of 30
@@ -96,7 +96,7 @@ def hold(path: str, tasks: int) -> None:
 def hold_shared(path: str, tasks: int, recorded: int, number: int) -> None:
     """Reserve a batch in a shared store, record some of its tasks, and end the batch when a signal arrives."""
     owners.LEASE_SECONDS = SHORT_LEASE
-    ended = threading.Event()
+    ended = ThreadSignal()  # a signal handler that sets a threading.Event may wait forever
     signal.signal(signal.SIGUSR1, lambda *_: ended.set())
     budget = TaskBudget(**SHARED_TIERS, storage=path, name=f"shared-{number}", batch_ttl=TTL, deadline=5.0)
     with budget.batch(tasks) as batch:
