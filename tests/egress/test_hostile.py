@@ -299,3 +299,13 @@ async def test_an_estimate_of_a_large_or_odd_body_is_answered(upstream):
         large = json.dumps({"url": "/up/x", "body": "x" * 2_000_000}).encode()
         for body, status in ((large, 200), (b'{"url": "/up/x", "body": "\\ud800"}', 200), (large + large, 413)):
             assert (await gateway.send("POST", "/v1/egress/estimate", data=io.BytesIO(body)))[0] == status
+
+
+@pytest.mark.parametrize("body", [b"Content-Length: 2\r\n\r\nok", b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"])
+async def test_a_reason_phrase_that_contains_the_key_is_not_passed_on(upstream, body):
+    upstream.script = sends(b"HTTP/1.1 401 no such key: %s\r\n" % KEY.encode() + body)
+    async with running(upstream.url, api_key=KEY, key={"header": "X-Api-Key"}) as gateway:
+        request = b"GET /up/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        answer = await raw(gateway.port, request)
+    assert answer.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+    assert KEY.encode() not in answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import OrderedDict
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     Lookup = Callable[[str, int], Awaitable[list[str]]]
 
 NAT64: Final = IPv6Network("64:ff9b::/96")  # the last four bytes are an IPv4 address
+# Addresses that `ipaddress` takes for public, at least in some versions of Python, but that no provider has.
+SPECIAL_NETWORKS: Final = (
+    IPv4Network("192.0.0.0/24"),  # protocol assignments; the metadata of Oracle Cloud is 192.0.0.192
+    IPv4Network("168.63.129.16/32"),  # the metadata and the resolver of Azure
+    IPv4Network("192.88.99.0/24"),  # relays of 6to4, no longer in use
+    IPv4Network("100.64.0.0/10"),  # networks of internet providers; the metadata of Alibaba Cloud is 100.100.100.200
+    IPv6Network("64:ff9b:1::/48"),  # NAT64 of the local network, with an IPv4 address inside
+    IPv6Network("100::/64"),  # discarded
+    IPv6Network("100:0:0:1::/64"),  # a dummy prefix
+    IPv6Network("2001::/23"),  # protocol assignments: Teredo, benchmarks, identifiers of hosts
+    IPv6Network("3fff::/20"),  # documentation
+    IPv6Network("5f00::/16"),  # segment routing
+)
 MAX_PERMITTED: Final = 4096  # private addresses of allowed hosts that are remembered
 
 
@@ -43,15 +56,16 @@ def is_public(address: str) -> bool:
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     special = address.is_multicast or address.is_reserved or address.is_unspecified
-    return address.is_global and not special and not (isinstance(address, IPv6Address) and address.is_site_local)
+    if not address.is_global or special or (isinstance(address, IPv6Address) and address.is_site_local):
+        return False
+    return not any(address in network for network in SPECIAL_NETWORKS)
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address leads to: mapped, 6to4, Teredo or NAT64."""
+    """Return the IPv4 address that an IPv6 address leads to: mapped, 6to4 or NAT64."""
     if address in NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
-    teredo = address.teredo
-    return address.ipv4_mapped or address.sixtofour or (None if teredo is None else teredo[1])
+    return address.ipv4_mapped or address.sixtofour
 
 
 async def look_up(host: str, port: int) -> list[str]:

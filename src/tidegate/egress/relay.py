@@ -175,14 +175,14 @@ async def relay(
     meter: Meter | None,
     settings: EgressSettings,
 ) -> web.StreamResponse:
-    """Send a provider's response to the client."""
+    """Send a provider's response to the client, with the standard reason phrase: its own may contain the key."""
     native = upstream.native
     response: web.StreamResponse | None = None
     try:
         if native.content.is_eof() and native.method != "HEAD" and not upstream.looked_at:
             response = await send_whole(request, upstream, headers, meter)
         else:
-            response = web.StreamResponse(status=native.status, reason=native.reason, headers=headers)
+            response = web.StreamResponse(status=native.status, headers=headers)
             await response.prepare(request)
             await stream_body(request, upstream, response, meter, settings)
     except (aiohttp.ClientError, TimeoutError, ConnectionError, Denied) as error:
@@ -221,7 +221,7 @@ async def send_whole(
     body = native.content.read_nowait()
     if body and meter is not None:
         await meter.feed(body)
-    response = web.Response(status=native.status, reason=native.reason, headers=headers, body=body)
+    response = web.Response(status=native.status, headers=headers, body=body)
     await response.prepare(request)
     await response.write_eof()
     return response

@@ -52,7 +52,7 @@ class TunnelHandler:
         """
         native = result.response.native
         headers["Connection"], headers["Upgrade"] = "Upgrade", native.headers.get("Upgrade", "")
-        response = web.StreamResponse(status=SWITCHING_PROTOCOLS, reason=native.reason, headers=headers)
+        response = web.StreamResponse(status=SWITCHING_PROTOCOLS, headers=headers)
         try:
             upstream = upgraded_end(native, expected=expected)
             exchange.count("tunnels")
