@@ -17,7 +17,10 @@ def upstream():
         yield server
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "168.63.129.17", "192.0.1.1", "2606:4700:4700::1111", "2001:4860:4860::8888", "::ffff:8.8.8.8"])
+@pytest.mark.parametrize(
+    "address",
+    ["8.8.8.8", "168.63.129.17", "192.0.1.1", "2606:4700:4700::1111", "2001:4860:4860::8888", "::ffff:8.8.8.8"],
+)
 def test_public_addresses(address):
     assert is_public(address)
 

@@ -301,7 +301,9 @@ async def test_an_estimate_of_a_large_or_odd_body_is_answered(upstream):
             assert (await gateway.send("POST", "/v1/egress/estimate", data=io.BytesIO(body)))[0] == status
 
 
-@pytest.mark.parametrize("body", [b"Content-Length: 2\r\n\r\nok", b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"])
+@pytest.mark.parametrize(
+    "body", [b"Content-Length: 2\r\n\r\nok", b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"]
+)
 async def test_a_reason_phrase_that_contains_the_key_is_not_passed_on(upstream, body):
     upstream.script = sends(b"HTTP/1.1 401 no such key: %s\r\n" % KEY.encode() + body)
     async with running(upstream.url, api_key=KEY, key={"header": "X-Api-Key"}) as gateway:

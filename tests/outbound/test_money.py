@@ -7,7 +7,7 @@ import pytest
 
 from tests.outbound.streamed_model import StreamedModel, usage
 from tidegate import ConfigError, Denied, Limiter, ResourceUnknown
-from tidegate.outbound import Gate, Providers, request_options
+from tidegate.outbound import Gate, Providers, UnboundedCost, request_options
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.spending import Spending
 from tidegate.stores import MemoryStore
@@ -340,17 +340,16 @@ def test_a_strict_call_that_cannot_pay_for_its_input_is_refused(store):
         assert not client.in_flight
 
 
-def test_a_strict_call_whose_output_nothing_bounds_reserves_all_of_the_money(store):
+def test_a_strict_call_whose_output_nothing_bounds_is_not_sent_unless_its_cost_is_given(store):
     """The body is not in memory, so its maximum can be neither read nor lowered."""
     with Client(store, usage(100, 1900), strict=True) as client, request_options(model="m"):
-        for answer in (200, Denied):
-            content = iter([b'{"model": "m"}'])
-            if answer is Denied:
-                with pytest.raises(Denied):
-                    client.post(URL, content=content)
-            else:
-                assert client.post(URL, content=content).status_code == answer
-        assert (client.in_flight, client.spent()) == ([10_000], 100 + 5 * 1900)
+        with pytest.raises(UnboundedCost, match="the body cannot be read") as refused:
+            client.post(URL, content=iter([b'{"model": "m"}']))
+        assert (refused.value.field, refused.value.decision.retry_after) == ("body", None)
+        assert (client.in_flight, client.spent()) == ([], 0)
+        with request_options(cost={"usd_micros": 9_600}):
+            assert client.post(URL, content=iter([b'{"model": "m"}'])).status_code == 200
+        assert client.in_flight == [9_600]
 
 
 def test_the_cost_of_a_batch_can_be_given(store):

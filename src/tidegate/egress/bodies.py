@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from tidegate.egress.messages import EgressError
+from tidegate.outbound.quota.cost import is_signed
 from tidegate.outbound.quota.decoding import IDENTITY_CODINGS, BodyDecoder, DecodingError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class RequestBody:
         self.length: int | None = request.content_length
         self.exists: bool = request.can_read_body
         self.whole: bytes | None = None if self.exists else b""
+        self._decoded: bytes | None = None
+        self._coding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
         self.problem: EgressError | None = None  # why passing it on has failed
         self.sent: int = 0
         self.deadline: asyncio.Timeout | None = None  # by which the provider must have read a piece
@@ -99,26 +102,40 @@ class RequestBody:
         if self.deadline is not None:
             self.deadline.reschedule(when)
 
-    def decoded(self) -> bytes | None:
-        """Return the body without its Content-Encoding; None: it is not in memory, or cannot be decoded."""
-        coding = self._request.headers.get("Content-Encoding", "")
-        if self.whole is None or coding.strip().lower() in IDENTITY_CODINGS:
-            return self.whole
-        found = bytearray()
+    def decode(self) -> None:
+        """Decode the body that is in memory, and send it decoded: so what is sent is what was counted.
+
+        A signed body is sent as it is. Raises EgressError (415, 413) if it cannot be decoded.
+        """
+        if self.whole is None or not self.encoded:
+            return
+        found, most = bytearray(), self._settings.max_metered_body
         try:
-            for piece in BodyDecoder(coding).feed(self.whole):
+            decoder = BodyDecoder(self._coding)
+            for piece in decoder.feed(self.whole):
                 found += piece
-                if len(found) > self._settings.max_metered_body:
-                    return None
-        except DecodingError:
-            return None
-        return bytes(found)
+                if len(found) > most:
+                    raise too_large(most)
+            decoder.finish()
+        except DecodingError as error:
+            message = f"{error}: tokens or money are limited, so the body must be plain, or gzip or deflate"
+            raise EgressError(415, "unreadable-body", message) from None
+        self._decoded = bytes(found)
+        if not is_signed(self._request.headers.get):
+            self.whole, self._coding = self._decoded, ""
+
+    def replace(self, body: bytes) -> None:
+        """Send another body instead."""
+        self.whole = body
+
+    def content(self) -> bytes | None:
+        """Return the body as it is counted; None: it is not in memory, or was not decoded."""
+        return self._decoded if self.encoded else self.whole
 
     @property
     def encoded(self) -> bool:
         """Whether it has a Content-Encoding."""
-        headers = self._request.headers
-        return "Content-Encoding" in headers and headers["Content-Encoding"].strip().lower() not in IDENTITY_CODINGS
+        return self._coding not in IDENTITY_CODINGS
 
 
 def too_large(most: int) -> EgressError:

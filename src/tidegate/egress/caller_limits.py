@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import StoreUnavailable
 from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.providers.money import is_money
-from tidegate.outbound.providers.profile import TOKEN_UNITS
+from tidegate.outbound.providers.profile import TOKEN_UNITS, WEBSOCKET
 from tidegate.outbound.quota.charge import CHARGE_TTL
-from tidegate.outbound.quota.cost import request_of
-from tidegate.outbound.quota.request_tokens import read_request, units_of
+from tidegate.outbound.quota.cost import has_fixed_body, may_be_unreported, read_call
+from tidegate.outbound.quota.request_tokens import largest_output, units_of
+from tidegate.outbound.quota.unbounded import unknown_cost, unreadable_body, unset_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,10 +22,18 @@ if TYPE_CHECKING:
     from tidegate.egress.callers import EgressCaller
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import OutboundRequest
+    from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.reservation import AsyncReservation
     from tidegate.stores import Store
 
 PER_REQUEST: Final = ("requests", "concurrent-requests")
+
+
+class CallerPlan(NamedTuple):
+    """What a call reserves from its caller's limits, and the body that is sent instead of its own, if any."""
+
+    cost: dict[str, int]
+    body: bytes | None = None
 
 
 class CallerLimits:
@@ -72,18 +82,67 @@ class CallerLimits:
         limiter = self._limiters.get(caller.name)
         if limiter is None or not caller.limits:
             return None
-        return await limiter.peek(caller.name, self.cost_of(caller, provider, call))
+        request = self.read(caller, provider, call)
+        return await limiter.peek(caller.name, self.plan(caller, provider, call, request).cost)
 
-    def cost_of(self, caller: EgressCaller, provider: Provider, call: OutboundRequest) -> dict[str, int]:
-        """Estimate what a call costs its caller, by unit; estimates are at most what the limits can ever allow."""
+    def read(self, caller: EgressCaller, provider: Provider, call: OutboundRequest) -> RequestTokens | None:
+        """Read a call whose caller's limits count tokens or money, and check that something bounds its cost.
+
+        None: they do not, and the gate reads what it needs. Raises UnboundedCost.
+        """
+        own = self.counts_tokens(caller)
+        if not own and not (provider.limits_usage and may_be_unreported(provider, call)):
+            return None
+        request = read_call(provider, call)
+        # A batch has a quota of its own at the provider, but costs money, and tokens of the caller.
+        counts = own or provider.limits_money or request.endpoint.counted or request.hidden == WEBSOCKET
+        if counts and request.unbounded and (request.unreported or provider.strict):
+            raise unknown_cost(provider, request.unbounded[0])
+        if own and provider.strict and not request.readable:
+            raise unreadable_body(provider)
+        return request
+
+    def plan(
+        self, caller: EgressCaller, provider: Provider, call: OutboundRequest, request: RequestTokens | None
+    ) -> CallerPlan:
+        """Decide what a call costs its caller, by unit.
+
+        A lenient call reserves an estimate, at most what the limits can ever allow. A strict one reserves all that it
+        can cost; its output is bounded by that.
+        """
         cost = self.cost_of_tunnel(caller)
-        if self.counts_tokens(caller):
-            request = request_of(provider, call) or read_request(provider.counting, call.url, call.body())
-            found = units_of(request, request.estimate_input(), request.bound)
-            for limit in caller.limits:
-                if limit.unit in found and limit.unit not in PER_REQUEST:
-                    cost[limit.unit] = min(found[limit.unit], limit.burst, cost.get(limit.unit, limit.burst))
-        return cost
+        if request is None or not self.counts_tokens(caller):
+            return CallerPlan(cost)
+        input_tokens = paid_input = request.estimate_input()
+        output_tokens, body = request.bound, None
+        if provider.strict:
+            paid_input = request.largest_input
+            most = largest_output(request, caller.limits, input_tokens, paid_input)
+            output_tokens, body = self._bound_output(provider, call, request, most)
+        found = units_of(request, input_tokens, output_tokens)
+        if request.price is not None:
+            tokens = request.price.estimate(paid_input, output_tokens * request.times)
+            found[request.price.unit] = min(MAX_INTEGER, tokens + request.fee)
+        for limit in caller.limits:
+            if limit.unit in found and limit.unit not in PER_REQUEST:
+                most = found[limit.unit] if provider.strict else min(found[limit.unit], limit.burst)
+                cost[limit.unit] = min(most, cost.get(limit.unit, most))
+        return CallerPlan(cost, body)
+
+    @staticmethod
+    def _bound_output(
+        provider: Provider, call: OutboundRequest, request: RequestTokens, most: int
+    ) -> tuple[int, bytes | None]:
+        """Return how long the output of a strict call may become, and the body that says so, if it is another one."""
+        if not request.endpoint.has_output or (request.stated and request.bound <= most):
+            return request.bound, None
+        output_tokens = max(1, min(request.bound, most))
+        body = request.clamped(output_tokens) if call.rewrites and not has_fixed_body(call) else None
+        if body is not None:
+            return output_tokens, body
+        if request.document and not request.stated and request.profile.bounds:
+            raise unset_bound(provider, request.bound_name)
+        return request.bound, None
 
     def cost_of_tunnel(self, caller: EgressCaller) -> dict[str, int]:
         """Return what a tunnel costs its caller: one request."""

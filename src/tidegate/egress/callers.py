@@ -38,7 +38,8 @@ class EgressCaller:
 
     `digests` are the hashes of its tokens. None as `providers` means all of them. `limits` are its own, in addition to
     those of the providers. `max_priority` is the highest priority that it may ask for. It may have `connections`
-    requests at the same time. `token_file` is the file that its token was read from.
+    requests at the same time. `token_file` is the file that its token was read from. `tags` are those that its calls
+    may have; None: any.
     """
 
     name: str
@@ -48,6 +49,7 @@ class EgressCaller:
     max_priority: float = 0.0
     connections: int = DEFAULT_CALLER_CONNECTIONS
     token_file: Path | None = None
+    tags: frozenset[str] | None = frozenset()
 
     @property
     def policy(self) -> Policy:
@@ -57,6 +59,9 @@ class EgressCaller:
     def may_use(self, provider: str) -> bool:
         """Return whether it may call a provider."""
         return self.providers is None or provider in self.providers
+
+
+LOCAL: Final = EgressCaller(LOCAL_CALLER, max_priority=float("inf"), tags=None)
 
 
 class KeyPlaces(NamedTuple):
@@ -83,7 +88,7 @@ class Callers:
         """Index these callers by token; if there are none, every client that can connect is the caller `local`."""
         self.all: tuple[EgressCaller, ...] = tuple(callers)
         self._by_digest = {digest: caller for caller in self.all for digest in caller.digests}
-        self._anybody = None if self.all else Identity(EgressCaller(LOCAL_CALLER, max_priority=float("inf")), NO_PLACES)
+        self._anybody = None if self.all else Identity(LOCAL, NO_PLACES)
 
     def identify(self, headers: CIMultiDictProxy[str], raw_path: str, places: KeyPlaces) -> Identity | None:
         """Return who sends a request; None: it has no valid token. The first place that holds a token decides."""

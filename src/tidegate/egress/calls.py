@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import SendResult
     from tidegate.outbound.quota.gate import AsyncGate
+    from tidegate.outbound.quota.request_tokens import RequestTokens
 
 MAX_REFUSAL_BYTES: Final = 65_536  # of a refusal that are read before it is passed on
 LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
@@ -89,14 +90,19 @@ class ProviderCall:
         self._body = body
         self._on_sending = on_sending
         self._ends = 0
+        self.request: RequestTokens | None = None  # what it asks for, if the limits of its caller count that
         self.attempts: int = 0
         self.arrived: bool = False  # whether the provider may have received it, and did not refuse it with a 429
         in_memory = body.whole is not None
         rewrites = in_memory and not body.encoded
         # The call as the gate sees it.
         self.outbound: OutboundRequest = OutboundRequest(
-            method, target.quota_url, headers.get, body.decoded, in_memory, unreached, rewrites, reports_write=True
+            method, target.quota_url, headers.get, body.content, in_memory, unreached, rewrites, reports_write=True
         )
+
+    def replace_body(self, body: bytes) -> None:
+        """Send another body: one with a bound that the limits of the caller allow."""
+        self._body.replace(body)
 
     async def run(self, timeout: float) -> SendResult[UpstreamResponse]:  # noqa: ASYNC109 - the deadline of the call
         """Wait for a permit and send, with all retries up to `timeout` seconds from now.

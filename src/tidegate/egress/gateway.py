@@ -30,6 +30,7 @@ from tidegate.errors import Closed, Denied, RateLimitError
 from tidegate.headers.cross_site import is_cross_site, is_local_host
 from tidegate.outbound.quota.exchange import CURRENT_OPTIONS
 from tidegate.outbound.quota.request_tokens import path_of
+from tidegate.outbound.quota.unbounded import UnboundedCost
 from tidegate.stores.cancellation import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ WEBSOCKET: Final = "websocket"
 UPSTREAM_PROBLEMS: Final = ("upstream-failed", "upstream-timeout")
 RELOADS: Final = ("tidegate_egress_reloads_total", "counter", "Reloads of the egress file, by outcome.")
 JSON_TYPES: Final = ("application/json", "text/json")
-# What clients send with a JSON body if nobody tells them its type: fetch, curl and others.
-UNTYPED: Final = ("text/plain", "application/x-www-form-urlencoded")
 
 
 class EgressGateway:
@@ -73,6 +72,7 @@ class EgressGateway:
     ) -> None:
         """Send calls through a gate, which its owner closes."""
         self.gate = gate
+        gate.shares_unnamed_models = True  # callers name the models
         self.rules: EgressRules = EgressRules(settings)
         self.settings = settings
         self.callers: Callers = Callers(settings.callers)
@@ -229,14 +229,12 @@ class EgressGateway:
             raise Closed("the gateway has not been started")
         provider, caller = target.provider, identity.caller
         options = read_options(request.headers, self.settings, caller, provider)
-        body = RequestBody(request, self.settings)
         counts_tokens = provider.profile is not None or self.limits.counts_tokens(caller)
-        if body.expected:
-            await body.accept()
         metered = counts_tokens or provider.reads_requests
-        if metered and (is_json(request) or (body.fits and may_be_json(request)) or is_paid_by_image(target)):
-            await body.read_whole()
+        body = await self._receive(request, caller, target, metered=metered)
         headers = messages.request_headers(request.headers, provider, identity.tokens_in.headers, metered=metered)
+        if not body.encoded:
+            messages.drop(headers, ("Content-Encoding",))
         upgrade = asks_for_websocket(request.headers)
         if upgrade:
             headers["Connection"], headers["Upgrade"] = "Upgrade", WEBSOCKET
@@ -250,7 +248,9 @@ class EgressGateway:
         meter = None
         if counts_tokens or own is not None or result.settlement is not None:
             settled = partial(self._note_usage, exchange.counts)
-            meter = Meter(self.gate, provider, result, own, self.background, settled, counts_tokens=counts_tokens)
+            # The response to a batch, or a stored output, may report usage that is not its own.
+            reads_usage = counts_tokens and (call.request is None or call.request.endpoint.counted)
+            meter = Meter(self.gate, provider, result, own, self.background, settled, counts_tokens=reads_usage)
         try:
             return await relay(request, result.response, self._answer_headers(exchange, result), meter, self.settings)
         finally:
@@ -259,6 +259,20 @@ class EgressGateway:
             exchange.problem = result.response.problem
             if exchange.problem in UPSTREAM_PROBLEMS:
                 exchange.count("failed")
+
+    async def _receive(
+        self, request: web.BaseRequest, caller: EgressCaller, target: Target, *, metered: bool
+    ) -> RequestBody:
+        """Begin to receive the body of a request; read all of it if it decides what the request costs."""
+        body = RequestBody(request, self.settings)
+        if body.expected:
+            await body.accept()
+        if (target.provider.reads_requests or self.limits.counts_tokens(caller)) and is_counted(target):
+            await body.read_whole()
+            body.decode()
+        elif metered and is_json(request):
+            await body.read_whole()
+        return body
 
     async def _send(
         self,
@@ -275,9 +289,12 @@ class EgressGateway:
         own: AsyncReservation | None = None
         exchange.begin_wait()
         try:
+            call.request = self.limits.read(caller, provider, call.outbound)
             if caller.limits:
-                cost = self.limits.cost_of(caller, provider, call.outbound)
-                own, options = await self.reserve_own(caller, cost, options)
+                plan = self.limits.plan(caller, provider, call.outbound, call.request)
+                if plan.body is not None:
+                    call.replace_body(plan.body)
+                own, options = await self.reserve_own(caller, plan.cost, options)
             # Each request has a task, and so a context, of its own: the options need not be reset.
             timeout, priority, tag = options
             CURRENT_OPTIONS.set({"timeout": timeout, "priority": priority, "tag": tag, "team": caller.name})
@@ -317,7 +334,7 @@ class EgressGateway:
         of_caller: bool,
     ) -> BaseException:
         """Count a call that failed, and return the answer to it; `of_caller`: the caller's own limits may deny it."""
-        if isinstance(error, Denied):
+        if isinstance(error, Denied) and not isinstance(error, UnboundedCost):
             exchange.count("denied")
             return denial(error, provider, f"caller {caller.name}: " if of_caller and caller.limits else "")
         if isinstance(error, EgressError):
@@ -390,15 +407,10 @@ def is_json(request: web.BaseRequest) -> bool:
     return request.can_read_body and (kind in JSON_TYPES or kind.endswith("+json"))
 
 
-def may_be_json(request: web.BaseRequest) -> bool:
-    """Return whether the body of a request may be JSON although its type does not say so."""
-    return request.can_read_body and ("Content-Type" not in request.headers or request.content_type in UNTYPED)
-
-
-def is_paid_by_image(target: Target) -> bool:
-    """Return whether the body of a request says how many images it pays for, in JSON or in a form."""
-    provider = target.provider
-    return provider.prices is not None and bool(provider.counting.read_path(path_of(target.quota_url))[0].images)
+def is_counted(target: Target) -> bool:
+    """Return whether requests of a path use tokens, so that their bodies must be read; others are uploads of files."""
+    reading = target.provider.counting.read_path(path_of(target.quota_url))
+    return reading.endpoint.counted or bool(reading.unbounded)
 
 
 def asks_for_websocket(headers: CIMultiDictProxy[str]) -> bool:

@@ -18,6 +18,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.egress.callers import KEY_HEADERS
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
 from tidegate.headers import problem
+from tidegate.outbound.quota.unbounded import BODY, UnboundedCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,6 +62,7 @@ RETRY_AFTER: Final = "X-Tidegate-Retry-After"
 NOTE: Final = "X-Tidegate-Note"
 MAX_KNOWN_NAMES: Final = 1000  # names of header fields that are remembered
 MAX_KNOWN_NAME_LENGTH: Final = 64
+BODY_PREFIX: Final = "content-"  # of fields that describe the body
 METERED_CODINGS: Final = "gzip, deflate"  # that the meter can read
 TOO_MANY_REQUESTS: Final = 429
 
@@ -126,6 +128,10 @@ def denial(denied: Denied, provider: Provider, of_caller: str) -> DeniedError:
 
 def refusal(error: RateLimitError, provider: Provider) -> EgressError:
     """Return the answer to a call that could not be counted."""
+    if isinstance(error, UnboundedCost):
+        if error.field == BODY:
+            return EgressError(415, "unreadable-body", str(error))
+        return EgressError(400, "unbounded-cost", str(error))
     if isinstance(error, ResourceUnknown):
         log.warning("provider %s: a call was refused: %s", provider.name, error)
         message = f"provider {provider.name} has no price for the model of this request"
@@ -183,7 +189,7 @@ def request_headers(
     passed = REQUEST_FILTER
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
-        drop(found, listed(headers.getall("connection")))
+        drop(found, hop_by_hop(headers.getall("connection")))
     if adds_key(provider):
         drop(found, KEY_HEADERS)
         if provider.key_location is not None and provider.key_location.kind == "header":
@@ -204,7 +210,7 @@ def response_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     passed = RESPONSE_FILTER
     found = CIMultiDict([pair for pair in headers.items() if passed[pair[0]]])
     if "connection" in headers:
-        drop(found, listed(headers.getall("connection")))
+        drop(found, hop_by_hop(headers.getall("connection")))
     return found
 
 
@@ -219,9 +225,13 @@ def drop(headers: CIMultiDict[str], names: Iterable[str]) -> None:
         headers.popall(name, None)
 
 
-def listed(values: Iterable[str]) -> frozenset[str]:
-    """Return the names that fields such as Connection list."""
-    return frozenset(name.strip().lower() for value in values for name in value.split(","))
+def hop_by_hop(values: Iterable[str]) -> list[str]:
+    """Return the names that fields such as Connection list, except those that describe the body.
+
+    Without its Content-Encoding, a body would be another one for the provider than for the meter.
+    """
+    names = (name.strip().lower() for value in values for name in value.split(","))
+    return [name for name in names if not name.startswith(BODY_PREFIX)]
 
 
 def describe_cost(cost: Cost) -> str:

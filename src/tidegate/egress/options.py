@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.egress.messages import PRIORITY, REQUEST_TIMEOUT, TAG, EgressError
+from tidegate.egress.settings import TAG_NAME
 from tidegate.errors import ConfigError
 from tidegate.waiting import MAX_PRIORITY
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from tidegate.egress.callers import EgressCaller
     from tidegate.egress.settings import EgressSettings
     from tidegate.outbound.providers.provider import Provider
-
-MAX_TAG: Final = 64  # characters
 
 
 class CallOptions(NamedTuple):
@@ -43,7 +42,19 @@ def read_options(
         priority = _read_number(PRIORITY, text)
     highest = min(caller.max_priority, MAX_PRIORITY)
     bounded = max(-float(MAX_PRIORITY), min(priority, highest))
-    return CallOptions(min(timeout, settings.max_timeout), bounded, headers.get(TAG, "")[:MAX_TAG])
+    return CallOptions(min(timeout, settings.max_timeout), bounded, _read_tag(headers.get(TAG, ""), caller))
+
+
+def _read_tag(tag: str, caller: EgressCaller) -> str:
+    """Read a tag, which the rights of the caller must list: a ceiling per tag is a new one for each."""
+    if not tag:
+        return ""
+    if not TAG_NAME.fullmatch(tag):
+        raise EgressError(400, "bad-header", f"{TAG}: expected at most 64 letters, digits and _ . : @ / + -")
+    if caller.tags is not None and tag not in caller.tags:
+        message = f"caller {caller.name} may not use the tag {tag}: list it in the tags of the caller"
+        raise EgressError(403, "tag-not-allowed", message)
+    return tag
 
 
 def _read_timeout(text: str) -> float:

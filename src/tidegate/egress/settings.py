@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 
 DEFAULT_EGRESS: Final = ListenAddress("127.0.0.1", 8090)
 HTTP_PORTS: Final = {"http": 80, "https": 443}
-CALLER_FIELDS: Final = ("token", "token_file", "providers", "limits", "max_priority", "connections")
+CALLER_FIELDS: Final = ("token", "token_file", "providers", "limits", "max_priority", "connections", "tags")
 CALLER_UNITS: Final = ("requests", "concurrent-requests", *TOKEN_UNITS)  # that calls are charged in; also money
+TAG_NAME = re.compile(r"[A-Za-z0-9_.:@/+-]{1,64}")
 CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 STANDARD_OUTPUT: Final = "-"
@@ -195,11 +196,18 @@ def _read_caller(name: str, entry: ConfigValue) -> EgressCaller:
         parts["max_priority"].integer(0, MAX_PRIORITY) if "max_priority" in parts else 0,
         parts["connections"].integer(1) if "connections" in parts else DEFAULT_CALLER_CONNECTIONS,
         token_file,
+        frozenset(_read_tag(each) for each in parts["tags"].one_or_many()) if "tags" in parts else frozenset(),
     )
     if caller.limits:
         with parts["limits"].locate_errors():
             _ = caller.policy  # raises if two limits have the same name
     return caller
+
+
+def _read_tag(setting: ConfigValue) -> str:
+    if not TAG_NAME.fullmatch(setting.string()):
+        raise setting.error(f"expected at most 64 letters, digits and _ . : @ / + -, not {setting}")
+    return setting.string()
 
 
 def _read_caller_limit(setting: ConfigValue) -> Limit:

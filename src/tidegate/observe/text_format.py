@@ -16,7 +16,8 @@ def write_families(families: Iterable[Family]) -> bytes:
     for name, kind, help_text, samples in families:
         lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
         lines += (_line(*sample) for sample in samples)
-    return ("\n".join(lines) + "\n").encode()
+    # A label may contain what others have sent, such as the name of a model that is not valid Unicode.
+    return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:

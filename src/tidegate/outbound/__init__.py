@@ -38,6 +38,7 @@ from tidegate.outbound.quota.exchange import (
 from tidegate.outbound.quota.gate import AsyncGate, Gate
 from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
+from tidegate.outbound.quota.unbounded import UnboundedCost
 
 __all__ = [
     "AsyncGate",
@@ -68,6 +69,7 @@ __all__ = [
     "RequestOutcome",
     "Retries",
     "Secret",
+    "UnboundedCost",
     "find_denied",
     "host_of",
     "request_options",

@@ -30,6 +30,7 @@ from tidegate.outbound.providers.model_fields import (
     read_aliases,
     read_model_limits,
     read_output_reserve,
+    read_unbounded,
 )
 from tidegate.outbound.providers.money import check_unit, parse_limit, to_micros
 from tidegate.outbound.providers.pool_file import read_ceilings, read_pool
@@ -79,6 +80,7 @@ PROVIDER_FIELDS: Final = (
     "aliases",
     "output_reserve",
     "strict",
+    "unbounded",
     "price",
     "pool",
     "spend",
@@ -140,7 +142,7 @@ def _read_fields(
     options["ceilings"] = read_ceilings(fields, domain, prices, options["on_store_error"], read_limit)
     with section.locate_errors(**fields):
         provider = Provider(domain, limits, **options)
-    provider = replace(provider, endpoints=_endpoints(fields, provider))
+    provider = replace(provider, endpoints=_endpoints(fields, provider), unbounded=read_unbounded(fields, provider))
     _check_units(fields, provider)
     return provider
 

@@ -1,21 +1,24 @@
-"""Read the fields of a provider file that concern language models: `models`, `aliases` and `output_reserve`."""
+"""Read what a provider file says of language models: `models`, `aliases`, `output_reserve` and `unbounded`."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
-from tidegate.outbound.providers.profile import matches_model
+from tidegate.outbound.providers.profile import WEBSOCKET, matches_model
 from tidegate.outbound.providers.provider import ModelLimits, OutputReserve
+from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.core.limit import Limit
+    from tidegate.outbound.providers.provider import Provider
     from tidegate.policy.config_value import ConfigValue
 
 ANY_MODEL: Final = "*"
 DEFAULT_PERCENT: Final = 95  # of recent outputs that are not longer than what is reserved, with a profile
+MISSPELLING_SIMILARITY: Final = 0.8  # other names are those of tools
 PERCENTILE = re.compile(r"p([1-9][0-9]?)")
 
 
@@ -72,3 +75,19 @@ def read_output_reserve(fields: dict[str, ConfigValue]) -> OutputReserve:
             f"expected a percentile from p1 to p99, or maximum, not {fields['output_reserve']}"
         )
     return OutputReserve(None if percent is None else int(percent[1]))
+
+
+def read_unbounded(fields: dict[str, ConfigValue], provider: Provider) -> dict[str, dict[str, int]]:
+    """Read `unbounded: {previous_response_id: {tokens: 50_000}, web_search: {tokens: 20_000, usd_micros: 10_000}}`."""
+    if "unbounded" not in fields:
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    known = provider.counting.unbounded.names | {WEBSOCKET}
+    units = ("tokens",) if provider.prices is None else ("tokens", provider.prices.unit)
+    for name, setting in fields["unbounded"].entries().items():
+        if name not in known and (meant := closest(name, known, MISSPELLING_SIMILARITY)) is not None:
+            raise setting.error(f"the profile has no {name!r}: did you mean {meant!r}?")
+        found[name] = {unit: amount.integer(0) for unit, amount in setting.fields(*units).items()}
+        if not found[name]:
+            raise setting.error("needs a cost, such as {tokens: 50_000}")
+    return found

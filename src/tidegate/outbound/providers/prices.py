@@ -69,6 +69,10 @@ class ModelPrice(NamedTuple):
         """The highest price of a million tokens of output."""
         return max(self.output, self.audio_output)
 
+    def rank(self) -> tuple[int, int, int]:
+        """Return what distinguishes a dearer price from a cheaper one."""
+        return self.estimate(MILLION, MILLION), self.image, self.request
+
     @property
     def saves_by_cache(self) -> bool:
         """Whether input that is read from a cache is cheaper."""

@@ -10,6 +10,7 @@ charges     whether the provider charges the usage, the bound at the start, or i
 refusals    what the body of a 429 says
 denial      the body of a 429 that a gateway sends in place of the provider
 endpoints   paths with other rules: no output (embeddings), or not counted at all (batches)
+unbounded   what a request uses although it is not in the request: stored conversations, files, tools of the provider
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ UsagePart = Literal["input", "cache_read", "cache_write", "output", "reasoning",
 FieldPath = tuple[str, ...]  # the keys that lead to a value of a JSON document; `*` is every entry of a list
 WHOLE_DOCUMENT: Final[FieldPath] = ()
 
+WEBSOCKET: Final = "websocket"  # the name of a connection whose messages are not counted
 TOKEN_UNITS: Final = ("tokens", "input-tokens", "output-tokens")
 MAX_PATHS: Final = 1024  # paths of requests that are remembered
 MAX_VALUES: Final = 1000  # values of a JSON document that one path is followed to
+SLASHES = re.compile("/{2,}")
 SPECIAL_OF_FNMATCH = re.compile(r"[\[?]")  # apart from `*`; in brackets, they stand for themselves
 
 
@@ -74,13 +77,60 @@ class ProfileEndpoint(NamedTuple):
 ANY_ENDPOINT: Final = ProfileEndpoint(re.compile(""))
 
 
+class Unbounded(NamedTuple):
+    """What a request uses although it is not in the request, so that its length bounds nothing.
+
+    `fields` are places of a request, `anywhere` keys and types wherever they are. `tools` are the types (or keys) of
+    tools that the program runs itself; the provider runs all others. `paths` are requests whose response does not
+    report what they use, such as batches; with the fields of `unreported`, it is the same.
+    """
+
+    fields: tuple[FieldPath, ...] = ()
+    anywhere: frozenset[str] = frozenset()
+    tools: tuple[str, ...] | None = None
+    paths: tuple[tuple[str, re.Pattern[str]], ...] = ()
+    unreported: tuple[FieldPath, ...] = ()
+    pattern: re.Pattern[bytes] | None = None  # finds `anywhere` in a body
+    unreported_pattern: re.Pattern[bytes] | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names under which a provider file gives a cost, apart from those of tools."""
+        fields = {".".join(path) for path in (*self.fields, *self.unreported)}
+        return frozenset(fields | self.anywhere | {name for name, _ in self.paths})
+
+
+NOTHING_UNBOUNDED: Final = Unbounded()
+
+
+class PathReading(NamedTuple):
+    """What a path says: how its requests are counted, and which model it names.
+
+    There are several `models` if a provider may read the path in several ways. `as_written`: it names its model in the
+    usual spelling, so the body does not. `unbounded` names requests whose response does not report their usage.
+    """
+
+    endpoint: ProfileEndpoint
+    models: tuple[str, ...]
+    as_written: bool
+    unbounded: str
+
+
+def spellings_of(path: str) -> tuple[str, ...]:
+    """Return a path as it is written, and as servers may read it: slashes joined, characters decoded."""
+    joined = SLASHES.sub("/", path)
+    decoded = SLASHES.sub("/", unquote(unquote(joined)).replace("\\", "/"))
+    return tuple(dict.fromkeys((path, joined, joined.rstrip("/") or "/", decoded, decoded.rstrip("/") or "/")))
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """How a provider counts. Immutable; see the module for its parts."""
 
     name: str
     model_fields: tuple[FieldPath, ...] = ()
-    model_paths: tuple[re.Pattern[str], ...] = ()
+    model_paths: tuple[re.Pattern[str], ...] = ()  # in any case
+    written_model_paths: tuple[re.Pattern[str], ...] = ()  # the same, in the usual spelling
     bounds: tuple[FieldPath, ...] = ()
     times: tuple[FieldPath, ...] = ()
     default_output: int = 1000
@@ -100,6 +150,7 @@ class Profile:
     refusals: tuple[RefusalRule, ...] = ()
     denial: Any = None  # a JSON document with {message}, {seconds} in its strings
     endpoints: tuple[ProfileEndpoint, ...] = ()
+    unbounded: Unbounded = NOTHING_UNBOUNDED
     file: str | None = field(default=None, compare=False)
     media_pattern: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)  # finds media in a body
     usage_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
@@ -107,9 +158,7 @@ class Profile:
     signed_counts: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = field(init=False, repr=False, compare=False)
     # what counts towards each unit before the output is known: the unit, whether input does, whether output does
     estimated_units: tuple[tuple[str, bool, bool], ...] = field(init=False, repr=False, compare=False)
-    _paths: dict[str, tuple[ProfileEndpoint, str | None]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
+    _paths: dict[str, PathReading] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Prepare what is searched for in bodies."""
@@ -124,17 +173,32 @@ class Profile:
         )
         object.__setattr__(self, "signed_counts", signed)
 
-    def read_path(self, path: str) -> tuple[ProfileEndpoint, str | None]:
+    def read_path(self, path: str) -> PathReading:
         """Return how the requests of a path are counted, and the model that it names."""
         found = self._paths.get(path)
         if found is None:
             if len(self._paths) >= MAX_PATHS:
                 self._paths.clear()
-            endpoint = next((each for each in self.endpoints if each.pattern.fullmatch(path)), ANY_ENDPOINT)
-            models = (pattern.fullmatch(path) for pattern in self.model_paths)
-            model = next((unquote(each["model"]) for each in models if each is not None), None)
-            found = self._paths[path] = endpoint, model
+            found = self._paths[path] = self._read_path(path)
         return found
+
+    def _read_path(self, path: str) -> PathReading:
+        """Read a path as it is written and as a provider may read it; the dearest reading counts."""
+        spellings = spellings_of(path)
+        endpoints = [
+            next((each for each in self.endpoints if each.pattern.fullmatch(spelling)), ANY_ENDPOINT)
+            for spelling in spellings
+        ]
+        endpoint = max(reversed(endpoints), key=lambda each: (each.counted, each.has_output, bool(each.bound)))
+        names = (pattern.fullmatch(spelling) for spelling in spellings for pattern in self.model_paths)
+        models = tuple(dict.fromkeys(unquote(each["model"]) for each in names if each is not None))
+        as_written = bool(models) and any(pattern.fullmatch(path) for pattern in self.written_model_paths)
+        hidden = (
+            name
+            for name, pattern in self.unbounded.paths
+            if any(pattern.fullmatch(spelling.rstrip("/")) for spelling in spellings)
+        )
+        return PathReading(endpoint, models, as_written, next(hidden, ""))
 
     @property
     def reports_cache_apart(self) -> bool:
@@ -156,13 +220,16 @@ class Profile:
 
 @lru_cache(maxsize=4096)
 def matches_model(pattern: str, model: str) -> bool:
-    """Return whether a model matches a pattern such as `gpt-*`: only `*` is special, unlike in `fnmatch`."""
+    """Return whether a model matches a pattern such as `gpt-*`, in any case: some providers accept any.
+
+    Only `*` is special, unlike in `fnmatch`.
+    """
     return _model_pattern(pattern).fullmatch(model) is not None
 
 
 @lru_cache(maxsize=1024)
 def _model_pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(translate(SPECIAL_OF_FNMATCH.sub(r"[\g<0>]", pattern)))
+    return re.compile(translate(SPECIAL_OF_FNMATCH.sub(r"[\g<0>]", pattern)), re.IGNORECASE)
 
 
 def values_at(document: Any, path: FieldPath) -> list[Any]:  # noqa: ANN401 - any JSON value

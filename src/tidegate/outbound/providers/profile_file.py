@@ -20,6 +20,7 @@ from tidegate.outbound.providers.profile import (
     Profile,
     ProfileEndpoint,
     RefusalRule,
+    Unbounded,
     UsagePart,
 )
 from tidegate.policy.config_value import ConfigValue, load
@@ -49,6 +50,7 @@ PROFILE_FIELDS: Final = (
     "refusals",
     "denial",
     "endpoints",
+    "unbounded",
 )
 USAGE_PARTS: Final = get_args(UsagePart)
 SUBTRACTED_PARTS: Final = ("-cache_read",)  # parts of the reported input that do not count
@@ -108,7 +110,15 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     fields = section.fields(*PROFILE_FIELDS)
     name = Path(section.file).stem if section.file else "profile"
     options: dict[str, Any] = {}
-    sections = (("model", _model), ("output", _output), ("input", _input), ("usage", _usage), ("denial", _denial))
+    sections = (
+        ("model", _model),
+        ("output", _output),
+        ("input", _input),
+        ("usage", _usage),
+        ("denial", _denial),
+        ("stream", _stream),
+        ("unbounded", _unbounded),
+    )
     for field, read in sections:
         if field in fields:
             options |= read(fields[field])
@@ -121,8 +131,6 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     for field, choices in (("charges", Charges), ("output_counted", OutputCounted), ("failed", FailedCost)):
         if field in fields:
             options[field] = fields[field].choice(*get_args(choices))
-    if "stream" in fields:
-        options |= _stream(fields["stream"])
     entries: tuple[tuple[str, Callable[[ConfigValue], object]], ...] = (
         ("refusals", _refusal),
         ("endpoints", _endpoint),
@@ -156,8 +164,12 @@ def _model(setting: ConfigValue) -> dict[str, Any]:
             raise entry.error(f"expected a path with {MODEL_PLACE}, such as /models/{MODEL_PLACE}/*, not {entry}")
         before, after = (_path_pattern(part) for part in text.split(MODEL_PLACE))
         name = "[^/:]+" if after.startswith(":") else "[^/]+"  # Bedrock's models contain colons
-        paths.append(re.compile(f"{before}(?P<model>{name}){after}"))
-    return {"model_fields": _paths(fields, "body"), "model_paths": tuple(paths)}
+        paths.append(f"{before}(?P<model>{name}){after}")
+    return {
+        "model_fields": _paths(fields, "body"),
+        "model_paths": tuple(re.compile(each, re.IGNORECASE) for each in paths),
+        "written_model_paths": tuple(map(re.compile, paths)),
+    }
 
 
 def _output(setting: ConfigValue) -> dict[str, Any]:
@@ -284,6 +296,38 @@ def _endpoint(setting: ConfigValue) -> ProfileEndpoint:
         fields["streams"].string() if "streams" in fields else None,
         fields["media"].string() if "media" in fields else "",
     )
+
+
+def _unbounded(setting: ConfigValue) -> dict[str, Any]:
+    """Read `unbounded: {fields: [conversation], anywhere: [file_id], paths: {batches: "*/batches"}}`."""
+    fields = setting.fields("fields", "anywhere", "tools", "paths", "unreported")
+    texts = {
+        name: tuple(each.string() for each in fields[name].one_or_many())
+        for name in ("anywhere", "tools")
+        if name in fields
+    }
+    paths = []
+    for name, entry in (fields["paths"].entries() if "paths" in fields else {}).items():
+        for each in entry.one_or_many():
+            if not each.string().startswith(("/", "*")):
+                raise each.error(f"expected a path that starts with / or *, not {each}")
+            paths.append((name, re.compile(_path_pattern(each.string()), re.IGNORECASE)))
+    anywhere, unreported = frozenset(texts.get("anywhere", ())), _paths(fields, "unreported")
+    found = Unbounded(
+        _paths(fields, "fields"),
+        anywhere,
+        texts.get("tools"),
+        tuple(paths),
+        unreported,
+        _finder({*anywhere, "id"}) if anywhere else None,  # an item with nothing but an `id` refers to a stored one
+        _finder({path[0] for path in unreported}) if unreported else None,
+    )
+    return {"unbounded": found}
+
+
+def _finder(names: Iterable[str]) -> re.Pattern[bytes]:
+    """Return a pattern that finds these strings in a JSON body."""
+    return re.compile(b'"(?:' + b"|".join(re.escape(name.encode()) for name in sorted(names)) + b')"')
 
 
 def _path_pattern(path: str) -> str:

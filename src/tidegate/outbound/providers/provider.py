@@ -86,7 +86,8 @@ class Provider:
     `limits` all apply. `per` names what has a separate quota: each `host` of the domain, each `path` of the endpoints,
     each `credential`, each `model`; by default there is one quota for all. `models` are limits that replace `limits`
     for the models of a pattern; `aliases` are other names of models. `profile` is how tokens are counted, `prices` what
-    the calls of each model cost. `api_key` is kept in memory only; `key_from` is the variable (`${NAME}`) or the file
+    the calls of each model cost, `unbounded` what things cost that a request uses although they are not in it, by unit.
+    `api_key` is kept in memory only; `key_from` is the variable (`${NAME}`) or the file
     that it was read from, if that is not `file`. `ceilings` are money limits beyond this account. A `pool` has
     members: each is a Provider with the name of its `member`, and perhaps a `url` that requests are sent to instead.
     """
@@ -109,6 +110,7 @@ class Provider:
     aliases: Mapping[str, str] = field(default_factory=dict)
     output_reserve: OutputReserve = MAXIMUM_OUTPUT
     strict: bool = False
+    unbounded: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     prices: Prices | None = None
     ceilings: tuple[Ceiling, ...] = ()
     pool: Pool | None = None
@@ -117,8 +119,12 @@ class Provider:
     policy: Policy = field(init=False, repr=False, compare=False)
     counting: Profile = field(init=False, repr=False, compare=False)  # the profile, or the default one
     reads_requests: bool = field(init=False, repr=False, compare=False)  # whether bodies matter
+    named_models: frozenset[str] = field(init=False, repr=False, compare=False)  # in full, without `*`
+    limits_money: bool = field(init=False, repr=False, compare=False)
+    limits_usage: bool = field(init=False, repr=False, compare=False)  # whether tokens or money are limited
     has_one_account: bool = field(init=False, repr=False, compare=False)  # for all requests
     changes_requests: bool = field(init=False, repr=False, compare=False)  # whether it adds a key, or has another URL
+    _names: dict[str, str] = field(init=False, repr=False, compare=False)  # of models, by their lower-case form
     _variants: dict[str, Provider] = field(init=False, repr=False, compare=False)
     _patterns: tuple[tuple[re.Pattern[str], EndpointCost], ...] = field(init=False, repr=False, compare=False)
     _default_cost: Mapping[str, int] = field(init=False, repr=False, compare=False)
@@ -135,11 +141,25 @@ class Provider:
         units = {limit.unit for limits in (self.limits, *(each.limits for each in self.models)) for limit in limits}
         reads = self.models or "model" in self.per or units.intersection(TOKEN_UNITS) or self.prices is not None
         set_field(self, "reads_requests", bool(reads))
+        limits_money = self.prices is not None and (bool(self.ceilings) or self.prices.unit in units)
+        set_field(self, "limits_money", limits_money)
+        set_field(self, "limits_usage", limits_money or bool(units.intersection(TOKEN_UNITS)))
+        for member in () if self.pool is None else self.pool.members:
+            for name in ("reads_requests", "limits_money", "limits_usage"):
+                set_field(self, name, getattr(self, name) or getattr(member.provider, name))
+        set_field(self, "named_models", self._find_named_models())
+        names = {name.lower(): name for name in sorted(self.named_models)}
+        set_field(self, "_names", names | {alias.lower(): name for alias, name in self.aliases.items()})
         set_field(self, "has_one_account", not (self.per or self.models or self.member))
         set_field(self, "changes_requests", bool(self.url) or self.api_key is not None)
         set_field(self, "_variants", {each.pattern: self._variant(each) for each in self.models})
         for endpoint in self.endpoints:
             self._check_cost(endpoint)
+
+    def _find_named_models(self) -> frozenset[str]:
+        patterns = [each.pattern for each in self.models]
+        priced = () if self.prices is None else (name for name, _ in self.prices.models)
+        return frozenset(name for name in (*patterns, *priced, *self.aliases.values()) if CATCH_ALL_DOMAIN not in name)
 
     def _variant(self, models: ModelLimits) -> Provider:
         return replace(self, limits=models.limits, models=())
@@ -151,8 +171,18 @@ class Provider:
         return next((each.pattern for each in self.models if matches_model(each.pattern, model or "")), None)
 
     def resolve_model(self, model: str | None) -> str | None:
-        """Return the model that a name stands for."""
-        return model if model is None else self.aliases.get(model, model)
+        """Return the model that a name stands for, as the file writes it."""
+        return model if model is None else self._names.get(model.lower(), model)
+
+    def quota_name(self, model: str | None, *, shares_unnamed: bool) -> str | None:
+        """Return the model whose quota a call uses, if each model has its own; None: that of all other models.
+
+        If the file names models, these have their own; otherwise each has, unless `shares_unnamed` says that whoever
+        names the model is not trusted: each name that he invents would have a quota.
+        """
+        if model is None or model in self.named_models:
+            return model
+        return None if self.named_models or shares_unnamed else model
 
     def for_pattern(self, pattern: str | None) -> Provider:
         """Return the provider with the limits of a pattern."""

@@ -28,6 +28,7 @@ from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
 from tidegate.outbound.quota.arrival import ArrivalDelays
 from tidegate.outbound.quota.charge import Charge
+from tidegate.outbound.quota.request_tokens import largest_output
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 
@@ -255,16 +256,8 @@ class Account:
 
     def largest_output(self, request: RequestTokens, input_tokens: int, paid_input: int) -> int:
         """Return the tokens of the longest output that the limits can ever allow; `paid_input` is for money."""
-        found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
-        for limit in (*self.provider.limits, *(ceiling.limit for ceiling in self.provider.ceilings)):
-            parts = request.profile.counts.get(limit.unit, ())
-            if request.price is not None and limit.unit == request.price.unit:
-                paid = request.price.output_within(limit.burst - request.fee, paid_input)
-                found = min(found, paid // request.times)
-            if "output" in parts:
-                left = limit.burst - (input_tokens if "input" in parts else 0)
-                found = min(found, max(0, left) // each)
-        return found
+        limits = (*self.provider.limits, *(ceiling.limit for ceiling in self.provider.ceilings))
+        return largest_output(request, limits, input_tokens, paid_input)
 
     # ---- after a response --------------------------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import Provider
 
 ALWAYS_KEPT: Final = 256  # accounts that are kept even if idle
+MAX_ACCOUNTS: Final = (
+    4096  # of a gate: models and credentials that others invent must not use up its memory (16 KB each)
+)
 
 
 class Accounts(dict[tuple[str, Key], Account]):
@@ -56,6 +59,15 @@ class Accounts(dict[tuple[str, Key], Account]):
             with self._lock:
                 account.update_provider(provider)
         return account
+
+    def is_full(self, domain: str, key: Key) -> bool:
+        """Return whether the account of a key is not open, and there are too many to open it."""
+        if len(self) < MAX_ACCOUNTS or (domain, key) in self:
+            return False
+        with self._lock:
+            if len(self) >= self._drop_idle_at:
+                self._drop_idle()
+        return len(self) >= MAX_ACCOUNTS
 
     def _open(self, provider: Provider, key: Key) -> Account:
         with self._lock:

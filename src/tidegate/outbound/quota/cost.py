@@ -17,17 +17,18 @@ from urllib.parse import urlsplit
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import host_of
-from tidegate.outbound.providers.prices import CURRENCY, MICROS
-from tidegate.outbound.providers.profile import ANY_ENDPOINT
+from tidegate.outbound.providers.prices import CURRENCY, MICROS, ModelPrice
+from tidegate.outbound.providers.profile import ANY_ENDPOINT, WEBSOCKET
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound.quota.decoding import decoded
 from tidegate.outbound.quota.exchange import credential_of
 from tidegate.outbound.quota.production import most_in_a_period
-from tidegate.outbound.quota.request_tokens import RequestTokens, read_request, units_of
+from tidegate.outbound.quota.request_tokens import RequestTokens, path_of, read_request, units_of
 from tidegate.outbound.quota.settlement import MIN_HEADROOM
+from tidegate.outbound.quota.unbounded import may_contain, unknown_cost, unreadable_body, unset_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tidegate.outbound.providers.provider import EndpointCost, Provider
     from tidegate.outbound.quota.account import Account
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
 
 STRICT_INPUT_PERCENT: Final = 99  # of recent inputs that had no more tokens per byte than a strict call reserves
 INPUT_PERCENT: Final = 50
+TOKENS_UNIT: Final = "tokens"
 FREE_METHODS: Final = ("GET", "HEAD", "OPTIONS", "DELETE")  # of requests that no model answers
 NOT_COUNTED: Final = ANY_ENDPOINT._replace(counted=False)
 SIGNATURE_PREFIX: Final = "AWS4-"  # in Authorization
-BODY_HEADERS: Final = ("content-encoding", "content-digest", "digest", "content-md5", "x-amz-content-sha256")
+DIGEST_HEADERS: Final = ("content-digest", "digest", "content-md5", "x-amz-content-sha256")
 
 
 class CallPlan(NamedTuple):
@@ -72,8 +74,18 @@ class TokenEstimates(NamedTuple):
     tokenizer: Tokenizer | None = None
 
 
-def key_of(provider: Provider, call: OutboundRequest, model: str | None = None, pattern: str | None = None) -> Key:
-    """Return the key of the quota that a request is charged to; `pattern` is that of its model's limits."""
+def key_of(
+    provider: Provider,
+    call: OutboundRequest,
+    model: str | None = None,
+    pattern: str | None = None,
+    *,
+    shares_unnamed: bool = False,
+) -> Key:
+    """Return the key of the quota that a request is charged to; `pattern` is that of its model's limits.
+
+    `shares_unnamed`: models that the provider file does not name share a quota.
+    """
     if not provider.per and pattern is None and not provider.member:
         return provider.domain
     parts = [provider.domain, f"member={provider.member}"] if provider.member else [provider.domain]
@@ -84,8 +96,9 @@ def key_of(provider: Provider, call: OutboundRequest, model: str | None = None, 
         parts.append(f"path={endpoint.path if endpoint else CATCH_ALL_DOMAIN}")
     if "credential" in provider.per:
         parts.append(f"credential={credential_of(provider.key_location, call)}")
-    if "model" in provider.per:
-        parts.append(f"model={model or CATCH_ALL_DOMAIN}")
+    named = provider.quota_name(model, shares_unnamed=shares_unnamed) if "model" in provider.per else None
+    if "model" in provider.per and (named is not None or pattern is None):
+        parts.append(f"model={named or CATCH_ALL_DOMAIN}")
     elif pattern is not None:
         parts.append(f"models={pattern}")
     return tuple(parts)
@@ -98,8 +111,11 @@ def endpoint_of(provider: Provider, call: OutboundRequest) -> EndpointCost | Non
 
 def request_of(provider: Provider, call: OutboundRequest, model: str | None = None) -> RequestTokens | None:
     """Read what a request asks for, with the model that its name stands for; None: the provider needs none of it."""
-    if not provider.reads_requests:
-        return None
+    return read_call(provider, call, model) if provider.reads_requests else None
+
+
+def read_call(provider: Provider, call: OutboundRequest, model: str | None = None) -> RequestTokens:
+    """Read what a request asks for, whether its provider needs that or not."""
     body = call.body()
     request = read_request(provider.counting, call.url, body)
     if body and not request.document and (coding := call.header("content-encoding")):
@@ -107,16 +123,65 @@ def request_of(provider: Provider, call: OutboundRequest, model: str | None = No
         request = read_request(provider.counting, call.url, body)
     if request.images and not request.document and (form := body or call.form()):
         request = request.with_form(form)
-    is_free = call.method.upper() in FREE_METHODS and not call.is_permit and not provider.estimate
-    if is_free and request.endpoint.counted:
-        request = request._replace(endpoint=NOT_COUNTED, bound=0, times=1, stated=True)
-    if model is None and provider.prices is None and not provider.aliases:
+    if not request.document and not is_understood(call, request, body):
+        request = request._replace(readable=False)
+    method = call.method.upper()
+    if method in FREE_METHODS and not call.is_permit:
+        request = _without_model(provider, call, request)
+    if request.unbounded:
+        request = with_given_costs(provider, request)
+    if model is None and provider.prices is None and not provider.named_models:
         return request
     named = provider.resolve_model(model or request.model)
-    if provider.prices is not None and request.endpoint.counted and call.method.upper() not in FREE_METHODS:
-        price = provider.prices.find(named, has_images=bool(request.endpoint.images))
-        return request._replace(model=named, price=price)
+    if provider.prices is not None and request.endpoint.counted and method not in FREE_METHODS:
+        others = () if model is not None else map(provider.resolve_model, request.other_models)
+        has_images = bool(request.endpoint.images)
+        prices = [provider.prices.find(each, has_images=has_images) for each in (named, *others)]
+        return request._replace(model=named, price=max(prices, key=ModelPrice.rank))
     return request if named == request.model else request._replace(model=named)
+
+
+def is_understood(call: OutboundRequest, request: RequestTokens, body: bytes | None) -> bool:
+    """Return whether a request without a JSON object says what it may cost: it has no body, or a form with a file."""
+    if call.is_permit or not request.endpoint.counted or request.endpoint.media or request.endpoint.images:
+        return True
+    if body is None:
+        return call.replays
+    return not body or not request.endpoint.has_output
+
+
+def _without_model(provider: Provider, call: OutboundRequest, request: RequestTokens) -> RequestTokens:
+    """Return a request that no model answers; a WebSocket, which begins as one, may carry any number of calls."""
+    if (call.header("upgrade") or "").strip().lower() == WEBSOCKET:
+        return request._replace(unbounded=(WEBSOCKET,), unreported=True, hidden=WEBSOCKET, endpoint=NOT_COUNTED)
+    if request.unbounded:
+        request = request._replace(unbounded=(), unreported=False, hidden="")
+    if request.endpoint.counted and not provider.estimate:
+        return request._replace(endpoint=NOT_COUNTED, bound=0, times=1, stated=True)
+    return request
+
+
+def may_be_unreported(provider: Provider, call: OutboundRequest) -> bool:
+    """Return whether the response to a request may not report its usage, without parsing the request."""
+    unbounded = provider.counting.unbounded
+    if provider.counting.read_path(path_of(call.url)).unbounded or call.header("upgrade"):
+        return True
+    return unbounded.unreported_pattern is not None and may_contain(unbounded.unreported_pattern, call.body() or b"")
+
+
+def with_given_costs(provider: Provider, request: RequestTokens) -> RequestTokens:
+    """Return a request with the costs that the provider file gives to what is not in the request."""
+    given = [provider.unbounded[name] for name in request.unbounded if name in provider.unbounded]
+    left = tuple(name for name in request.unbounded if name not in provider.unbounded)
+    if not given:
+        return request
+    unit = "" if provider.prices is None else provider.prices.unit
+    tokens, money = (min(MAX_INTEGER, sum(each.get(name, 0) for each in given)) for name in (TOKENS_UNIT, unit))
+    request = request._replace(unbounded=left, given_tokens=tokens, given_money=money)
+    if request.hidden in left or not request.hidden:
+        return request._replace(fixed=request.fixed + tokens)
+    price = ModelPrice(unit) if unit else None  # it costs what the file says, whatever its body contains
+    return request._replace(endpoint=NOT_COUNTED, bound=0, times=1, stated=True, price=price)
 
 
 def cost_of(account: Account, call: OutboundRequest, asked: Mapping[str, int] | None) -> Cost:
@@ -138,6 +203,8 @@ def plan_call(
     if account.fixed_cost is not None and not asked:
         return CallPlan(account.fixed_cost)
     provider, estimated = account.provider, account.estimated
+    if strict and request is not None and not asked:
+        check_bounded(account, call, request)
     cost = dict(provider.cost(endpoint_of(provider, call) if provider.endpoints else None))
     if asked:
         check_asked(account, asked)
@@ -147,7 +214,7 @@ def plan_call(
     money = None if provider.prices is None else cost.get(provider.prices.unit)
     if request is None or not (estimated or (request.price is not None and money is None)):
         return CallPlan(account.fit(cost), money=money or 0, fits=account.can_fit(cost))
-    plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict)
+    plan = _plan_output(account, call, request, estimates, tag, cost, strict=strict, is_asked=bool(asked))
     whole = units_of(request, plan.input_tokens, plan.output_tokens)
     if request.price is not None:
         tokens = request.price.estimate(plan.paid_input, plan.output_tokens * request.times)
@@ -161,6 +228,21 @@ def plan_call(
         return plan
     counted = {unit: amount for unit, amount in cost.items() if unit in account.units}
     return plan._replace(cost=counted if strict else account.fit(cost))
+
+
+def check_bounded(account: Account, call: OutboundRequest, request: RequestTokens) -> None:
+    """Refuse a strict call if nothing bounds its cost: it uses what is not in it, or its body cannot be read."""
+    provider = account.provider
+    if not account.estimated and not account.limits_money:
+        return
+    stated = provider.cost(endpoint_of(provider, call)) if provider.endpoints else {}
+    if account.estimated and all(unit in stated for unit in account.estimated) and not provider.ceilings:
+        return  # the file says what the endpoint costs
+    # A batch has a quota of its own, but costs money.
+    if request.unbounded and (request.endpoint.counted or account.limits_money or request.hidden == WEBSOCKET):
+        raise unknown_cost(provider, request.unbounded[0])
+    if not request.readable:
+        raise unreadable_body(provider)
 
 
 def check_asked(account: Account, asked: Mapping[str, int]) -> None:
@@ -182,6 +264,7 @@ def _plan_output(
     cost: Cost,
     *,
     strict: bool,
+    is_asked: bool,
 ) -> CallPlan:
     """Decide how long the output is assumed to become, and how that is enforced; the caller completes the cost."""
     provider, profile, bound = account.provider, request.profile, request.bound
@@ -215,6 +298,8 @@ def _plan_output(
     if call.rewrites and (output_tokens < bound or not request.stated) and not has_fixed_body(call):
         body = request.clamped(output_tokens)
     if body is None:
+        if request.document and not request.stated and profile.bounds and not is_asked:
+            raise unset_bound(provider, request.bound_name)
         # If nothing bounds the output, it may cost whatever the provider's own maximum is.
         unbounded = not request.stated and request.price is not None and request.price.dearest_output > 0
         output_tokens = max(bound, largest) if unbounded else bound
@@ -223,5 +308,10 @@ def _plan_output(
 
 def has_fixed_body(call: OutboundRequest) -> bool:
     """Return whether a request would be invalid with another body, since it is signed (AWS) or encoded."""
-    signed = (call.header("authorization") or "").startswith(SIGNATURE_PREFIX)
-    return signed or any(call.header(name) for name in BODY_HEADERS)
+    return bool(call.header("content-encoding")) or is_signed(call.header)
+
+
+def is_signed(header: Callable[[str], str | None]) -> bool:
+    """Return whether header fields contain a signature or a digest of the body."""
+    signed = (header("authorization") or "").startswith(SIGNATURE_PREFIX)
+    return signed or any(header(name) for name in DIGEST_HEADERS)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
+OTHERS: Final = "others"  # in the key of the quota of requests beyond the number of accounts
 MAX_CEILING_KEYS: Final = 100  # teams or tags of a ceiling that are remembered
 
 
@@ -47,6 +48,8 @@ class GateAccounts:
     _ceiling_keys: dict[str, dict[Key, None]]
     _make_limiter: Callable[..., Limiter | AsyncLimiter]
     _wake_waiting: Callable[[], None]
+    # Whether models that a provider file does not name share a quota: if callers that are not trusted name them.
+    shares_unnamed_models: bool = False
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
@@ -71,7 +74,10 @@ class GateAccounts:
             return self._accounts.open(provider, provider.domain)
         model = None if request is None else request.model
         pattern = provider.model_pattern(model)
-        return self._accounts.open(provider.for_pattern(pattern), key_of(provider, call, model, pattern))
+        key = key_of(provider, call, model, pattern, shares_unnamed=self.shares_unnamed_models)
+        if self._accounts.is_full(provider.domain, key):
+            key = (provider.domain, *([f"member={provider.member}"] if provider.member else ()), OTHERS)
+        return self._accounts.open(provider.for_pattern(pattern), key)
 
     def _plan_call(
         self, account: Account, call: OutboundRequest, request: RequestTokens | None, options: RequestOptions

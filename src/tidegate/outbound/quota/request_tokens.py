@@ -16,10 +16,12 @@ from tidegate.outbound.providers.profile import FieldPath, Profile, ProfileEndpo
 from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.outbound.quota.form_body import read_number
 from tidegate.outbound.quota.json_body import read_json
+from tidegate.outbound.quota.unbounded import find_unbounded, is_unreported, may_contain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from tidegate.core import Limit
     from tidegate.outbound.providers.prices import ModelPrice
 
     Tokenizer = Callable[[str], int | None]
@@ -36,7 +38,10 @@ class RequestTokens(NamedTuple):
     `text_length` is its length in bytes without media, `fixed` the estimated tokens of media and tools. `bound` is how
     long one output may become, `stated` whether the request says so (else it is the profile's default), `times` is how
     many outputs it requests. `price` is that of its model, if the provider has prices; `images` is how many images it
-    requests. `streams` is whether the output is streamed as events.
+    requests. `streams` is whether the output is streamed as events. `other_models` are further readings of its path.
+    `unbounded` names what it uses that is not in it and has no cost; `unreported` is whether its response does not
+    report its usage, `hidden` the name of a path or connection of that kind. `given_tokens` and `given_money` are what
+    the provider file says that these cost. `readable` is whether its body was understood.
     """
 
     profile: Profile
@@ -51,6 +56,13 @@ class RequestTokens(NamedTuple):
     price: ModelPrice | None = None
     images: int = 0
     streams: bool = False
+    other_models: tuple[str, ...] = ()
+    unbounded: tuple[str, ...] = ()
+    unreported: bool = False
+    hidden: str = ""
+    given_tokens: int = 0
+    given_money: int = 0
+    readable: bool = True
 
     @property
     def longest(self) -> int:
@@ -58,14 +70,19 @@ class RequestTokens(NamedTuple):
         return self.bound if self.stated else MAX_INTEGER
 
     @property
+    def bound_name(self) -> str:
+        """The name of the field that bounds the output."""
+        return ".".join(self.endpoint.bound or self.profile.bounds[0])
+
+    @property
     def fee(self) -> int:
         """What the request costs apart from its tokens, in micros."""
-        return 0 if self.price is None else self.price.fee(self.images)
+        return 0 if self.price is None else min(MAX_INTEGER, self.price.fee(self.images) + self.given_money)
 
     def estimate_input(self, learned: int | None = None, tokenizer: Tokenizer | None = None) -> int:
         """Estimate the tokens of the input: by the tokenizer, by what was learned, or by its length."""
         if not self.endpoint.counted:
-            return 0
+            return self.given_tokens
         if tokenizer is not None and self.document:
             texts, numbers = _texts(self.document, self.profile)
             counted = tokenizer("\n".join(texts))
@@ -76,7 +93,7 @@ class RequestTokens(NamedTuple):
     @property
     def largest_input(self) -> int:
         """The most tokens that the input may take, apart from media: a token has at least one byte."""
-        return self.fixed + self.text_length if self.endpoint.counted else 0
+        return self.fixed + self.text_length if self.endpoint.counted else self.given_tokens
 
     def with_form(self, form: bytes) -> RequestTokens:
         """Return the request with the number of images that a form asks for."""
@@ -100,10 +117,10 @@ class RequestTokens(NamedTuple):
 
 def read_request(profile: Profile, url: str, body: bytes | None) -> RequestTokens:
     """Read what a request asks for."""
-    endpoint, model = profile.read_path(path_of(url))
+    endpoint, models, as_written, hidden = profile.read_path(path_of(url))
     document = read_json(body) if body else {}
-    if model is None:
-        model = _model_of(document, profile.model_fields)
+    if not as_written and (named := _model_of(document, profile.model_fields)) is not None:
+        models = (*models, named)
     bound, times = _largest_at(document, profile.bounds), _largest_at(document, profile.times) or 1
     stated = bound is not None
     if bound is None:
@@ -114,14 +131,25 @@ def read_request(profile: Profile, url: str, body: bytes | None) -> RequestToken
     length, fixed = len(body or b""), 0
     if body and endpoint.media and not document:  # a form with a file
         length, fixed = 0, profile.media[endpoint.media].estimate(length)
-    elif body and profile.media_pattern is not None and profile.media_pattern.search(body):
+    elif body and profile.media_pattern is not None and may_contain(profile.media_pattern, body):
         media_length, fixed = _media(document, profile)
         length = max(0, length - media_length)
     if profile.tools and document.get("tools" if "tools" in document else "toolConfig"):
         fixed += profile.tools
-    name = None if model is None else model[:MAX_MODEL_LENGTH]
+    names = [model[:MAX_MODEL_LENGTH] for model in models]
+    name = names[0] if names else None
     streams = document.get("stream") is True or (endpoint.streams is not None and endpoint.streams in _query(url))
-    return RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, None, images, streams)
+    found = RequestTokens(profile, endpoint, name, document, length, fixed, bound, stated, times, None, images, streams)
+    if len(names) > 1:
+        found = found._replace(other_models=tuple(names[1:]))
+    unbounded = find_unbounded(profile, document, body) if body and document else ()
+    if hidden or unbounded:
+        found = found._replace(
+            unbounded=(hidden, *unbounded) if hidden else unbounded,
+            unreported=bool(hidden) or is_unreported(profile, document),
+            hidden=hidden,
+        )
+    return found
 
 
 def _model_of(document: dict[str, Any], fields: tuple[FieldPath, ...]) -> str | None:
@@ -164,6 +192,20 @@ def units_of(request: RequestTokens, input_tokens: int, output_tokens: int) -> d
         found[unit] = min(MAX_INTEGER, input_tokens * takes_input + output * takes_output)
     if request.price is not None:
         found[request.price.unit] = request.price.estimate(input_tokens, output_tokens * request.times)
+    return found
+
+
+def largest_output(request: RequestTokens, limits: Iterable[Limit], input_tokens: int, paid_input: int) -> int:
+    """Return the tokens of the longest output that limits can ever allow; `paid_input` is for money."""
+    found, each = MAX_INTEGER, request.times * request.profile.output_rate(request.model)
+    for limit in limits:
+        parts = request.profile.counts.get(limit.unit, ())
+        if request.price is not None and limit.unit == request.price.unit:
+            paid = request.price.output_within(limit.burst - request.fee, paid_input)
+            found = min(found, paid // request.times)
+        if "output" in parts:
+            left = limit.burst - (input_tokens if "input" in parts else 0)
+            found = min(found, max(0, left) // each)
     return found
 
 
