@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_DURATION, SECOND
-from tidegate.core.decision import Decision, ShadowDecision
+from tidegate.core.decision import Decision, shadow
 from tidegate.errors import Closed, ConfigError, Denied
 from tidegate.observe import Observer, Record
 from tidegate.policy.key import Key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules, read_policy
+from tidegate.reservation import charged_at
 from tidegate.stores.opened import OpenedStore
 from tidegate.waiting import MAX_PRIORITY, AskStep, WaitQueues, wait_flow
 
@@ -153,7 +154,7 @@ class BaseLimiter:
     def _observe(self, ask: AskStep, decision: Decision) -> Decision:
         """Make a shadow policy allow the call, and call the observer."""
         if ask.policy.mode == "shadow":
-            decision = ShadowDecision(decision)
+            decision = shadow(decision)
         if self._observer is not None:
             self._observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
         return decision
@@ -217,7 +218,9 @@ class BaseLimiter:
         if not any(limit.rules.holds_slots for limit in ask.policy.limits):
             message = f"policy {ask.policy.name!r} has no concurrency limit, so it has no slots to release"
             raise ConfigError(message)
-        at = None if decision is None else decision.at
+        at = None if decision is None else charged_at(decision, ask.policy)
+        if decision is not None and at is None:  # it took none
+            slots = (0,) * len(slots)
         return ask._replace(costs=tuple(-slot for slot in slots), at=at)
 
     def _reset_ask(self, key: Key) -> AskStep:

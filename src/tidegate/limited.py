@@ -6,6 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
+from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class _Limited(Generic[L]):
         self._cost = cost
         self._timeout = timeout
         self._priority = priority
-        self._decisions: list[Decision] = []
+        self._decisions: EnteredBlocks[Decision] = EnteredBlocks()
 
     def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
         """Compute key and cost from the arguments of a call."""
@@ -99,7 +100,10 @@ class _Limited(Generic[L]):
             )
         return self._key, self._cost, self._timeout, self._priority
 
-    def _holds_slots(self) -> bool:
+    def _holds_slots(self, decision: Decision | None) -> bool:
+        """Return whether a block holds slots; one that only shadow mode allowed has none."""
+        if decision is None or not decision.within_limits:
+            return False
         return any(limit.rules.holds_slots for limit in self._limiter.policy.limits)
 
 
@@ -108,13 +112,12 @@ class Limited(_Limited["Limiter"], LimitsCalls):
 
     def __enter__(self) -> Decision:
         """Wait for a permit."""
-        self._decisions.append(self._limiter.acquire(*self._acquire_arguments()))
-        return self._decisions[-1]
+        return self._decisions.add(self._limiter.acquire(*self._acquire_arguments()))
 
     def __exit__(self, *_: object) -> None:
         """Release slots."""
-        decision = self._decisions.pop()
-        if decision.within_limits and self._holds_slots():  # a call that only shadow mode allowed holds no slots
+        decision = self._decisions.remove()
+        if self._holds_slots(decision):
             self._limiter.release(self._acquire_arguments()[0], self._acquire_arguments()[1], decision)
 
 
@@ -123,11 +126,10 @@ class AsyncLimited(_Limited["AsyncLimiter"], LimitsCoroutines):
 
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""
-        self._decisions.append(await self._limiter.acquire(*self._acquire_arguments()))
-        return self._decisions[-1]
+        return self._decisions.add(await self._limiter.acquire(*self._acquire_arguments()))
 
     async def __aexit__(self, *_: object) -> None:
         """Release slots."""
-        decision = self._decisions.pop()
-        if decision.within_limits and self._holds_slots():  # a call that only shadow mode allowed holds no slots
+        decision = self._decisions.remove()
+        if self._holds_slots(decision):
             await self._limiter.release(self._acquire_arguments()[0], self._acquire_arguments()[1], decision)

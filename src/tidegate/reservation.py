@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
+from tidegate.entered import EnteredBlocks
 from tidegate.errors import RateLimitError, StoreUnavailable
 from tidegate.observe import Record
 from tidegate.stores.cancellation import BackgroundTasks
@@ -209,7 +210,7 @@ class Reserving(Generic[R]):
     def __init__(self, start: Callable[[], Coroutine[Any, Any, R]]) -> None:
         """Keep the function that reserves."""
         self._start = start
-        self._reservation: R | None = None
+        self._entered: EnteredBlocks[R] = EnteredBlocks()
 
     def __await__(self) -> Generator[Any, Any, R]:
         """Reserve."""
@@ -217,12 +218,12 @@ class Reserving(Generic[R]):
 
     async def __aenter__(self) -> R:
         """Reserve, and settle at the end of the block."""
-        self._reservation = await self._start()
-        return self._reservation
+        return self._entered.add(await self._start())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Settle, unless it was settled before."""
-        if self._reservation is not None:
-            await self._reservation.__aexit__(kind, error, traceback)
+        reservation = self._entered.remove()
+        if reservation is not None:
+            await reservation.__aexit__(kind, error, traceback)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.budget.both_kinds import START, used
-from tidegate.budget import TaskBudget, Usage
-from tidegate.errors import Closed, ConfigError, Denied
+from tidegate.budget import AsyncTaskBudget, TaskBudget, Usage
+from tidegate.errors import Closed, ConfigError, Denied, RateLimitError
 
 ALL = {"per_minute": 20, "per_hour": 100, "per_day": 500, "per_week": 2000, "per_month": 7500}
 TIERS = ["minute", "hour", "day", "week", "month"]
@@ -140,6 +140,28 @@ def test_a_block_that_records_single_tasks_counts_only_these(open_budget):
         assert used(budget) == {"day": 4}
         batch.record(task_ids=["c"])
     assert used(budget) == {"day": 3}
+
+
+def test_a_batch_serves_one_block_at_a_time(path, clock):
+    with TaskBudget(per_day=100, storage=path, clock=clock) as budget:
+        batch = budget.batch(4)
+        with batch:
+            with pytest.raises(RateLimitError, match="in use by another block"):
+                batch.__enter__()
+            assert used(budget) == {"day": 4}
+            batch.fail(4)
+        assert used(budget) == {"day": 0}, "the only reservation was settled"
+
+
+async def test_a_batch_serves_one_task_at_a_time(path, clock):
+    async with AsyncTaskBudget(per_day=100, storage=path, clock=clock) as budget:
+        batch = budget.batch(4)
+        async with batch:
+            with pytest.raises(RateLimitError, match="in use by another block"):
+                await batch.__aenter__()
+            batch.fail(4)
+        async with batch:
+            assert (await budget.get_current_usage())["day"].used == 4
 
 
 def test_a_denied_block_raises_with_the_result(open_budget):

@@ -11,7 +11,7 @@ from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.decision import VERBS, Decision, zero_costs
 from tidegate.policy.key import join_key
 from tidegate.stores import MemoryStore, Store
-from tidegate.stores.base import merge
+from tidegate.stores.merged_asks import MergedAsks, merge
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing.reference import answer_of
 from tidegate.testing.store_guarantees import GUARANTEES
@@ -30,7 +30,8 @@ class DictStore(Store):
 
     def apply(self, verb, asks, now=None, at=None):
         now = self.clock.ns() // 1000 if now is None else self.instant_of(now)
-        numbers, asks = self.together(asks)
+        merged = self.together(asks)
+        asks = merged.asks
         limits = [limit for policy, _, _ in asks for limit in policy.limits]
         places = [self.place(policy, key, limit) for policy, key, _ in asks for limit in policy.limits]
         costs = [cost for ask in asks for cost in ask[2]]
@@ -48,7 +49,7 @@ class DictStore(Store):
             ]
             decisions.append(Decision.of_signed_views(now, policy.limits, signed, within_limits=allowed))
             start = end
-        return [decisions[number] for number in numbers]
+        return merged.split(decisions)
 
     def together(self, asks):
         return merge(asks)
@@ -153,7 +154,16 @@ class ChargesARepeatedKeyOnce(DictStore):
     """Charges a key that is twice in a batch only once."""
 
     def together(self, asks):
-        return range(len(asks)), asks
+        return MergedAsks(asks, range(len(asks)), asks)
+
+
+class MergesEqualPoliciesOnly(DictStore):
+    """Adds up the costs of equal policies, and not of policies of the same name."""
+
+    def together(self, asks):
+        if len({policy for policy, _, _ in asks}) > 1:
+            return MergedAsks(asks, range(len(asks)), asks)
+        return merge(asks)
 
 
 class DoesNotRefundCancelledCalls(DictStore):
@@ -348,6 +358,7 @@ FAULTS = {
     ReleasesTheNewest: "slots are released",
     OwnClock: "decided at",
     ChargesARepeatedKeyOnce: "a key twice in a batch pays both costs",
+    MergesEqualPoliciesOnly: "policies of one name in a batch pay all costs",
     DoesNotRefundCancelledCalls: "a cancelled call is refunded",
     AnotherAnswerAsync: "the result of the store differs from that of the core: seed=0, round",
     AnotherAnswerOne: "the result of the store differs from that of the core: seed=0, round",
@@ -355,7 +366,14 @@ FAULTS = {
 
 
 # Random histories do not catch these: they make one call after another, with keys that differ in more than case.
-PROMISED_ONLY = (AnotherAnswerAsync, AnotherAnswerOne, FoldsCase, ChargesARepeatedKeyOnce, DoesNotRefundCancelledCalls)
+PROMISED_ONLY = (
+    AnotherAnswerAsync,
+    AnotherAnswerOne,
+    FoldsCase,
+    ChargesARepeatedKeyOnce,
+    MergesEqualPoliciesOnly,
+    DoesNotRefundCancelledCalls,
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

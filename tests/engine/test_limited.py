@@ -1,6 +1,7 @@
 """Limits for blocks and functions."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -62,6 +63,82 @@ def test_slots_are_held_for_the_block_and_released_after_an_error(clock):
         raise ZeroDivisionError
     assert limiter.try_acquire("k")
     assert limiter.usage("k")["1h"].used == 3
+
+
+def test_threads_that_share_a_block_release_their_own_slots(clock):
+    limiter = Limiter(Limit(2, "1m", "concurrency", name="slots"), clock=clock)
+    block = limiter.limited("k")
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        first.submit(block.__enter__).result()
+        clock.advance(30)
+        second.submit(block.__enter__).result()
+        first.submit(block.__exit__, None, None, None).result()
+        clock.advance(31)  # the slot of the first block would have expired by now
+        assert limiter.usage("k")["slots"].used == 1, "the second block is still running"
+        second.submit(block.__exit__, None, None, None).result()
+    assert limiter.usage("k")["slots"].used == 0
+
+
+def test_nested_blocks_of_one_object_release_their_own_slots(clock):
+    limiter = Limiter(Limit(2, "1m", "concurrency", name="slots"), clock=clock)
+    block = limiter.limited("k")
+    with block:
+        clock.advance(30)
+        with block:
+            pass
+        clock.advance(29)
+        assert limiter.usage("k")["slots"].used == 1
+        clock.advance(1)
+        assert limiter.usage("k")["slots"].used == 0, "the lease of the outer block has ended"
+
+
+async def enter_in_tasks(block, steps):
+    """Enter a block in two tasks, and leave it in the first; call `between` and `after` around that."""
+    between, after = steps
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def first():
+        async with block:
+            entered.set()
+            await leave.wait()
+
+    task = asyncio.create_task(first())
+    await entered.wait()
+    between()
+    async with block:
+        leave.set()
+        await task
+        await after()
+
+
+async def test_tasks_that_share_a_block_release_their_own_slots(clock):
+    limiter = AsyncLimiter(Limit(2, "1m", "concurrency", name="slots"), clock=clock)
+
+    async def after():
+        clock.advance(31)
+        assert (await limiter.usage("k"))["slots"].used == 1, "the second block is still running"
+
+    await enter_in_tasks(limiter.limited("k"), (lambda: clock.advance(30), after))
+    assert (await limiter.usage("k"))["slots"].used == 0
+
+
+async def test_tasks_that_share_a_reservation_to_be_made_settle_their_own(clock):
+    limiter = AsyncLimiter(Limit(2, "1m", "concurrency", name="slots"), clock=clock)
+
+    async def after():
+        clock.advance(31)
+        assert (await limiter.usage("k"))["slots"].used == 1, "the second reservation is still open"
+
+    await enter_in_tasks(limiter.reserve("k", ttl=300), (lambda: clock.advance(30), after))
+    assert (await limiter.usage("k"))["slots"].used == 0
+
+
+async def test_a_block_may_be_left_by_another_task_than_the_one_that_entered_it(clock):
+    limiter = AsyncLimiter(Limit(2, "1m", "concurrency", name="slots"), clock=clock)
+    block = limiter.limited("k")
+    await asyncio.create_task(block.__aenter__())
+    await asyncio.create_task(block.__aexit__(None, None, None))
+    assert (await limiter.usage("k"))["slots"].used == 0
 
 
 async def test_coroutine_functions_and_async_blocks(clock):

@@ -1,5 +1,7 @@
 """Blocks inside an endpoint that are limited: their charge may depend on the response, and they hold slots."""
 
+import asyncio
+
 import flask as flask_module
 import httpx
 import pytest
@@ -318,3 +320,32 @@ def test_a_limit_that_each_request_creates_is_logged_once(caplog):
     warnings = [record.message for record in caplog.records if "create it once" in record.message]
     assert len(warnings) == 1
     assert warnings[0].startswith("created-in-each-request:by_address/1m: this limit was created 10 times")
+
+
+def test_tasks_that_share_a_block_release_their_own_slots(clock):
+    limit = starlette.limit("2/1m concurrency name=slots", scope="export")
+    held = []
+
+    async def page(request):
+        block = limit.check(request)
+        entered, leave = asyncio.Event(), asyncio.Event()
+
+        async def first():
+            async with block:
+                entered.set()
+                await leave.wait()
+
+        task = asyncio.create_task(first())
+        await entered.wait()
+        clock.advance(30)
+        async with block:
+            leave.set()
+            await task
+            clock.advance(31)
+            decision = await limit.peek_async(request, cost=0)
+            held.append(decision.used)
+        return PlainTextResponse("page")
+
+    client = behind(Starlette(routes=[Route("/", page)]), rules(100), clock=clock)
+    assert client.get("/").status_code == 200
+    assert held == [[1]], "the second block is still running"

@@ -1,5 +1,6 @@
 """Refusals with the same cause reduce once; capacities that remember where calls were refused."""
 
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -44,6 +45,22 @@ def test_calls_that_began_before_a_reduction_reduce_no_further(face, swarm, cloc
     assert face.run(agents[0].announce_reduced("api", "429", began=START + 0.5)) is None
     face.run(agents[0].announce_reduced("api", "429", began=START + 1.5))
     assert totals(face, agents) == [25] * 5
+
+
+def test_each_block_of_a_shared_object_has_its_own_beginning(hub, clock):
+    with SwarmLimiter(hub(), "a", clock=clock) as limiter:
+        limiter.set_capacity("api", 100, 60)
+        block = limiter.limited("api")
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            first.submit(block.__enter__).result()
+            clock.advance(1)
+            limiter.announce_reduced("api", "429")
+            clock.advance(1)
+            second.submit(block.__enter__).result()
+            first.submit(block.__exit__, OwnError, OwnError(429), None).result()
+            assert limiter.get_capacity("api").total == 50, "the refused call began before the reduction"
+            second.submit(block.__exit__, OwnError, OwnError(429), None).result()
+            assert limiter.get_capacity("api").total == 25
 
 
 def test_without_began_every_announcement_counts_as_in_the_document(face, swarm):

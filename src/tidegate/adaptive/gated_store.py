@@ -123,7 +123,7 @@ class GatedStore(Store):
             return decision
         wait = max(1, recovery[1] - self.clock.steady())
         views = tuple((left, wait if retry == NEVER else retry, reset) for left, retry, reset in decision.views)
-        return Decision.of_views(decision.at, decision.policy_limits, views, within_limits=False)
+        return type(decision).of_views(decision.at, decision.policy_limits, views, within_limits=False)
 
     def _wait(self, verb: str, asks: Sequence[Ask]) -> int:
         return max(self.frozen_for(policy.name) for policy, _, _ in asks) if verb in PERMIT_VERBS else 0

@@ -26,12 +26,24 @@ class _Batch:
         self._run = run
         self._arguments = arguments
         self._recorded = False
+        self._outside = [True]  # emptied by the one block that enters
         self.task_count: int = arguments[0]
         self.completed: int = 0
         self.failed: int = 0
         self.result: RateLimitResult | None = None
 
     def _enter_flow(self) -> BudgetFlow[None]:
+        try:
+            self._outside.pop()
+        except IndexError:
+            raise RateLimitError("the batch is in use by another block: create one for each with batch(...)") from None
+        try:
+            yield from self._check_flow()
+        except BaseException:
+            self._outside.append(True)
+            raise
+
+    def _check_flow(self) -> BudgetFlow[None]:
         result = yield from self._operations.check_flow(*self._arguments, in_block=True)
         if not result.allowed:
             raise Denied(result.reason, result)  # type: ignore[arg-type]  # has the attributes of a Decision
@@ -60,6 +72,7 @@ class _Batch:
     def _exit_flow(self, *, succeeded: bool) -> BudgetFlow[None]:
         """Record the rest, unless single tasks were recorded, and return what was not recorded."""
         batch = self._open_batch()
+        self._outside.append(True)
         rest = 0
         if succeeded and not self._recorded:
             rest = max(0, self.task_count - self.failed)

@@ -128,6 +128,12 @@ class Decision(
                 views = OverdrawnViews.of(views, used)
         return self.of_views(at, limits, views, within_limits=within_limits)
 
+    def about(self, limits: tuple[Limit, ...], places: Sequence[int]) -> Self:
+        """Return the decision about some of its limits, given as `limits` and as their places among all."""
+        views, used = self.views, self.used
+        found = OverdrawnViews.of([views[place] for place in places], [used[place] for place in places])
+        return self.of_views(self.at, limits, found, within_limits=self.within_limits)
+
     @property
     def used(self) -> list[int]:
         """The permits in use at each limit: more than it allows if a correction took more, or the limit was lowered."""
@@ -232,6 +238,17 @@ class ShadowDecision(Decision):
     def retry_after(self) -> float | None:
         """Seconds until the same call would be allowed: always 0.0."""
         return 0.0
+
+
+class LocalShadowDecision(ShadowDecision, LocalDecision):
+    """A decision of a policy in shadow mode, made while the store was unavailable."""
+
+    __slots__ = ()
+
+
+def shadow(decision: Decision) -> ShadowDecision:
+    """Return the decision of a policy in shadow mode: it always allows the call."""
+    return (LocalShadowDecision if isinstance(decision, LocalDecision) else ShadowDecision)(decision)
 
 
 # ---- verbs: apply to the states of all limits of a key at once -------------------------------------------------------

@@ -1,9 +1,10 @@
 """Stores, which keep the state of keys. Packages add URL schemes to `open_store` by entry points `tidegate.stores`."""
 
-from tidegate.stores.base import AcquireTogether, Ask, Disable, Store, TryAcquire, WaitQueue, merge
+from tidegate.stores.base import AcquireTogether, Ask, Disable, Store, TryAcquire, WaitQueue
 from tidegate.stores.cancellation import Correction, corrections
 from tidegate.stores.memory.group_shares import GroupOf
 from tidegate.stores.memory.store import MemoryStore
+from tidegate.stores.merged_asks import MergedAsks, merge
 from tidegate.stores.registry import open_store
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Disable",
     "GroupOf",
     "MemoryStore",
+    "MergedAsks",
     "Store",
     "TryAcquire",
     "WaitQueue",

@@ -9,7 +9,6 @@ from weakref import ref
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.algorithms import View
-from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.policy import Cost, Key, Policy
@@ -256,28 +255,3 @@ def check_ported(limit: Limit) -> None:
     if not limit.rules.port_number:
         message = f"{limit.algorithm!r} is not available in this store: use a store in memory or SQLite"
         raise ConfigError(message, field="algorithm")
-
-
-def merge(asks: Sequence[Ask]) -> tuple[list[int], Sequence[Ask]]:
-    """Merge asks for the same key, adding their costs; returns each ask's index in the merged list, and that list.
-
-    Alternatives stay as they are: each is decided by itself.
-    """
-    if isinstance(asks, Alternatives):
-        return list(range(len(asks))), asks
-    indices: dict[tuple[str, Key], int] = {}
-    merged: list[Ask] = []
-    for policy, key, costs in asks:
-        index = indices.setdefault((policy.name, key), len(merged))
-        if index == len(merged):
-            merged.append((policy, key, costs))
-            continue
-        first, _, before = merged[index]
-        if first is not policy and first != policy:
-            raise ConfigError(f"two different policies have the name {policy.name!r} in one call", field="policy")
-        merged[index] = (
-            policy,
-            key,
-            tuple(min(MAX_INTEGER, old + new) for old, new in zip(before, costs, strict=True)),
-        )
-    return [indices[policy.name, key] for policy, key, _ in asks], merged

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
-from tidegate.stores.base import decided_asks, merge
+from tidegate.stores.base import decided_asks
+from tidegate.stores.merged_asks import merge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
@@ -52,13 +53,16 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
     if verb not in CHARGING_VERBS or not decisions or not decisions[-1].within_limits:
         return []
     asks, decisions = decided_asks(asks, decisions)
-    places, merged = merge(asks)
-    by_place = dict(zip(places, decisions, strict=True))
+    merged = merge(asks)
+    views = {
+        (place, limit.identity): view
+        for place, (policy, _, _), decision in zip(merged.places, asks, decisions, strict=True)
+        for limit, view in zip(policy.limits, decision.views, strict=True)
+    }
     marked: list[Ask] = []
     unmarked: list[Ask] = []
-    for place, (policy, key, costs) in enumerate(merged):
-        decision = by_place[place]
-        rows = list(zip(policy.limits, costs, decision.views, strict=True))
+    for place, (policy, key, costs) in enumerate(merged.asks):
+        rows = [(limit, cost, views[place, limit.identity]) for limit, cost in zip(policy.limits, costs, strict=True)]
         if verb == "hold":
             marked.append((policy, key, tuple(-cost for cost in costs)))
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
 from tidegate.core.bounds import SECOND
+from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError
 from tidegate.headers import parse_retry_after
 from tidegate.limited import LimitsCalls, LimitsCoroutines
@@ -77,7 +78,7 @@ class _LimitedCall(Generic[S]):
         self._cost = cost
         self._return_token = return_token
         self._announce = announce
-        self._began = 0.0  # when the call began, in seconds of steady time
+        self._began: EnteredBlocks[float] = EnteredBlocks()  # when each block began, in seconds of steady time
 
     def _for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
         """Compute resource and cost from the arguments of a call."""
@@ -106,16 +107,17 @@ class LimitedCall(_LimitedCall["_Limiter"], LimitsCalls):
         """Wait for a permit."""
         resource, cost = self._resource_and_cost()
         decision = self._limiter.acquire(resource, self._timeout, cost)
-        self._began = self._limiter.clock.steady() / SECOND
+        self._began.add(self._limiter.clock.steady() / SECOND)
         return decision
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
+        began = self._began.remove() or 0.0
         resource, cost = self._resource_and_cost()
         self._limiter.release(resource, cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
-            self._limiter.announce_reduced(resource, *refusal, began=self._began)
+            self._limiter.announce_reduced(resource, *refusal, began=began)
 
 
 class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
@@ -127,13 +129,14 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
         """Wait for a permit."""
         resource, cost = self._resource_and_cost()
         decision = await self._limiter.acquire(resource, self._timeout, cost)
-        self._began = self._limiter.clock.steady() / SECOND
+        self._began.add(self._limiter.clock.steady() / SECOND)
         return decision
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the call; announce a 429."""
+        began = self._began.remove() or 0.0
         resource, cost = self._resource_and_cost()
         await self._limiter.release(resource, cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
-            await self._limiter.announce_reduced(resource, *refusal, began=self._began)
+            await self._limiter.announce_reduced(resource, *refusal, began=began)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.core.limit import Limit
+from tidegate.errors import ConfigError
 from tidegate.policy import Policy
 from tidegate.testing.reference import ExpectedAnswer, answer_of
 
@@ -92,19 +93,60 @@ def a_batch_is_decided_together(store: Store) -> None:
 
 def a_key_twice_in_a_batch_pays_both_costs(store: Store) -> None:
     """A key that is twice in a batch is charged both costs, and denied if they do not fit together."""
-    for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
-        policy = Policy(f"twice-{algorithm}", (Limit(10, "1h", algorithm),))
-        asks: tuple[Ask, ...] = ((policy, "k", (1,)), (policy, "k", (2,)))
-        check(
-            all(decision.within_limits for decision in store.apply("acquire", asks, NOW)), f"{algorithm}: 1 and 2 of 10"
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        policy, equal = (Policy(f"twice-{algorithm}", (Limit(10, "1h", algorithm),)) for _ in range(2))
+        for other in (policy, equal):
+            key = "same" if other is policy else "equal"
+            batch(store, "acquire", (policy, key, (1,)), (other, key, (2,)), what=f"{algorithm}: 1 and 2 of 10")
+            left = ask(store, "peek", policy, key, (0,), NOW)
+            expect(left, remaining=[7], what=f"{algorithm}: after 1 and 2 of 10 in one batch")
+            too_much = ((policy, key, (4,)), (other, key, (4,)))
+            for verb in ("peek", "acquire"):
+                batch(store, verb, *too_much, allowed=False, what=f"{algorithm}: {verb} 4 and 4 of 7")
+            batch(store, "adjust", (policy, key, (-1,)), (other, key, (-2,)), what=f"{algorithm}: refunds")
+            left = ask(store, "peek", policy, key, (0,), NOW)
+            expect(left, remaining=[10], what=f"{algorithm}: after refunds of 1 and 2 in one batch")
+
+
+def policies_of_one_name_in_a_batch_pay_all_costs(store: Store) -> None:
+    """Two policies of one name are one in a batch: it is charged to all their limits, and the sum to common limits."""
+    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"):
+        name = f"names-{algorithm}"
+        hourly, daily, lower = (
+            Policy(name, (Limit(quota, period, algorithm),)) for quota, period in ((10, "1h"), (15, "1d"), (8, "1h"))
         )
-        left = ask(store, "peek", policy, "k", (0,), NOW)
-        expect(left, remaining=[7], what=f"{algorithm}: after 1 and 2 of 10 in one batch")
-        asks = ((policy, "k", (4,)), (policy, "k", (4,)))
-        check(
-            not any(decision.within_limits for decision in store.apply("acquire", asks, NOW)),
-            f"{algorithm}: 4 and 4 of 7",
-        )
+        both = Policy(name, (*hourly.limits, *daily.limits))
+        batch(store, "acquire", (hourly, "k", (1,)), (daily, "k", (2,)), (both, "k", (1, 1)), what=f"{algorithm}: fits")
+        left = ask(store, "peek", both, "k", (0, 0), NOW)
+        expect(left, remaining=[8, 12], what=f"{algorithm}: after 1+1 of 10 per hour and 2+1 of 15 per day")
+        too_much = ((both, "k", (1, 12)), (daily, "k", (1,)), (hourly, "k", (1,)))
+        batch(store, "acquire", *too_much, allowed=False, what=f"{algorithm}: 13 of 12 per day")
+        left = ask(store, "peek", both, "k", (0, 0), NOW)
+        expect(left, remaining=[8, 12], what=f"{algorithm}: after a denied batch")
+        batch(store, "acquire", (hourly, "l", (3,)), (lower, "l", (4,)), what=f"{algorithm}: 3 and 4 of 10 and 8")
+        left = ask(store, "peek", lower, "l", (0,), NOW)
+        expect(left, remaining=[1], what=f"{algorithm}: after 3 and 4 of 8")
+        more = ((lower, "l", (1,)), (hourly, "l", (1,)))
+        batch(store, "acquire", *more, allowed=False, what=f"{algorithm}: 1 and 1 more of 8")
+
+
+def limits_that_differ_in_a_batch_are_refused(store: Store) -> None:
+    """If two policies of one name have limits of one name that cannot be compared, the batch is a ConfigError."""
+    first, second = (Policy("differ", (Limit(10, period, name="x"),)) for period in ("1h", "1m"))
+    other = Policy("other", (Limit(10, "1h"),))
+    try:
+        store.apply("acquire", ((other, "k", (1,)), (first, "k", (1,)), (second, "k", (1,))), NOW)
+    except ConfigError:
+        pass
+    else:
+        check(holds=False, message="10/1h name=x and 10/1m name=x of one policy were charged in one batch")
+    for policy in (other, first):
+        expect(ask(store, "peek", policy, "k", (0,), NOW), remaining=[10], what="after a refused batch")
+
+
+def a_batch_without_asks_is_decided(store: Store) -> None:
+    """A call without asks has no decisions."""
+    check(holds=not store.apply("acquire", (), NOW), message="apply without asks should return an empty list")
 
 
 def a_denied_call_changes_nothing(store: Store) -> None:
@@ -405,6 +447,15 @@ def ask(
     return answer
 
 
+def batch(store: Store, verb: str, *asks: Ask, what: str, allowed: bool = True) -> None:
+    """Apply a verb to several keys, and check whether all are allowed, or none."""
+    answers = [answer_of(decision) for decision in store.apply(verb, asks, NOW)]
+    check(len(answers) == len(asks), f"{what}: {len(answers)} answers to {len(asks)} asks")
+    for answer, (policy, _, _) in zip(answers, asks, strict=True):
+        expect(answer, allowed=allowed, what=what)
+        check(len(answer.views) == len(policy.limits), f"{what}: an answer has {len(answer.views)} limits: {answer}")
+
+
 def expect(
     answer: ExpectedAnswer,
     *,
@@ -435,6 +486,9 @@ GUARANTEES: Final[tuple[Callable[[Store], None], ...]] = (
     all_or_nothing,
     a_batch_is_decided_together,
     a_key_twice_in_a_batch_pays_both_costs,
+    policies_of_one_name_in_a_batch_pay_all_costs,
+    limits_that_differ_in_a_batch_are_refused,
+    a_batch_without_asks_is_decided,
     a_denied_call_changes_nothing,
     peek_changes_nothing,
     keys_are_separate,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conformance.test_batches import BATCH_GUARANTEES
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster
 from tests.stores.redis.conftest import address_of
@@ -18,7 +19,9 @@ from tidegate.testing import random_vectors
 from tidegate.testing.reference import answer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tidegate.stores import Store
 
 LIMITS = (Limit(50, "1h"), Limit(50, "1h", "sliding_log", name="log"), Limit(50, "1h", "concurrency", name="slots"))
 POLICY = Policy("p", LIMITS)
@@ -39,6 +42,13 @@ def test_random_histories_on_a_cluster(cluster: ValkeyCluster) -> None:
     store = open_cluster(cluster, hash_tag="all")
     for place, (verb, asks, now, at, answers) in enumerate(random_vectors(5, 240)):
         assert tuple(map(answer_of, store.apply(verb, asks, now, at))) == answers, f"step {place}"
+    store.close()
+
+
+@pytest.mark.parametrize("guarantee", BATCH_GUARANTEES, ids=lambda guarantee: guarantee.__name__)
+def test_batches_on_a_cluster(cluster: ValkeyCluster, guarantee: Callable[[Store], None]) -> None:
+    store = open_cluster(cluster, hash_tag="all", prefix=guarantee.__name__)
+    guarantee(store)
     store.close()
 
 

@@ -15,7 +15,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidegate.core.decision import LocalDecision, ShadowDecision
+from tidegate.core.decision import LocalDecision, shadow
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import complete_flow
 from tidegate.inbound.client.address import UNKNOWN
@@ -192,7 +192,7 @@ def _charge_group_flow(group: list[RequestCharge], *, tasks: bool, more: bool) -
     asks = [(charge.policy, charge.key, charge.policy.costs(charge.cost)) for charge in group]
     decisions = yield partial(apply_of(first.store, tasks=tasks), verb, asks, first.now())
     return [
-        DecidedCharge(charge, ShadowDecision(decision) if charge.policy.mode == "shadow" else decision, verb)
+        DecidedCharge(charge, shadow(decision) if charge.policy.mode == "shadow" else decision, verb)
         for charge, decision in zip(group, decisions, strict=True)
     ]
 

@@ -6,6 +6,7 @@ import functools
 from operator import call
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run, run_async
 from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
@@ -152,7 +153,7 @@ class LimitedBlock:
         self._uses = (use_of_scope(limit, "on a block"),)
         self._native = native
         self._framework = framework
-        self._check: RequestCheck | None = None
+        self._checks: EnteredBlocks[RequestCheck] = EnteredBlocks()
 
     def __enter__(self) -> None:
         """Charge the limit, from a function."""
@@ -181,14 +182,15 @@ class LimitedBlock:
 
     def _leave_flow(self) -> CallFlow[None]:
         """Release the slots that the block holds, unless the response may change the charge."""
-        check, self._check = self._check, None
+        check = self._checks.remove()
         response_charge = None if check is None else check.request_state.response_charge
         if check is not None and response_charge is not None and not self._limit.counts_by_response:
             yield from response_charge.settle_early_flow([each.charge for each in check.result.decided])
 
     def _finish(self, check: RequestCheck) -> None:
-        state, result, request = self._check = check
+        state, result, request = check
         if result.allowed:
+            self._checks.add(check)
             if not self._limit.blocks:
                 self._framework.report(self._native, exceeded=is_exceeded(result))
         else:

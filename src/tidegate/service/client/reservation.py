@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from tidegate.entered import EnteredBlocks
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
@@ -90,7 +92,7 @@ class ServiceReserving:
     def __init__(self, start: Callable[[], Coroutine[object, None, AsyncServiceReservation]]) -> None:
         """Keep the function that reserves."""
         self._start = start
-        self._reservation: AsyncServiceReservation | None = None
+        self._entered: EnteredBlocks[AsyncServiceReservation] = EnteredBlocks()
 
     def __await__(self) -> Generator[object, None, AsyncServiceReservation]:
         """Reserve."""
@@ -98,10 +100,10 @@ class ServiceReserving:
 
     async def __aenter__(self) -> AsyncServiceReservation:
         """Reserve, and settle at the end of the block."""
-        self._reservation = await self._start()
-        return self._reservation
+        return self._entered.add(await self._start())
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Commit the estimate, or cancel after an exception, unless it was settled before."""
-        if self._reservation is not None:
-            await self._reservation.__aexit__(kind, *rest)
+        reservation = self._entered.remove()
+        if reservation is not None:
+            await reservation.__aexit__(kind, *rest)

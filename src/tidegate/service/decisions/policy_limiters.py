@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core import Limit
-from tidegate.core.decision import Decision, LocalDecision, ShadowDecision
+from tidegate.core.decision import Decision, LocalDecision, shadow
 from tidegate.errors import ConfigError, Denied, StoreUnavailable
 from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy, join_key, normal_key
@@ -141,7 +141,7 @@ def notify_observers(observers: Sequence[Observer], record: Record) -> None:
 
 def apply_mode(policy: Policy, decision: Decision) -> Decision:
     """Make a shadow policy allow the call, as a limiter does."""
-    return ShadowDecision(decision) if policy.mode == "shadow" else decision
+    return shadow(decision) if policy.mode == "shadow" else decision
 
 
 def store_lost_error(policy: Policy) -> StoreUnavailable:

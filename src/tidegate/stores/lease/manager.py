@@ -23,6 +23,7 @@ from tidegate.stores.lease.policy_leases import PolicyLeases
 from tidegate.stores.lease.share import NO_SHARE, CachedDenial, LeasedShare
 from tidegate.stores.lease.steps import DeferredCall, Renewal, StoreRequest, with_policy_limits
 from tidegate.stores.lease.terms import share_lifetime
+from tidegate.stores.merged_asks import merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate.stores.lease.share import Costs, KeyLease
     from tidegate.stores.lease.steps import LeaseFlow
     from tidegate.stores.lease.terms import Lease
+    from tidegate.stores.merged_asks import MergedAsks
 
 SWEEP_PER_CALL: Final = 8  # due key leases that one call sweeps at most
 SWEEP_PER_JOB: Final = 256  # due key leases of a policy that one background job sweeps at most
@@ -64,7 +66,13 @@ class LeaseManager:
         """Apply a verb, as `Store.apply` does."""
         if isinstance(asks, Alternatives):
             return choose_flow(self, verb, asks, now, at)
-        return self.apply_together_flow(verb, asks, now, at)
+        if len(asks) == 1:
+            return self.apply_together_flow(verb, asks, now, at)
+        return self.apply_merged_flow(merge(asks), verb, now, at)
+
+    def apply_merged_flow(self, merged: MergedAsks, verb: str, now: int | None, at: int | None) -> LeaseFlow:
+        """Apply a verb to several asks: policies of one name are combined before their limits are made stricter."""
+        return merged.split((yield from self.apply_together_flow(verb, merged.asks, now, at)))
 
     def apply_together_flow(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> LeaseFlow:
         """Apply a verb to asks that are decided together."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidegate.core.decision import Decision
 from tidegate.flow import Flow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tidegate.core.decision import Decision
     from tidegate.policy import Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.lease.policy_leases import PolicyLeases
@@ -49,4 +49,5 @@ def with_policy_limits(policy: Policy, decision: Decision) -> Decision:
     """Return a decision on the stricter limits as one on the policy's own limits."""
     if decision.policy_limits is policy.limits:
         return decision
-    return Decision.of_views(decision.at, policy.limits, decision.views, within_limits=decision.within_limits)
+    kind = type(decision)  # a decision without the store stays one: nothing can be refunded
+    return kind.of_views(decision.at, policy.limits, decision.views, within_limits=decision.within_limits)

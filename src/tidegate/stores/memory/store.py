@@ -7,7 +7,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import VERBS, Decision, States
 from tidegate.errors import ConfigError
 from tidegate.lock import Lock, locked
@@ -17,6 +16,7 @@ from tidegate.stores.memory.fast_peek import build_fast_peek
 from tidegate.stores.memory.fast_together import build_fast_together
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
+from tidegate.stores.merged_asks import merge
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -180,39 +180,28 @@ class MemoryStore(Store):
         slots = [self._slot(verb, policy, key, now, place) for place, (policy, key, _) in enumerate(asks)]
         if None in slots:
             return [self._deny_full(policy, costs, now) for policy, _, costs in asks]
+        # Keys without room share one, so asks about different keys may have to be added up.
+        merged = merge([(policy, slot[1], costs) for (policy, _, costs), slot in zip(asks, slots, strict=True) if slot])
         limits: list[Limit] = []
         states: list[State | None] = []
         costs: list[int] = []
-        places: dict[object, int] = {}  # index of each key in these lists; a key that occurs twice pays both costs
-        for (policy, _, cost), slot in zip(asks, slots, strict=True):
-            table, key = slot  # type: ignore[misc]  # not None, checked above
-            place = places.setdefault((slot, id(policy)), len(limits))
-            if place < len(limits):
-                end = place + len(cost)
-                costs[place:end] = [
-                    min(MAX_INTEGER, old + new) for old, new in zip(costs[place:end], cost, strict=True)
-                ]
-                continue
+        for policy, key, cost in merged.asks:
             limits += policy.limits
-            states += read_entry(table.entries.get(key), policy)
+            states += read_entry(self._table(policy).entries.get(key), policy)
             costs += cost
         allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
-        decisions = []
-        for (policy, _, _), slot in zip(asks, slots, strict=True):
-            table, key = slot  # type: ignore[misc]  # not None, checked above
-            place = places[slot, id(policy)]
-            end = place + len(policy.limits)
-            decision = Decision.of_states(
-                now, policy.limits, changed[place:end], left[place:end], within_limits=allowed
-            )
+        decisions, place = [], 0
+        for policy, key, _ in merged.asks:
+            own = slice(place, place := place + len(policy.limits))
+            decision = Decision.of_states(now, policy.limits, changed[own], left[own], within_limits=allowed)
             if verb == "peek":  # the next charge may overwrite a log, so the views are computed now
                 decision = decision.with_views()
             elif verb == "reset":
-                self._forget(table, key)
+                self._forget(self._table(policy), key)
             elif changed is not states:
-                self._write(table, key, policy, changed[place:end], now)
+                self._write(self._table(policy), key, policy, changed[own], now)
             decisions.append(decision)
-        return decisions
+        return merged.split(decisions)
 
     def _table(self, policy: Policy) -> Table:
         table = self._tables.get(policy.name)

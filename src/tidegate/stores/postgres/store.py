@@ -10,8 +10,9 @@ from urllib.parse import parse_qsl, urlencode, urlunsplit
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.policy.key import join_key
-from tidegate.stores.base import Store, merge
+from tidegate.stores.base import Store
 from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, BackgroundTasks, corrections
+from tidegate.stores.merged_asks import merge
 from tidegate.urls import server_url, unknown_option
 
 try:
@@ -180,9 +181,8 @@ class PostgresStore(Store):
     ) -> IOFlow[list[Decision]]:
         if len(asks) == 1:
             return (yield from self._decide_flow(verb, asks, now, at, caller))
-        places, merged = merge(asks)
-        decisions = yield from self._decide_flow(verb, merged, now, at, caller)
-        return decisions if merged is asks else [decisions[place] for place in places]
+        merged = merge(asks)
+        return merged.split((yield from self._decide_flow(verb, merged.asks, now, at, caller)))
 
     def _decide_flow(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from tidegate.errors import Closed
 from tidegate.fork import abandon, at_fork, fork_safe
-from tidegate.stores.base import Store, merge
+from tidegate.stores.base import Store
+from tidegate.stores.merged_asks import merge
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import RedisAddress, read_url
 from tidegate.stores.redis.async_cluster import ClusterPipeline
@@ -88,9 +89,8 @@ class RedisStore(Store):
             now = self.clock.ns() // 1000
         if len(asks) == 1:
             return self._sync_pipeline.ask(SyncScriptCall(verb, asks, now, at))
-        places, merged = merge(asks)
-        decisions = self._sync_pipeline.ask(SyncScriptCall(verb, merged, now, at))
-        return decisions if merged is asks else [decisions[place] for place in places]
+        merged = merge(asks)
+        return merged.split(self._sync_pipeline.ask(SyncScriptCall(verb, merged.asks, now, at)))
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -102,9 +102,8 @@ class RedisStore(Store):
             now = self.clock.ns() // 1000
         if len(asks) == 1:
             return await self._pipeline().ask(verb, asks, now, at).wait()
-        places, merged = merge(asks)
-        decisions = await self._pipeline().ask(verb, merged, now, at).wait()
-        return decisions if merged is asks else [decisions[place] for place in places]
+        merged = merge(asks)
+        return merged.split(await self._pipeline().ask(verb, merged.asks, now, at).wait())
 
     def _pipeline(self) -> AsyncPipeline:
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote
 
 from tidegate.clock import Clock, SystemClock, yield_thread
-from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.core.bounds import SECOND
 from tidegate.core.decision import VERBS, Decision
 from tidegate.core.limit import parse_period
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
@@ -19,6 +19,7 @@ from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked, threads_holding
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store, decide_in_turn
+from tidegate.stores.merged_asks import merge
 from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
 from tidegate.stores.sqlite.database import (
     BUSY_CODES,
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from tidegate.core.algorithms import State
     from tidegate.core.decision import States
-    from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.sqlite.async_worker import StoreCall
@@ -125,6 +124,8 @@ class SQLiteStore(Store):
 
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply the verb to all keys together, in one transaction."""
+        if not asks:
+            return []
         return self._transact(((verb, asks, now, at, None),))[0]
 
     def apply_one(
@@ -137,6 +138,8 @@ class SQLiteStore(Store):
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Apply in the thread of the store; concurrent calls of many tasks share transactions."""
+        if not asks:
+            return []
         worker = self._worker or self._start_worker()
         return await worker.apply(QueuedCall((verb, asks, now, at, None)))
 
@@ -372,36 +375,22 @@ def decide(rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
 
 
 def decide_together(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
-    """Decide several asks together; a key that occurs twice is charged both costs."""
-    found: dict[tuple[int, str | bytes], tuple[KeyRow, int]] = {}
-    limits: list[Limit] = []
-    states: list[State | None] = []
-    costs: list[int] = []
-    for policy, key, cost in asks:
-        name = key_text(key)
-        if (id(policy), name) in found:
-            place = found[id(policy), name][1]
-            for i, more in enumerate(cost, place):
-                costs[i] = min(MAX_INTEGER, costs[i] + more)
-            continue
-        row = rows.read(policy, name)
-        found[id(policy), name] = row, len(limits)
-        limits += policy.limits
-        states += row.states
-        costs += cost
+    """Decide several asks together."""
+    merged = merge(asks)
+    found = [rows.read(policy, key_text(key)) for policy, key, _ in merged.asks]
+    limits = [limit for policy, _, _ in merged.asks for limit in policy.limits]
+    states = [state for row in found for state in row.states]
+    costs = [cost for _, _, costs in merged.asks for cost in costs]
     allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
-    decisions = []
-    for policy, key, _ in asks:
-        row, place = found[id(policy), key_text(key)]
-        end = place + len(policy.limits)
-        decisions.append(build_decision(row, allowed, now, policy, changed[place:end], left[place:end]))
+    decisions, slices, place = [], [], 0
+    for row, (policy, _, _) in zip(found, merged.asks, strict=True):
+        own = slice(place, place := place + len(policy.limits))
+        slices.append(own)
+        decisions.append(build_decision(row, allowed, now, policy, changed[own], left[own]))
     if changed is not states:
-        for policy, key, _ in asks:
-            name = key_text(key)
-            if (id(policy), name) in found:
-                row, place = found.pop((id(policy), name))
-                write_changes(rows, verb, policy, name, row, changed[place : place + len(policy.limits)], now)
-    return decisions
+        for row, own, (policy, key, _) in zip(found, slices, merged.asks, strict=True):
+            write_changes(rows, verb, policy, key_text(key), row, changed[own], now)
+    return merged.split(decisions)
 
 
 def write_changes(
