@@ -102,6 +102,18 @@ def test_an_exempt_endpoint_is_open_for_a_client_over_the_limit(client):
     assert statuses(client, "/health", 1) == [200]
 
 
+def test_a_path_that_is_encoded_twice_does_not_close_an_exempt_endpoint():
+    app = flask_module.Flask(__name__)
+    app.get("/page", endpoint="page")(lambda: "page")
+    app.get("/é/health")(flask.exempt(lambda: "well"))
+    app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, rules(1), clock=ManualClock(start=1_728_000_000))  # type: ignore[method-assign]  # as Flask's docs do
+    client = FlaskClient(app)
+    misread = "/é/health".encode().decode("latin-1")
+    assert statuses(client, "/page", 2) == [200, 429]
+    assert statuses(client, misread, 3) == [429] * 3
+    assert statuses(client, "/é/health", 3) == [200] * 3
+
+
 def test_only_the_first_denied_request_to_a_path_reaches_an_application_with_exempt_endpoints():
     reached = []
 

@@ -46,6 +46,22 @@ def test_other_spellings_of_a_path_do_not_avoid_its_category(make_app, path):
     assert len(api.reached) == 5
 
 
+def misread(path):
+    """Return a path whose characters are the bytes of another one: that path, encoded twice."""
+    return path.encode().decode("latin-1")
+
+
+@pytest.mark.parametrize("path", ["/é/login", "/ключ/login", misread("/é/login")])
+def test_a_path_that_is_encoded_twice_does_not_replace_the_limit_of_another(make_app, path):
+    categories = {"login": {"limit": 2, "window": "1m", "endpoints": [path]}, "read": {"limit": 1000, "window": "1m"}}
+    api = make_app({"defaults": False, "unmatched": "read", "categories": categories})
+    for other in (misread(path), misread(misread(path))):
+        assert [api.request(other, peer="198.51.100.7")["x-ratelimit-limit"] for _ in range(2)] == ["1000"] * 2
+    assert api.statuses(4, path) == [200, 200, 429, 429]
+    for other in (misread(path), misread(misread(path))):
+        assert api.request(other)["x-ratelimit-limit"] == "1000"
+
+
 @pytest.mark.parametrize("header", HEADERS, ids=lambda header: f"{header[0]} {header[1][:9]!r}")
 @pytest.mark.parametrize("peer", ["10.0.0.1", "203.0.113.9"])
 def test_hostile_headers_do_not_raise(proxied, header, peer):

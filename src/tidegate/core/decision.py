@@ -240,7 +240,7 @@ class ShadowDecision(Decision):
         return 0.0
 
 
-class LocalShadowDecision(ShadowDecision, LocalDecision):
+class LocalShadowDecision(ShadowDecision, LocalDecision):  # type: ignore[misc]  # both are the same tuple
     """A decision of a policy in shadow mode, made while the store was unavailable."""
 
     __slots__ = ()

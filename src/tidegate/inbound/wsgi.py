@@ -78,7 +78,9 @@ class RateLimitMiddleware:
         """Pass a request to the application, or deny it."""
         request_limiter, peer = self.request_limiter, environ.get("REMOTE_ADDR")
         method, path = environ.get("REQUEST_METHOD", "GET"), environ.get("PATH_INFO") or "/"
-        target = None if environ.get("SCRIPT_NAME") else request_limiter.plain_targets.get((method, path))
+        target = None
+        if path.isascii() and not environ.get("SCRIPT_NAME"):  # the keys are decoded paths
+            target = request_limiter.plain_targets.get((method, path))
         client = request_limiter.plain_clients.get(peer) if peer else None
         if target is None or client is None:
             path = decode_text(path)
