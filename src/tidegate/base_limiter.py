@@ -15,7 +15,7 @@ from tidegate.policy.key import Key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules, read_policy
 from tidegate.reservation import charged_at
 from tidegate.stores.opened import OpenedStore
-from tidegate.waiting import MAX_PRIORITY, AskStep, WaitQueues, wait_flow
+from tidegate.waiting import MAX_PRIORITY, AskStep, Denial, WaitQueues, wait_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,13 +171,15 @@ class BaseLimiter:
         key = normal_key(key)
         timeout = None if timeout is None else seconds("timeout", timeout)
         ahead = round(check_priority(priority, self._max_priority) * self._ageing)
-        ask = self._make_ask(verb, key, cost)
+        ask, denied = self._make_ask(verb, key, cost), None
         if key not in self._queues or any(
             c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True)
         ):
+            wakes = self._queues.wakes
             decision: Decision = yield ask
             if decision.allowed or decision.retry == NEVER or (timeout is not None and timeout <= 0):
                 return self._raise_if_denied(decision, key, timeout)
+            denied = Denial(decision, wakes)
         now = self.clock.steady()
         deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
         waiter = self._queues.join(key, now - ahead, self._signal(), call)
@@ -186,7 +188,8 @@ class BaseLimiter:
         # cannot wake this one.
         returned = verb == "hold" or any(limit.rules.holds_slots for limit in ask.policy.limits)
         max_sleep = SECOND if returned and not self._instant_store else MAX_DURATION
-        decision = yield from wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, self.clock.steady)
+        steady = self.clock.steady
+        decision = yield from wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, steady, denied)
         return self._raise_if_denied(decision, key, timeout)
 
     def _raise_if_denied(self, decision: Decision, key: Key, timeout: float | None) -> Decision:

@@ -132,6 +132,7 @@ class WaitQueues:
         self._queues: dict[Key, list[Waiter]] = {}
         self._numbers = count()
         self.closed: bool = False
+        self.wakes: int = 0  # changes with every wake-up, also of a key that no call waits for
         at_fork(child=self._clear)
 
     def __contains__(self, key: Key) -> bool:
@@ -175,6 +176,7 @@ class WaitQueues:
 
     def wake(self, key: Key) -> None:
         """Wake the first waiter of a key: permits may have become available."""
+        self.wakes += 1
         if key in self._queues:
             first = self.first(key)
             if first is not None:
@@ -182,6 +184,7 @@ class WaitQueues:
 
     def wake_all(self) -> None:
         """Wake the first waiter of every key: the limits may have changed."""
+        self.wakes += 1
         for key in list(self._queues):
             self.wake(key)
 
@@ -221,6 +224,13 @@ class WaitQueues:
         return queue[0]
 
 
+class Denial(NamedTuple):
+    """A decision that denied a call, and the `wakes` of the queues before it was made."""
+
+    decision: Decision
+    wakes: int
+
+
 def wait_flow(
     queues: WaitQueues,
     waiter: Waiter,
@@ -229,12 +239,13 @@ def wait_flow(
     deadline: int | None,
     max_sleep: int,
     steady: Callable[[], int],
+    denied: Denial | None = None,
 ) -> WaitFlow:
     """Wait for a permit.
 
     `make_ask` builds the step for a verb and the current policy. `max_sleep` bounds each sleep where permits may come
-    back without a wake-up in this process. Returns the decision that ended the wait: allowed, impossible, or denied at
-    the deadline.
+    back without a wake-up in this process. `denied` is a decision that was made before the waiter joined its queue.
+    Returns the decision that ended the wait: allowed, impossible, or denied at the deadline.
     """
     decision: Decision | None = None
     since = steady()
@@ -244,17 +255,22 @@ def wait_flow(
             if queues.closed:
                 raise Closed("the limiter was closed while this call waited")
             if queues.first(waiter.key) is waiter:
-                decision = yield make_ask(verb)
+                if denied is not None and denied.wakes == queues.wakes:  # after the signal was cleared: none is missed
+                    decision = denied.decision
+                else:
+                    decision = yield make_ask(verb)
                 retry = decision.retry
                 if decision.allowed or retry == NEVER:
                     return decision
                 again = steady() + min(retry, max_sleep)
             else:
+                decision = None  # an earlier one no longer tells when this call would be allowed
                 now = steady()
                 again = now + max(HEAD_CHECK_INTERVAL, (now - since) // 2)
+            denied = None
             until = again if deadline is None else min(deadline, again)
             if deadline is not None and steady() >= deadline:
-                return decision or deny_unserved((yield make_ask("peek")))
+                return deny_unserved((yield make_ask("peek"))) if decision is None else decision
             yield Sleep(waiter.signal, until)
     finally:
         queues.leave(waiter)

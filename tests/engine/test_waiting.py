@@ -365,3 +365,94 @@ def test_any_number_of_waiters_is_served(crowd, rule):
         assert len(admitted) == done, "every charged call has its permit"
 
     asyncio.run(run())
+
+
+def verbs_of(asked):
+    return [record.verb for record in asked]
+
+
+async def test_an_acquire_that_times_out_asks_twice(clock):
+    asked = []
+    limiter = AsyncLimiter("1/10s", clock=clock, observer=asked.append)
+    await limiter.acquire("k")
+    asked.clear()
+    with pytest.raises(Denied, match=r"1 s: 10s would allow it in 9\.0 s"):
+        await limiter.acquire("k", timeout=1)
+    assert verbs_of(asked) == ["acquire", "acquire"], "at once, and at the deadline"
+
+
+def test_an_acquire_of_a_thread_that_times_out_asks_twice(clock):
+    asked = []
+    limiter = Limiter("1/10s", clock=clock, observer=asked.append)
+    limiter.acquire("k")
+    asked.clear()
+    with pytest.raises(Denied, match=r"1 s: 10s would allow it in 9\.0 s"):
+        limiter.acquire("k", timeout=1)
+    assert verbs_of(asked) == ["acquire", "acquire"]
+
+
+async def test_a_call_that_waits_asks_once_before_it_sleeps(clock):
+    asked = []
+    limiter = AsyncLimiter("1/10s", clock=clock, observer=asked.append)
+    await limiter.acquire("k")
+    asked.clear()
+    await limiter.acquire("k", timeout=60)
+    assert verbs_of(asked) == ["acquire", "acquire"], "denied, and allowed 10 s later"
+    assert clock.now() == START + 10
+
+
+class RefillsAfterAsking(MemoryStore):
+    """A store in which a permit of another process comes back right after a denial, one second after the start."""
+
+    def apply_one(self, verb, policy, key, costs, now=None, at=None):
+        decision = super().apply_one(verb, policy, key, costs, now, at)
+        if verb == "acquire" and not decision and self.clock.now() == START + 1:
+            super().apply_one("reset", policy, key, costs)
+        return decision
+
+
+def test_the_first_in_the_queue_is_not_told_that_others_are_ahead(clock):
+    limiter = Limiter("1/10s", store=RefillsAfterAsking(clock=clock))
+    limiter.acquire("k")
+    with pytest.raises(Denied, match=r"would allow it in 9\.0 s"):
+        limiter.acquire("k", timeout=1)
+
+
+async def test_a_call_that_was_overtaken_is_told_so_at_its_deadline(clock):
+    limiter = AsyncLimiter("1/10s", clock=clock, ageing=100)
+    await limiter.acquire("k")
+    order = []
+    task = asyncio.create_task(limiter.acquire("k", timeout=10))
+    await settle()
+    urgent = await join(limiter, order, "urgent", cost=1, priority=1)
+    later = await join(limiter, order, "later", cost=1, priority=1)
+    clock.advance(10)
+    with pytest.raises(Denied) as denied:
+        await task
+    assert denied.value.decision.at == (START + 10) * 1_000_000, "what it was told is not from before it was overtaken"
+    for each in (urgent, later):
+        each.cancel()
+
+
+@pytest.mark.parametrize("returns", ["release", "update"])
+def test_permits_that_return_before_the_call_joins_its_queue_are_not_missed(clock, returns):
+    limit = Limit(1, "1h", "concurrency", name="slots")
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(limit, store=store)
+    first = limiter.acquire("k")
+    asked = store.apply_one
+
+    def ask_then_return(verb, *arguments):
+        """Deny the call, and return the slot before it joins the queue."""
+        decision = asked(verb, *arguments)
+        if verb == "acquire" and not decision:
+            limiter._apply = asked  # noqa: SLF001 - the only place between the ask and the queue
+            if returns == "release":
+                limiter.release("k", 1, first)
+            else:
+                limiter.update(Limit(2, "1h", "concurrency", name="slots"))
+        return decision
+
+    limiter._apply = ask_then_return  # noqa: SLF001 - as above
+    assert limiter.acquire("k", timeout=60)
+    assert clock.now() == START, "it did not wait"

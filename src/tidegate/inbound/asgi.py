@@ -126,9 +126,11 @@ class RateLimitMiddleware:
         if has_route_limits or (outer is not None and outer.is_pending):
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
-            if last is not None and not last[0] and not await self._may_pass(category_limiter, key, cost, method, path):
-                await self._deny(scope, receive, send, category_limiter, client, last_decisions[key])
-                return
+            if last is not None and not last[0]:
+                denial = await self._find_denial(category_limiter, key, cost, method, path)
+                if denial is not None:
+                    await self._deny(scope, receive, send, category_limiter, client, denial)
+                    return
             if cost == 1:
                 request_state.deferred, request_state.key = category_limiter, key
             else:
@@ -217,19 +219,22 @@ class RateLimitMiddleware:
                 outcome = await run_async(self.request_limiter.check_flow(request, target, client), call)
         await self._apply_outcome(outcome, scope, receive, send, target, client)
 
-    async def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
-        """Check whether a client whose last request was denied is still over the limit, before the application runs."""
+    async def _find_denial(
+        self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str
+    ) -> Decision | None:
+        """Return the denial of a client that was denied before and is still over the limit; None: it may pass."""
         if self._route_hooks.may_be_exempt(method, path):
-            return True  # the route decides
+            return None  # the route decides
         try:
             decision = category_limiter.limiter.peek(key, cost)
             if not isinstance(decision, Decision):
                 decision = await decision
         except RateLimitError:
-            return True  # the decision itself handles store errors
-        return bool(decision) or self.request_limiter.record_decision(
+            return None  # the decision itself handles store errors
+        passes = bool(decision) or self.request_limiter.record_decision(
             category_limiter, key, cost, decision, method, path
         )
+        return None if passes else decision
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request that no category limits; limits of routes and of websocket messages may apply."""

@@ -103,8 +103,10 @@ class RateLimitMiddleware:
         if has_route_limits or (outer is not None and outer.is_pending):
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
-            if last is not None and not last[0] and not self._may_pass(category_limiter, key, cost, method, path):
-                return self._deny(environ, start_response, category_limiter, client, last_decisions[key])
+            if last is not None and not last[0]:
+                denial = self._find_denial(category_limiter, key, cost, method, path)
+                if denial is not None:
+                    return self._deny(environ, start_response, category_limiter, client, denial)
             if cost == 1:
                 request_state.deferred, request_state.key = category_limiter, key
             else:
@@ -183,17 +185,20 @@ class RateLimitMiddleware:
                 outcome = run(self.request_limiter.check_flow(request, target, client), call)
         return self._apply_outcome(outcome, environ, start, target, client)
 
-    def _may_pass(self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str) -> bool:
-        """Check whether a client whose last request was denied is still over the limit, before the application runs."""
+    def _find_denial(
+        self, category_limiter: CategoryLimiter, key: Key, cost: Cost, method: str, path: str
+    ) -> Decision | None:
+        """Return the denial of a client that was denied before and is still over the limit; None: it may pass."""
         if self._route_hooks.may_be_exempt(method, path):
-            return True  # the route decides
+            return None  # the route decides
         try:
             decision: Any = category_limiter.limiter.peek(key, cost)
         except RateLimitError:
-            return True  # the decision itself handles store errors
-        return bool(decision) or self.request_limiter.record_decision(
+            return None  # the decision itself handles store errors
+        passes = bool(decision) or self.request_limiter.record_decision(
             category_limiter, key, cost, decision, method, path
         )
+        return None if passes else decision
 
     def _pass(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Pass on a request that no category limits; limits of routes may apply."""
@@ -354,15 +359,14 @@ class _SettlingBody:
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the body of the application; of a denial, if the application starts its response only now."""
-        if self._request_state.started:
-            yield from replace_body(self._environ, self._request_state, self._body)
-            return
-        for chunk in self._body:
-            denial = self._request_state.denial
-            if denial is not None:
-                yield denial.body
+        if not self._request_state.started:
+            for chunk in self._body:
+                if self._request_state.denial is not None:
+                    break
+                yield chunk
+            if self._request_state.denial is None:
                 return
-            yield chunk
+        yield from replace_body(self._environ, self._request_state, self._body)
 
     def close(self) -> None:
         """Close the body and correct the charge; called by the server."""

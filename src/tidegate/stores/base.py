@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeVar
 from weakref import ref
 
 from tidegate.clock import Clock, SystemClock
@@ -25,6 +25,7 @@ T = TypeVar("T")
 AcquireTogether = Callable[[Sequence[Key]], tuple[int, Sequence[View]] | None]
 TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what the slow path may return in place of a Decision
 Disable = Callable[[], None]  # makes a fast path call its slow path from now on
+NO_COST: Final = object()  # what a disabled fast path compares costs with: it is none of them
 
 
 class Alternatives(tuple[Ask, ...]):  # noqa: SLOT001 - a tuple with an attribute cannot have slots

@@ -47,9 +47,21 @@ def add_fields(request_state: RequestState, scope: Scope, receive: Receive, send
             message = {**message, "headers": [*message.get("headers", ()), *write(request_state.written)]}
         elif request_state.replaced:
             return ignore()
+        elif message["type"] == "websocket.close" and request_state.is_pending:
+            return reject_handshake(request_state, scope, receive, send, message)
         return send(message)
 
     return send_with_fields
+
+
+async def reject_handshake(
+    request_state: RequestState, scope: Scope, receive: Receive, send: Send, message: Message
+) -> None:
+    """Decide what is pending when the application rejects a websocket; a denial replaces its message."""
+    if await decide_pending(scope, receive, add_fields(request_state, scope, receive, send), started=True):
+        await send(message)
+    else:
+        request_state.replaced = True
 
 
 async def start_response(

@@ -247,7 +247,7 @@ class ConfiguredLimiter:
         self.allowed_clients.remove_expired(now)
         self.update_special()
         if self.route_hooks is not None:
-            self.route_hooks.update()
+            self.route_hooks.update_replaced()
         if self._source.is_file:
             self._reload(self._source.changed())
 

@@ -9,6 +9,8 @@ The module knows Starlette's and FastAPI's routes by their attributes, and impor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import is_not
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +20,7 @@ from tidegate.inbound.limiting.matched_route import matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limiters import RouteLimiters
@@ -53,11 +55,26 @@ class RouteHooks:
         self._denied_paths: set[tuple[str, str]] = set()  # method and path: their routes are not exempt
         self.watched: list[Collection[Any]] = list(watched)
         self.count: int = -1  # of these, when they were inspected
+        self._inspected: list[Any] = []  # the routes or views themselves
         self.defaults: RouteLimiters = request_limiter.route_limiters
 
     def update(self) -> bool:
         """Inspect routes that were added meanwhile; returns whether there are limits."""
         return self.limited if sum(map(len, self.watched)) == self.count else self.inspect()
+
+    def update_replaced(self) -> None:
+        """Inspect routes that were added, or replaced by others in the same place, meanwhile."""
+        routes = self._routes()
+        if len(routes) != len(self._inspected) or any(map(is_not, routes, self._inspected)):
+            self.invalidate()
+        self.update()
+
+    def _routes(self) -> list[Any]:
+        return [
+            route
+            for routes in self.watched
+            for route in list(routes.values() if isinstance(routes, Mapping) else routes)
+        ]
 
     def invalidate(self) -> None:
         """Inspect again at the next request: other rules apply."""
@@ -69,6 +86,7 @@ class RouteHooks:
         self._denied_paths.clear()
         self.limited = self.find_limits()
         self.count = sum(map(len, self.watched))
+        self._inspected = self._routes()
         return self.limited
 
     def find_limits(self) -> bool:

@@ -11,7 +11,7 @@ from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
-from tidegate.stores.base import Store
+from tidegate.stores.base import NO_COST, Store
 from tidegate.stores.lease.manager import LeaseManager
 from tidegate.stores.lease.renewal import BackgroundRenewal
 from tidegate.stores.lease.share import LazyViews
@@ -66,16 +66,16 @@ class LeasedStore(Store):
         lock, steady = self.manager.lock, self.clock.steady
         token, release, contend = lock.token, lock.release, lock.contend
         key_leases, limits, single = policy_leases.key_leases, policy.limits, policy.only is not None
-        fast_cost: int | None = 1
+        fast_cost: object = 1
 
         def disable() -> None:
             nonlocal fast_cost
-            fast_cost = None  # matches no cost: cheaper than a further check in each call
+            fast_cost = NO_COST  # cheaper than a further check in each call
 
         disablers.append(disable)
 
         def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-            if cost == fast_cost:
+            if cost is fast_cost:  # not True or 1.0, which are no costs
                 held = token  # see tidegate.lock
                 try:
                     del held[0]

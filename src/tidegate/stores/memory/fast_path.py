@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
+from tidegate.stores.base import NO_COST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,16 +69,16 @@ def _one_bucket(
         ceil_div(scale, rate),
     )  # the level after the first call, and how long that state lasts
 
-    fast_cost: int | None = 1
+    fast_cost: object = 1
 
     def disable() -> None:
         nonlocal fast_cost
-        fast_cost = None  # matches no cost: cheaper than a further check in each call
+        fast_cost = NO_COST  # cheaper than a further check in each call
 
     disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-        if cost == fast_cost:
+        if cost is fast_cost:  # not True or 1.0, which are no costs
             held = token
             try:
                 del held[0]
@@ -121,16 +122,16 @@ def _one_log(
     limit = limits[0]
     charge, quota, length = limit.charge, limit.quota, limit.length
 
-    fast_cost: int | None = 1
+    fast_cost: object = 1
 
     def disable() -> None:
         nonlocal fast_cost
-        fast_cost = None  # matches no cost: cheaper than a further check in each call
+        fast_cost = NO_COST  # cheaper than a further check in each call
 
     disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-        if cost == fast_cost:
+        if cost is fast_cost:  # not True or 1.0, which are no costs
             held = token
             try:
                 del held[0]
@@ -173,16 +174,16 @@ def _one_limit(
     limit = limits[0]
     charge = limit.charge
 
-    fast_cost: int | None = 1
+    fast_cost: object = 1
 
     def disable() -> None:
         nonlocal fast_cost
-        fast_cost = None  # matches no cost: cheaper than a further check in each call
+        fast_cost = NO_COST  # cheaper than a further check in each call
 
     disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-        if cost == fast_cost:
+        if cost is fast_cost:  # not True or 1.0, which are no costs
             held = token
             try:
                 del held[0]
@@ -215,16 +216,16 @@ def _several(
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
-    fast_cost: int | None = 1
+    fast_cost: object = 1
 
     def disable() -> None:
         nonlocal fast_cost
-        fast_cost = None  # matches no cost: cheaper than a further check in each call
+        fast_cost = NO_COST  # cheaper than a further check in each call
 
     disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-        if cost == fast_cost:
+        if cost is fast_cost:  # not True or 1.0, which are no costs
             held = token
             try:
                 del held[0]
@@ -262,16 +263,16 @@ def _several_buckets(
     parameters = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
     lifetime = max(ceil_div(limit.scale, limit.rate) for limit in limits)
 
-    fast_cost: int | None = 1
+    fast_cost: object = 1
 
     def disable() -> None:
         nonlocal fast_cost
-        fast_cost = None  # matches no cost: cheaper than a further check in each call
+        fast_cost = NO_COST  # cheaper than a further check in each call
 
     disablers.append(disable)
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-        if cost == fast_cost:
+        if cost is fast_cost:  # not True or 1.0, which are no costs
             held = token
             try:
                 del held[0]
