@@ -15,12 +15,12 @@ RULES = {
 OPTIONS = {"fast": {}, "observed": {"observer": lambda record: None}, "leased": {"lease": 1.0}}
 
 
-@pytest.fixture(params=RULES.values(), ids=RULES)
+@pytest.fixture(params=RULES.values(), ids=list(RULES))
 def rules(request):
     return request.param
 
 
-@pytest.fixture(params=OPTIONS.values(), ids=OPTIONS)
+@pytest.fixture(params=OPTIONS.values(), ids=list(OPTIONS))
 def limiter(request, rules):
     with Limiter(rules, clock=ManualClock(1_728_000_000), **request.param) as limiter:
         yield limiter

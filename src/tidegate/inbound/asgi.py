@@ -127,9 +127,9 @@ class RateLimitMiddleware:
             # This limit is decided together with those of the route; a client that is still over it is denied now.
             last = last_decisions.get(key)
             if last is not None and not last[0]:
-                denial = await self._find_denial(category_limiter, key, cost, method, path)
-                if denial is not None:
-                    await self._deny(scope, receive, send, category_limiter, client, denial)
+                still_denied = await self._find_denial(category_limiter, key, cost, method, path)
+                if still_denied is not None:
+                    await self._deny(scope, receive, send, category_limiter, client, still_denied)
                     return
             if cost == 1:
                 request_state.deferred, request_state.key = category_limiter, key
