@@ -64,6 +64,19 @@ async def test_check_refuses_pages_of_other_sites_without_a_token(method, fields
             assert service.decider.stats.count("api").allowed == (expected == 200)
 
 
+@pytest.mark.parametrize("verb", ["acquire", "peek", "reserve", "batch", "block", "reset", "usage"])
+async def test_every_verb_refuses_pages_of_other_sites_without_a_token(verb):
+    """A page of another site cannot even send JSON through a proxy that answers its preflight."""
+    page, own = {"origin": "https://evil.example"}, {"origin": "http://127.0.0.1:8080"}
+    async with InProcessService(policies=POLICIES) as service:
+        assert problem(await service.post(verb, K, headers=page))[0] == "forbidden"
+        assert (await service.post(verb, K, headers=own)).status_code != 403
+        assert problem(await service.http.get("/v1/overview", headers=page))[0] == "forbidden"
+    async with InProcessService(policies=POLICIES, decision_token=DECISION, admin_token=ADMIN) as service:
+        allowed = await service.post(verb, K, headers={**page, "x-tidegate-token": ADMIN})
+        assert allowed.status_code != 403
+
+
 async def test_a_page_cannot_send_json_without_a_preflight(service):
     """A request without a preflight is refused by its content type, and the preflight is refused, too."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):

@@ -83,10 +83,12 @@ def test_every_worker_shows_the_panels_of_the_first(start, bus, tmp_path):
         assert len({chart[0][0] for chart in charts}) == 1  # the same chart in each worker
         # A worker that hangs, or is replaced, has no panels; the others say so, and still show the rest.
         del workers[position]
+        service.process.send_signal(signal.SIGSTOP)  # it would replace the worker
         os.kill(first, signal.SIGSTOP)
         missing = "no response within 2 s"
         for worker in workers:
             until(lambda worker=worker: panels(worker)["sources"].get("error") == missing, "the hanging worker")
+        service.process.send_signal(signal.SIGCONT)
         os.kill(first, signal.SIGKILL)
         for worker in workers:
             until(lambda worker=worker: shows_all(worker), "the panels of the replacement", 60)

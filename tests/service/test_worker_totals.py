@@ -45,14 +45,14 @@ def running_ids(service):
 
 @contextmanager
 def only(service, pid):
-    """Stop all other workers for a while, so that this one serves."""
-    others = [each for each in running_ids(service) if each != pid]
+    """Stop all other workers for a while, so that this one serves, and the parent process, which would replace them."""
+    others = [service.process.pid, *(each for each in running_ids(service) if each != pid)]
     for each in others:
         os.kill(each, signal.SIGSTOP)
     try:
         yield
     finally:
-        for each in others:
+        for each in reversed(others):
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGCONT)
 

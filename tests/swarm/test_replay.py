@@ -1,17 +1,23 @@
 """Replayed signed messages: an old message has no effect as a new one."""
 
 import json
+import shutil
 
 import pytest
 
+from tests.servers.nats import NatsServer
+from tests.servers.process import until
 from tidegate import ConfigError
 from tidegate.adaptive import SUBJECT
-from tidegate.bus import Retain
+from tidegate.bus import Retain, open_bus
+from tidegate.clock import ThreadSignal
 from tidegate.swarm import SwarmLimiter
+from tidegate.swarm.clearing import clear_reductions
 from tidegate.swarm.presence import ANSWER_SUBJECT, ASK_SUBJECT, Watcher
 from tidegate.testing import ManualClock
 
 WEEK = 7 * 86_400
+CLEARED = "tidegate swarm --clear"  # part of the keys of clearings
 SKEW = 300  # seconds by which clocks may differ
 
 
@@ -189,3 +195,111 @@ def test_names_that_no_bus_can_carry_are_refused(hub, agent, clock, name):
         SwarmLimiter(hub(), name, clock=clock)
     with pytest.raises(ConfigError, match="resource: must be a string"):
         agent("a").set_capacity(name, 5, 60)
+
+
+# ---- another namespace, and after a clearing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("namespace", ["", "eu"])
+def test_a_message_is_refused_in_another_namespace(hub, agent, namespace, late):
+    """Two swarms of one operator may have the same secret."""
+    heard = f"{namespace}.{SUBJECT}".removeprefix(".")
+    recorder = Recorder(hub(), heard)
+    agent("first", namespace=namespace).announce_reduced("api", "received 429 response", retry_after=60)
+    other = agent("other", namespace="us")
+    for payload in recorder.heard[heard]:
+        recorder.bus.publish(f"us.{SUBJECT}", payload, late=late)
+    assert other.get_capacity("api").total == 100
+    assert other.try_acquire("api")
+    assert other.metrics()["malformed"] == 1
+
+
+def test_answers_and_questions_are_refused_on_another_subject(hub, agent):
+    recorder = Recorder(hub(), ASK_SUBJECT, ANSWER_SUBJECT, f"us.{ANSWER_SUBJECT}")
+    agent("first")
+    agent("other", namespace="us")
+    Watcher(hub(), "shared").ask()
+    watcher = Watcher(hub(), "shared", "us")
+    for payload in recorder.heard[ASK_SUBJECT]:
+        recorder.bus.publish(f"us.{ASK_SUBJECT}", payload)
+    assert not recorder.heard[f"us.{ANSWER_SUBJECT}"]
+    for payload in recorder.heard[ANSWER_SUBJECT]:
+        recorder.bus.publish(f"us.{ANSWER_SUBJECT}", payload)
+    assert watcher.malformed == 1
+    assert not watcher.agents()
+
+
+@pytest.mark.parametrize("cleared", ["api", None])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_message_from_before_a_clearing_is_refused_by_new_agents(recorded, agent, hub, clock, cleared, late):
+    clock.advance(1)
+    assert clear_reductions(hub(), cleared, "shared") == {"api": 1}
+    new = agent("new")
+    later = SwarmLimiter(hub(), "later", secret="shared", clock=clock)  # noqa: S106 - of a test
+    recorded.replay(SUBJECT, late=late)
+    later.set_capacity("api", 100, 60)  # configured after the message
+    for limiter in (new, later):
+        assert limiter.get_capacity("api").total == 100
+        assert limiter.get_capacity("api").frozen_for == 0
+    later.close()
+
+
+def test_clearing_all_covers_resources_without_a_retained_message(hub, agent, clock):
+    recorder = Recorder(hub(), SUBJECT)
+    agent("first").announce_reduced("api", "received 429 response", retry_after=60)
+    recorded, recorder.heard[SUBJECT] = recorder.heard[SUBJECT], []
+    clock.advance(1)
+    clear_reductions(hub(), "api", "shared")
+    clear_reductions(hub(), None, "shared")
+    new = agent("new")
+    for payload in recorded:
+        recorder.bus.publish(SUBJECT, payload)
+    assert new.get_capacity("api").total == 100
+
+
+def test_a_reduction_after_a_clearing_counts(recorded, agent, hub, clock):
+    clear_reductions(hub(), None, "shared")  # at the same instant as the reduction
+    new = agent("new")
+    new.announce_reduced("api", "received 429 response")
+    assert new.get_capacity("api").total == 50
+    assert agent("newer").get_capacity("api").total == 50
+
+
+def test_agents_publish_a_clearing_again_that_the_server_lost():
+    with (
+        NatsServer() as server,
+        open_bus(server.url) as bus,
+        SwarmLimiter(bus, "running", secret="shared") as running,  # noqa: S106 - of a test
+    ):
+        assert bus.wait(20)
+        running.set_capacity("api", 100, 60)
+        recorder = Recorder(bus, SUBJECT)
+        running.announce_reduced("api", "received 429 response", retry_after=600)
+        until(lambda: recorder.heard[SUBJECT], "the reduction")
+        recorded = recorder.heard[SUBJECT][0]
+        with open_bus(server.url) as operator:
+            assert operator.wait(20)
+            clear_reductions(operator, None, "shared")
+        until(lambda: running.metrics()["cleared"], "the clearing")
+        server.kill()
+        shutil.rmtree(server.folder / "store")
+        server.start()
+        assert bus.wait(20)
+        until(lambda: any(CLEARED in key for key in retained(server)), "the clearing in the new server")
+        with open_bus(server.url) as other, SwarmLimiter(other, "new", secret="shared") as new:  # noqa: S106 - as above
+            assert other.wait(20)
+            new.set_capacity("api", 100, 60)
+            until(lambda: new.metrics()["cleared"] + new.metrics()["unknown"], "the retained clearing")
+            other.publish(SUBJECT, recorded)
+            until(lambda: new.metrics()["stale"], "the replayed message")
+            assert new.get_capacity("api").total == 100
+
+
+def retained(server):
+    """Return the keys of the messages that a server retains for the swarm."""
+    keys, synced = [], ThreadSignal()
+    with open_bus(server.url) as bus:
+        bus.subscribe(SUBJECT, lambda _event: None, lambda found: (keys.extend(found), synced.set()))
+        assert synced.wait(20)
+    return keys

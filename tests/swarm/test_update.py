@@ -140,8 +140,8 @@ def test_the_signature_is_as_documented():
     assert signature == hmac.new(b"secret", text, hashlib.sha256).hexdigest()
     assert len(bytes.fromhex(fields["nonce"])) == 16
     assert fields["nonce"] != json.loads(UPDATE.to_json("secret"))["nonce"]
-    plain = {**PLAIN, "timestamp": "2024-10-04T00:00:00.500000Z"}
-    signature = "0fe4008e65cce05617b778efc1980e66d0c332e8478734694b59f42f5de50cbc"
+    plain = {**PLAIN, "timestamp": "2024-10-04T00:00:00.500000Z", "subject": "ratelimit.capacity"}
+    signature = "c0824eeb248b05fc2526674219c1c6bb005c6b15fb443b8f2df6d42c1d6ed9f1"
     assert CapacityUpdate.from_json(json.dumps({**plain, "signature": signature}), "secret") == UPDATE
 
 
@@ -153,7 +153,7 @@ def test_deep_json_is_malformed_at_every_depth(secret):
         with pytest.raises(MalformedError):
             CapacityUpdate.from_json(text, secret)
         with pytest.raises(MalformedError):
-            read_signed("[" * depth + "]" * depth, secret, 40_000)
+            read_signed("[" * depth + "]" * depth, secret, 40_000, "ratelimit.capacity")
 
 
 def test_names_of_retained_updates_do_not_collide_and_are_short():

@@ -10,11 +10,11 @@
 policies when `changed` is called.
 """
 
-from tidegate.adaptive.capacities import SUBJECT, Capacities, CapacitySnapshot, Listener
+from tidegate.adaptive.capacities import Capacities, CapacitySnapshot, Listener
 from tidegate.adaptive.capacity import CapacityState, Reduction
 from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
 from tidegate.adaptive.recovery import Recovery, RecoverySettings, read_recovery_settings
-from tidegate.adaptive.update import CapacityUpdate
+from tidegate.adaptive.update import SUBJECT, CapacityUpdate
 
 __all__ = [
     "SUBJECT",

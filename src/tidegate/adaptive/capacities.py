@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.adaptive.capacity import CapacityState
 from tidegate.adaptive.recovery import RecoverySettings
 from tidegate.adaptive.signing import EPOCH, MalformedError, MessageSigner, read_signed
-from tidegate.adaptive.update import MAX_NAME, MAX_UPDATE_BYTES, CapacityUpdate, is_name, retain_key
+from tidegate.adaptive.update import (
+    ALL_RESOURCES,
+    MAX_NAME,
+    MAX_UPDATE_BYTES,
+    SUBJECT,
+    CapacityUpdate,
+    is_name,
+    retain_key,
+)
 from tidegate.bus import Bus, Event, Retain
 from tidegate.bus.base import SUBJECT as SUBJECT_PATTERN
 from tidegate.clock import Clock, SystemClock
@@ -24,13 +32,15 @@ from tidegate.fork import fork_safe
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SUBJECT: Final = "ratelimit.capacity"
 MAX_NAMESPACE: Final = 100  # characters
 MAX_UNCONFIGURED_RESOURCES: Final = 256  # whose updates are stored until the resource is configured
 MAX_UPDATES_PER_UNCONFIGURED: Final = 8
+MAX_CLEARED_RESOURCES: Final = 1024  # whose last clearing is remembered
+RETAIN_CLEARED: Final = 86_400.0  # seconds; a message from before a clearing is refused by its age after that
 RETAIN_AFTER_RECOVERY: Final = 300.0  # seconds for which an update is retained after its recovery: clocks differ
 RETAIN_WITHOUT_RECOVERY: Final = 86_400.0  # seconds, if it never recovers
 
+CLEARING_AGENT_ID: Final = "tidegate swarm --clear"
 COUNTS: Final = ("sent", "applied", "own", "unknown", "above", "stale", "expired", "malformed", "cleared")
 
 Listener = Callable[[CapacityUpdate], object]
@@ -44,6 +54,14 @@ def subject_in(namespace: str, subject: str) -> str:
         message = f"must be words of letters, digits, '-' and '_', joined by dots, such as 'eu.web', not {namespace!r}"
         raise ConfigError(message, field="namespace")
     return f"{namespace}.{subject}"
+
+
+class Clearing(NamedTuple):
+    """Reductions up to `order` were ended by an operator; the message that said so, and its timestamp."""
+
+    order: int
+    payload: bytes
+    at: int
 
 
 class CapacitySnapshot(NamedTuple):
@@ -60,6 +78,11 @@ class _TrackedResource:
     capacity: CapacityState
     messages: dict[tuple[int, str], bytes] = field(default_factory=dict)  # as sent, of the known reductions
     due: int | None = None
+
+
+def clearing_key(place: str, tag: str, namespace: str) -> str:
+    """Return the retain key of the last clearing of a resource, or of ALL_RESOURCES."""
+    return retain_key(place, CLEARING_AGENT_ID, tag, namespace)
 
 
 class Capacities:
@@ -103,6 +126,7 @@ class Capacities:
         self._lock = fork_safe(threading.Lock())
         self._resources: dict[str, _TrackedResource] = {}
         self._unconfigured: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
+        self._cleared: OrderedDict[str, Clearing] = OrderedDict()  # by resource, or ALL_RESOURCES
         self._counts = dict.fromkeys(COUNTS, 0)
         self._subscription = None if bus is None else bus.subscribe(subject, self._on_message, self._synced)
 
@@ -122,7 +146,8 @@ class Capacities:
                 entry.capacity = entry.capacity.restart(original)
                 entry.messages.clear()
             else:
-                entry = self._resources[resource] = _TrackedResource(CapacityState(original, self.settings))
+                capacity = CapacityState(original, self.settings).clear(self._cleared_up_to(resource))
+                entry = self._resources[resource] = _TrackedResource(capacity)
                 for update, payload, since in self._unconfigured.pop(resource, ()):
                     self._merge(entry, update, payload, now, now - since)
             entry.due = entry.capacity.next_change(now)
@@ -192,7 +217,7 @@ class Capacities:
                 before.current(now),
                 None if end is None else (end - now) / SECOND,
             )
-            payload = update.to_json(self._signer.secret)
+            payload = update.to_json(self._signer.secret, self._subject)
             self._keep(entry, after, update, payload, now)
             retain = self._retain(entry.capacity, update, now)
             self._counts["sent"] += self._bus is not None
@@ -209,7 +234,7 @@ class Capacities:
 
     def _on_message(self, event: Event) -> None:
         try:
-            fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES)
+            fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES, self._subject)
             update = CapacityUpdate.from_fields(fields)
         except MalformedError:
             self._count("malformed")
@@ -228,9 +253,15 @@ class Capacities:
         if update.agent_id == self.agent_id and not late:  # a late one may be from before a restart of this agent
             self._count("own")
             return False
+        if update.clears:
+            self._clear(update, payload)
+            return False
         now = self.clock.steady()
         age = max(0, self.clock.ns() // 1000 - update.at) if late else 0
         with self._lock:
+            if update.order <= self._cleared_up_to(update.resource):
+                self._counts["stale"] += 1
+                return False
             entry = self._resources.get(update.resource)
             if entry is None:
                 self._counts["unknown"] += 1
@@ -238,20 +269,45 @@ class Capacities:
                 return False
             outcome = self._merge(entry, update, payload, now, age)
             self._counts[outcome] += 1
-        if outcome == "cleared":
-            self._changed(update.resource)
         if outcome != "applied":
             return False
         self._changed(update.resource)
         self._received(update)
         return True
 
+    def _clear(self, update: CapacityUpdate, payload: bytes) -> None:
+        """End the reductions up to the epoch of an update, and refuse messages about them from now on."""
+        place = ALL_RESOURCES if update.clears_all else update.resource
+        now = self.clock.steady()
+        with self._lock:
+            known = self._cleared.get(place)
+            if known is not None and known.order >= update.order:
+                self._counts["stale"] += 1
+                return
+            self._cleared[place] = Clearing(update.order, payload, update.at)
+            self._cleared.move_to_end(place)
+            while len(self._cleared) > MAX_CLEARED_RESOURCES:
+                self._cleared.popitem(last=False)
+            names = list(self._resources) if update.clears_all else [update.resource]
+            cleared = [name for name in names if name in self._resources]
+            for name in cleared:
+                entry = self._resources[name]
+                entry.capacity = entry.capacity.clear(update.order)
+                entry.due = entry.capacity.next_change(now)
+            for name, updates in self._unconfigured.items():
+                if update.clears_all or name == update.resource:
+                    updates[:] = [each for each in updates if each[0].order > update.order]
+            self._counts["cleared" if cleared else "unknown"] += 1
+        for name in cleared:
+            self._changed(name)
+
+    def _cleared_up_to(self, resource: str) -> int:
+        """Return the highest epoch of a reduction of this resource that was cleared; 0 if none was."""
+        places = (self._cleared.get(resource), self._cleared.get(ALL_RESOURCES))
+        return max((place.order for place in places if place is not None), default=0)
+
     def _merge(self, entry: _TrackedResource, update: CapacityUpdate, payload: bytes, now: int, age: int) -> str:
         before = entry.capacity
-        if update.clears:
-            entry.capacity = before.clear(update.order)
-            entry.due = entry.capacity.next_change(now)
-            return "cleared"
         if update.recovers_after is not None and age and age >= update.recovers_after * SECOND:
             return "expired"
         if update.new_capacity > before.original:
@@ -293,20 +349,30 @@ class Capacities:
         return Retain(key, update.order, ttl)
 
     def _synced(self, retained: Mapping[str, int]) -> None:
-        """Publish reductions in force again if the server lost them, for example in a restart."""
+        """Publish reductions in force and clearings again if the server lost them, for example in a restart."""
         now = self.clock.steady()
-        lost = []
         with self._lock:
+            lost = self._lost_clearings(retained)
             for entry in self._resources.values():
                 for reduction in entry.capacity.in_force(now):
                     payload = entry.messages.get((reduction.epoch, reduction.agent))
                     if payload:
-                        update = CapacityUpdate.from_json(payload, self._signer.secret)
+                        update = CapacityUpdate.from_json(payload, self._signer.secret, self._subject)
                         retain = self._retain(entry.capacity, update, now)
                         if retained.get(retain.key, 0) < retain.version:
                             lost.append((payload, retain))
         for payload, retain in lost:
             self._publish(payload, retain, late=True)
+
+    def _lost_clearings(self, retained: Mapping[str, int]) -> list[tuple[bytes, Retain]]:
+        lost = []
+        wall = self.clock.ns() // 1000
+        for place, cleared in self._cleared.items():
+            key = clearing_key(place, self._signer.tag, self._namespace)
+            left = RETAIN_CLEARED - (wall - cleared.at) / SECOND
+            if cleared.payload and left > 0 and retained.get(key, 0) < cleared.order:
+                lost.append((cleared.payload, Retain(key, cleared.order, min(left, RETAIN_CLEARED))))
+        return lost
 
     def _count(self, what: str) -> None:
         with self._lock:

@@ -1,7 +1,9 @@
 """Messages between agents: JSON objects, signed if a secret is shared, and then accepted only while recent.
 
 The signature is the hexadecimal HMAC-SHA256 of the message without it: JSON with sorted keys and no spaces, ASCII only.
-A signed message contains its `timestamp` and a `nonce`, so replaying a recorded message has little effect:
+A signed message contains its `timestamp`, `subject` and a `nonce`, so replaying a recorded message has little effect:
+
+- A message that was signed for another subject, and so for another namespace, is refused.
 
 - A message whose timestamp is older than `MAX_AGE`, or further ahead than `MAX_CLOCK_SKEW`, is ignored. Nothing that an
   agent announces is in force for longer than `MAX_AGE`.
@@ -63,17 +65,17 @@ def read_secret(secret: str | bytes | None) -> bytes | None:
     return secret.encode() if isinstance(secret, str) else secret
 
 
-def write_signed(fields: dict[str, Any], secret: str | bytes | None) -> bytes:
-    """Write a message; with a secret, add a nonce and a signature."""
+def write_signed(fields: dict[str, Any], secret: str | bytes | None, subject: str) -> bytes:
+    """Write a message for a subject; with a secret, add the subject, a nonce and a signature."""
     key = read_secret(secret)
     if key is not None:
-        fields = {"nonce": secrets.token_hex(NONCE_BYTES), **fields}
+        fields = {"nonce": secrets.token_hex(NONCE_BYTES), **fields, "subject": subject}
         fields["signature"] = _signature(fields, key)
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def read_signed(text: bytes | str, secret: str | bytes | None, max_bytes: int) -> SignedMessage:
-    """Read a message; with a secret, it must be signed with it."""
+def read_signed(text: bytes | str, secret: str | bytes | None, max_bytes: int, subject: str) -> SignedMessage:
+    """Read a message that arrived on a subject; with a secret, it must be signed with it, for this subject."""
     if len(text) > max_bytes:
         raise MalformedError(f"the message has {len(text)} bytes, more than {max_bytes}")
     key = read_secret(secret)
@@ -96,6 +98,8 @@ def read_signed(text: bytes | str, secret: str | bytes | None, max_bytes: int) -
         ) from None
     if not isinstance(given, str) or not given.isascii() or not hmac.compare_digest(given, expected):
         raise MalformedError("the message is not signed with the shared secret")
+    if fields.get("subject") != subject:
+        raise MalformedError(f"the message was signed for the subject {fields.get('subject')!r}, not for {subject!r}")
     return SignedMessage(fields, expected)
 
 
@@ -134,15 +138,15 @@ class MessageSigner:
         """A hash that distinguishes swarms with different secrets without revealing the secret."""
         return "" if self.secret is None else hmac.new(self.secret, b"tag", hashlib.sha256).hexdigest()[:16]
 
-    def write(self, fields: dict[str, Any]) -> bytes:
-        """Write a message with the current time."""
+    def write(self, fields: dict[str, Any], subject: str) -> bytes:
+        """Write a message for a subject, with the current time."""
         if self.secret is not None:
             fields = {**fields, "timestamp": write_instant(self._clock.ns() // 1000)}
-        return write_signed(fields, self.secret)
+        return write_signed(fields, self.secret, subject)
 
-    def read_new(self, text: bytes | str, max_bytes: int) -> dict[str, Any]:
-        """Read a message that is valid only while it is new."""
-        fields, signature = read_signed(text, self.secret, max_bytes)
+    def read_new(self, text: bytes | str, max_bytes: int, subject: str) -> dict[str, Any]:
+        """Read a message that arrived on a subject and is valid only while it is new."""
+        fields, signature = read_signed(text, self.secret, max_bytes, subject)
         if self.secret is not None:
             instant = (read_instant(fields.get("timestamp")) - EPOCH) // timedelta(microseconds=1)
             age_class = self.classify(signature, instant, late=False)

@@ -4,8 +4,8 @@
      "timestamp": "2026-11-16T01:33:32.120000Z", "epoch": 1794792812120000, "retry_after": 12.0, "refused_at": 100,
      "recovers_after": 252.0, "nonce": "…", "signature": "…"}
 
-The first five fields are required. Without `epoch`, the timestamp is used. With a shared secret there are `nonce` and
-`signature`; `signing` describes how they are made and checked.
+The first five fields are required. Without `epoch`, the timestamp is used. With a shared secret there are `nonce`,
+`subject` and `signature`; `signing` describes how they are made and checked.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+SUBJECT: Final = "ratelimit.capacity"  # a namespace precedes it
+ALL_RESOURCES: Final = "*"  # the resource of a message that clears all of them
 MAX_UPDATE_BYTES: Final = 40_000
 MAX_NAME: Final = 1024  # characters of a resource, agent or reason
 MAX_KEY_BYTES: Final = 256
@@ -36,7 +38,7 @@ class CapacityUpdate:
     `epoch` orders updates without relying on clocks (see `capacity`). `retry_after` is the number of seconds for which
     no agent may make calls. `refused_at` is the capacity at which calls were refused. `recovers_after` is how many
     seconds after the timestamp the sender has recovered: from then on, no agent obeys the update. An update that
-    `clears` ends all reductions of the resource up to its epoch.
+    `clears` ends all reductions of the resource up to its epoch; if it `clears_all`, those of every resource.
     """
 
     resource: str
@@ -49,6 +51,7 @@ class CapacityUpdate:
     refused_at: int | None = None
     recovers_after: float | None = None
     clears: bool = False
+    clears_all: bool = False
 
     @property
     def at(self) -> int:
@@ -65,8 +68,8 @@ class CapacityUpdate:
         """The requested pause in microseconds."""
         return 0 if self.retry_after is None else round(self.retry_after * SECOND)
 
-    def to_json(self, secret: str | bytes | None = None) -> bytes:
-        """Return the message, signed if there is a secret."""
+    def to_json(self, secret: str | bytes | None = None, subject: str = SUBJECT) -> bytes:
+        """Return the message for a subject, signed if there is a secret."""
         fields: dict[str, Any] = {
             "resource": self.resource,
             "agent_id": self.agent_id,
@@ -84,12 +87,14 @@ class CapacityUpdate:
             fields["recovers_after"] = self.recovers_after
         if self.clears:
             fields["clears"] = True
-        return write_signed(fields, secret)
+        if self.clears_all:
+            fields["clears_all"] = True
+        return write_signed(fields, secret, subject)
 
     @classmethod
-    def from_json(cls, text: bytes | str, secret: str | bytes | None = None) -> Self:
-        """Parse a message; raises MalformedError. Unknown fields are ignored."""
-        return cls.from_fields(read_signed(text, secret, MAX_UPDATE_BYTES).fields)
+    def from_json(cls, text: bytes | str, secret: str | bytes | None = None, subject: str = SUBJECT) -> Self:
+        """Parse a message that arrived on a subject; raises MalformedError. Unknown fields are ignored."""
+        return cls.from_fields(read_signed(text, secret, MAX_UPDATE_BYTES, subject).fields)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, object]) -> Self:
@@ -116,6 +121,7 @@ class CapacityUpdate:
             refused_at=refused_at,
             recovers_after=recovers_after,  # type: ignore[arg-type]  # as above
             clears=fields.get("clears") is True,
+            clears_all=fields.get("clears") is True and fields.get("clears_all") is True,
         )
 
 

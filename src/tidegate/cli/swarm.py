@@ -107,11 +107,12 @@ class SwarmView:
         self._watcher = Watcher(bus, secret, namespace)
         self._updates: deque[tuple[CapacityUpdate, bool]] = deque(maxlen=MAX_UPDATES_SHOWN)
         self._totals: dict[tuple[str, str], int] = {}
-        bus.subscribe(subject_in(namespace, SUBJECT), self._receive)
+        self._subject = subject_in(namespace, SUBJECT)
+        bus.subscribe(self._subject, self._receive)
 
     def _receive(self, event: Event) -> None:
         try:
-            fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES)
+            fields, signature = read_signed(event.payload, self._signer.secret, MAX_UPDATE_BYTES, self._subject)
             update = CapacityUpdate.from_fields(fields)
         except MalformedError:
             return

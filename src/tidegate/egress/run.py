@@ -45,12 +45,12 @@ def run(settings: EgressSettings, ready: Ready | None = None, address: ListenAdd
         run_loop(serve(settings, providers, listener, ready, address))
 
 
-def listen(settings: EgressSettings, *, shared: bool = False) -> socket.socket:
-    """Listen on the address of the settings; a `shared` address may have several listeners."""
+def listen(settings: EgressSettings) -> socket.socket:
+    """Listen on the address of the settings."""
     address = settings.listen
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((address.host, address.port), family=family, backlog=1024, reuse_port=shared)
+        return socket.create_server((address.host, address.port), family=family, backlog=1024)
     except OSError as error:
         raise listen_error(address, "listen", error) from None
 

@@ -1,8 +1,9 @@
 """Ends the reductions of a swarm on request: `tidegate swarm --clear`.
 
-A message that `clears` replaces each retained reduction. Running agents end their reductions when they receive it;
-agents that join later ignore it. So do agents that know only the five fields of the design document, because the
-capacity in the message is above every original.
+One message that `clears` is retained for a day, for one resource or for all. Agents end their reductions when they
+receive it, and from then on refuse every message with an earlier epoch: also agents that join later, to which somebody
+may replay a recorded message. The same message replaces each retained reduction, for agents that know only the five
+fields of the design document: they ignore it, because its capacity is above every original.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from tidegate.adaptive.capacities import RETAIN_AFTER_RECOVERY, SUBJECT, subject_in
+from tidegate.adaptive.capacities import (
+    CLEARING_AGENT_ID,
+    RETAIN_AFTER_RECOVERY,
+    RETAIN_CLEARED,
+    clearing_key,
+    subject_in,
+)
 from tidegate.adaptive.signing import EPOCH, MalformedError, MessageSigner
-from tidegate.adaptive.update import CapacityUpdate, retain_key
+from tidegate.adaptive.update import ALL_RESOURCES, SUBJECT, CapacityUpdate, retain_key
 from tidegate.bus import Retain
 from tidegate.clock import ThreadSignal
 from tidegate.core.bounds import MAX_INTEGER
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 
     from tidegate.bus import Bus, Event
 
-AGENT_ID: Final = "tidegate swarm --clear"
 REASON: Final = "cleared by an operator"
 
 
@@ -42,7 +48,7 @@ def clear_reductions(
 
     def on_message(event: Event) -> None:
         try:
-            update = CapacityUpdate.from_json(event.payload, signer.secret)
+            update = CapacityUpdate.from_json(event.payload, signer.secret, subject)
         except MalformedError:
             return
         if not update.clears and resource in (None, update.resource):
@@ -62,15 +68,18 @@ def clear_reductions(
     now = bus.clock.ns() // 1000
     epoch = max([now, *(update.order + 1 for update in found.values())])
 
-    def message(name: str) -> bytes:
-        instant = EPOCH + timedelta(microseconds=now)
-        update = CapacityUpdate(name, AGENT_ID, MAX_INTEGER, REASON, instant, epoch, clears=True)
-        return update.to_json(signer.secret)
+    instant = EPOCH + timedelta(microseconds=now)
 
+    def message(name: str, *, clears_all: bool = False) -> bytes:
+        update = CapacityUpdate(
+            name, CLEARING_AGENT_ID, MAX_INTEGER, REASON, instant, epoch, clears=True, clears_all=clears_all
+        )
+        return update.to_json(signer.secret, subject)
+
+    place = ALL_RESOURCES if resource is None else resource
+    retain = Retain(clearing_key(place, signer.tag, namespace), epoch, RETAIN_CLEARED)
+    bus.publish(subject, message(place, clears_all=resource is None), retain)
     for key, update in found.items():
         bus.publish(subject, message(update.resource), Retain(key, epoch, RETAIN_AFTER_RECOVERY))
     counts = Counter(update.resource for update in found.values())
-    if resource is not None and not counts:  # agents may have reductions that the bus does not retain
-        bus.publish(subject, message(resource))
-        counts[resource] = 0
-    return dict(counts)
+    return dict(counts) or ({} if resource is None else {resource: 0})

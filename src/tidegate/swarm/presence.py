@@ -44,23 +44,23 @@ class Presence:
         namespace: str = "",
     ) -> None:
         """Answer with the result of `describe`."""
+        self._ask_subject = subject_in(namespace, ASK_SUBJECT)
         self._answer_subject = subject_in(namespace, ANSWER_SUBJECT)
         self._bus = bus
         self._agent_id = agent_id
         self._signer = MessageSigner(secret, bus.clock)
         self._describe = describe
-        self._subscription = bus.subscribe(subject_in(namespace, ASK_SUBJECT), self._answer)
+        self._subscription = bus.subscribe(self._ask_subject, self._answer)
 
     def _answer(self, event: Event) -> None:
         if event.late:
             return
         try:
-            self._signer.read_new(event.payload, MAX_ANSWER_BYTES)
+            self._signer.read_new(event.payload, MAX_ANSWER_BYTES, self._ask_subject)
         except MalformedError:  # not signed with the secret, or old
             return
-        self._bus.publish(
-            self._answer_subject, self._signer.write({"agent_id": self._agent_id, "resources": self._resources()})
-        )
+        answer = {"agent_id": self._agent_id, "resources": self._resources()}
+        self._bus.publish(self._answer_subject, self._signer.write(answer, self._answer_subject))
 
     def _resources(self) -> dict[str, Any]:
         """Describe as many resources as one message can carry."""
@@ -100,17 +100,18 @@ class Watcher:
     def __init__(self, bus: Bus, secret: str | bytes | None = None, namespace: str = "") -> None:
         """Subscribe to answers on the bus."""
         self._ask_subject = subject_in(namespace, ASK_SUBJECT)
+        self._answer_subject = subject_in(namespace, ANSWER_SUBJECT)
         self._bus = bus
         self._signer = MessageSigner(secret, bus.clock)
         self._lock = fork_safe(threading.Lock())
         self._answers: dict[str, _Answer] = {}
         self._bytes = 0  # total size of the answers
         self.malformed: int = 0
-        self._subscription = bus.subscribe(subject_in(namespace, ANSWER_SUBJECT), self._on_answer)
+        self._subscription = bus.subscribe(self._answer_subject, self._on_answer)
 
     def ask(self) -> None:
         """Ask all agents to answer."""
-        self._bus.publish(self._ask_subject, self._signer.write({}))
+        self._bus.publish(self._ask_subject, self._signer.write({}, self._ask_subject))
 
     def agents(self, within: float = 10.0) -> list[Agent]:
         """Return the agents that responded within the given number of seconds, by name; others are removed."""
@@ -127,7 +128,7 @@ class Watcher:
 
     def _on_answer(self, event: Event) -> None:
         try:
-            name, resources = _read(self._signer.read_new(event.payload, MAX_ANSWER_BYTES))
+            name, resources = _read(self._signer.read_new(event.payload, MAX_ANSWER_BYTES, self._answer_subject))
         except (MalformedError, TypeError, KeyError, AttributeError):
             self.malformed += 1
             return

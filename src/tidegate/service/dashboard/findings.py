@@ -25,6 +25,7 @@ UNUSUAL_FACTOR: Final = 2.0  # times the usual share
 MAIN_SHARE: Final = 0.4  # of the denials: a key or a policy with this share is named
 BUDGET_SHARE: Final = 0.9  # of a tier
 BUDGET_SECONDS: Final = 3600.0
+UNRESPONSIVE_SECONDS: Final = 2.0  # since the last values of a worker
 MAX_NAMES: Final = 3
 MAX_NAME_LENGTH: Final = 60  # characters of a policy or key; of longer names, the start and the end are shown
 NAME_END: Final = 20  # characters
@@ -94,6 +95,15 @@ def find_store_outage(overview: Overview) -> Iterator[StatusFinding]:
 def name_policies(names: list[str]) -> str:
     """Return the names of policies, or their number if there are many."""
     return join(names) if len(names) <= MAX_NAMES else f"{len(names)} policies"
+
+
+def find_unresponsive_workers(overview: Overview) -> Iterator[StatusFinding]:
+    """Find worker processes that do not publish their values."""
+    silent = [worker for worker in overview["workers"] if worker["seconds_ago"] >= UNRESPONSIVE_SECONDS]
+    if silent:
+        title = f"{len(silent)} of {count_of(len(overview['workers']), 'worker', 'workers')} not responding"
+        meaning = "Calls on its connections wait until the service replaces it, within seconds."
+        yield StatusFinding("workers", BAD, title, f"process {join([str(each['id']) for each in silent])}", meaning)
 
 
 def find_denials(overview: Overview) -> Iterator[StatusFinding]:
@@ -259,6 +269,7 @@ def find_swarm(overview: Overview) -> Iterator[StatusFinding]:
 
 FINDERS: Final[tuple[Callable[[Overview], Iterator[StatusFinding]], ...]] = (
     find_store_outage,
+    find_unresponsive_workers,
     find_denials,
     find_refused_file,
     find_refused_egress_file,

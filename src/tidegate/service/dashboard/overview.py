@@ -71,10 +71,10 @@ class Overview:
         self.source = self.history.source = source
 
     def start(self) -> None:
-        """Sample the counters now and at the start of every second."""
-        self.history.sample()
+        """Sample the counters now and at the start of every second, even if one sample fails."""
         delay = SECOND - self._clock.steady() % SECOND
         self._timer = asyncio.get_running_loop().call_later(delay / SECOND, self.start)
+        self.history.sample()
 
     def close(self) -> None:
         """Stop the timer."""
@@ -257,7 +257,7 @@ class Overview:
 
     def count_decisions(self) -> tuple[int, int]:
         """Return how many calls the service has admitted and denied."""
-        counts = self.source.totals().counts.values()
+        counts = list(self.source.totals().counts.values())
         return sum(count.allowed + count.shadow for count in counts), sum(count.denied for count in counts)
 
     def _describe_policies(self, totals: Stats, status: ServiceStatus) -> list[dict[str, Any]]:

@@ -131,11 +131,12 @@ class SwarmPanel:
         self._watcher = Watcher(bus, secret, namespace)
         self._updates: deque[CapacityUpdate] = deque(maxlen=MAX_REDUCTIONS)
         self._history = CapacityHistory()
-        self._subscription = bus.subscribe(subject_in(namespace, SUBJECT), self._on_update)
+        self._subject = subject_in(namespace, SUBJECT)
+        self._subscription = bus.subscribe(self._subject, self._on_update)
 
     def _on_update(self, event: Event) -> None:
         try:
-            self._updates.append(CapacityUpdate.from_json(event.payload, self._secret))
+            self._updates.append(CapacityUpdate.from_json(event.payload, self._secret, self._subject))
         except MalformedError:
             return
 

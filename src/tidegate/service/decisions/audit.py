@@ -63,7 +63,7 @@ class AuditLog:
         self._stored = StoredBytes(store, "tidegate.audit", KEPT_DAYS * DAY)
         self._recent: deque[AuditEntry] = deque(maxlen=MAX_LISTED)  # of this process
         self._ends: dict[int, int] = {}  # by day: its first free place, as far as known
-        self._days: dict[int, list[AuditEntry | None]] = {}  # the entries that were read; None: not complete
+        self._days: dict[int, dict[int, AuditEntry]] = {}  # the entries that were read, by day and place
         self._ended: set[int] = set()  # days of which all entries were read
         self._cached: tuple[int, list[AuditEntry]] | None = None  # until when, in steady time
 
@@ -85,25 +85,26 @@ class AuditLog:
             return False
         day = now // DAY
         data = json.dumps(entry, separators=(",", ":")).encode()
-        while (place := await self._find_end(day)) < MAX_ENTRIES_PER_DAY:
+        while (place := await self._find_end(day)) is not None and place < MAX_ENTRIES_PER_DAY:
             written = await self._stored.write((f"{day}", f"{place}"), data)
             if written is not False:
                 return bool(written)
         return False
 
-    async def _find_end(self, day: int) -> int:
-        """Return the first free place of a day."""
+    async def _find_end(self, day: int) -> int | None:
+        """Return the first free place of a day; None while the store is unavailable."""
         low = high = self._ends.get(day, 0)
         step = 1
-        while high < MAX_ENTRIES_PER_DAY and await self._stored.has((f"{day}", f"{high}")):
+        used: bool | None = True
+        while high < MAX_ENTRIES_PER_DAY and (used := await self._stored.has((f"{day}", f"{high}"))):
             low, high, step = high + 1, high + step, step * 2
         high = min(high, MAX_ENTRIES_PER_DAY)
-        while low < high:
+        while low < high and used is not None:
             middle = (low + high) // 2
-            if await self._stored.has((f"{day}", f"{middle}")):
-                low = middle + 1
-            else:
-                high = middle
+            used = await self._stored.has((f"{day}", f"{middle}"))
+            low, high = (middle + 1, high) if used else (low, middle)
+        if used is None:
+            return None
         self._ends = {known: end for known, end in self._ends.items() if known > day - KEPT_DAYS} | {day: low}
         return low
 
@@ -125,19 +126,25 @@ class AuditLog:
                     break
                 await self._read_day(day, ended=day < today)
             self._days = {day: entries for day, entries in self._days.items() if day > today - KEPT_DAYS}
-        found = dict.fromkeys(entry for entries in self._days.values() for entry in entries if entry is not None)
+        found = dict.fromkeys(entry for entries in self._days.values() for entry in entries.values())
         found |= dict.fromkeys(self._recent)
         return sorted(found, key=lambda entry: -entry.at)[:MAX_LISTED]
 
     async def _read_day(self, day: int, *, ended: bool) -> None:
-        """Read the entries of a day that are not known; entries never change, and no entry is added to an ended day."""
+        """Read the entries of a day that are not known; entries never change, and no entry is added to an ended day.
+
+        An entry that could not be read, or is still being written, is read again the next time.
+        """
         if day in self._ended:
             return
-        known = self._days.setdefault(day, [])
+        known = self._days.setdefault(day, {})
         end = await self._find_end(day)
-        keys = [(f"{day}", f"{place}") for place in range(len(known), end)]
-        known += [read_entry(data) for data in await self._stored.read_many(keys)]
-        if ended:
+        if end is None:
+            return
+        places = [place for place in range(end) if place not in known]
+        read = await self._stored.read_many([(f"{day}", f"{place}") for place in places])
+        known |= {place: entry for place, data in zip(places, read, strict=True) if (entry := read_entry(data))}
+        if ended and len(known) == end:
             self._ended.add(day)
 
     async def find_last(self, policy: str, key: Key, action: str) -> AuditEntry | None:

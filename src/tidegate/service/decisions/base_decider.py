@@ -109,9 +109,8 @@ class BaseDecider:
         found = self._policy_limiters.get(variant[0])
         if found is None:
             count = self.stats.count(variant.policy.name)
-            found = self._policy_limiters[variant.slot] = PolicyLimiter(
-                variant.slot, variant.policy, self.store, count, self.max_priority
-            )
+            created = PolicyLimiter(variant.slot, variant.policy, self.store, count, self.max_priority)
+            found = self._policy_limiters.setdefault(variant.slot, created)  # another thread may have been faster
         return found
 
     # ---- deciding ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -82,6 +83,7 @@ class Stats:
 
     def __init__(self) -> None:
         """Start at zero."""
+        self._lock = threading.Lock()  # threads of gRPC count the first decision of a policy, too
         self._names = LabelNames(MAX_POLICIES)
         self.counts: dict[str, DecisionCount] = {}  # by the policy's name
         self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
@@ -96,12 +98,15 @@ class Stats:
     def count(self, policy: str) -> DecisionCount:
         """Return the counts of a policy."""
         found = self.counts.get(policy)
-        if found is None:
+        return self._add_count(policy) if found is None else found
+
+    def _add_count(self, policy: str) -> DecisionCount:
+        with self._lock:
             label = self._names.label(policy)
             found = self.counts.get(label)
             if found is None:
                 found = self.counts[label] = self._new_count(label)
-        return found
+            return found
 
     def latency_of(self, verb: str) -> LatencyHistogram:
         """Return the histogram of a verb."""

@@ -45,6 +45,7 @@ class Authenticator:
     def check(self, headers: dict[bytes, bytes], *, admin: bool) -> None:
         """Raise unless the request is allowed."""
         if self.open or (self._decision is None and not admin):
+            self.check_site(headers)
             if self._local and (host := headers.get(b"host", b"")) != self._last_host:
                 check_host(host)
                 self._last_host = host
@@ -91,10 +92,12 @@ class Authenticator:
     def check_site(self, headers: dict[bytes, bytes]) -> None:
         """Refuse a request from a page of another site if no token is needed: the browser may run on this machine.
 
-        A page can send a simple request (GET, HEAD, or a POST that is not JSON) to any server without a preflight.
-        Browsers send the site of the page in `Sec-Fetch-Site` or in `Origin`; the page can set neither.
+        A page can send a simple request (GET, HEAD, or a POST that is not JSON) to any server without a preflight, and
+        any request if a proxy answers the preflight. Browsers send the site of the page in `Sec-Fetch-Site` or in
+        `Origin`; the page can set neither.
         """
-        if self._decision is None and is_cross_site(headers):
+        sent = b"origin" in headers or b"sec-fetch-site" in headers
+        if sent and self._decision is None and is_cross_site(headers):
             raise ProblemError("forbidden", CROSS_SITE)
 
 

@@ -42,6 +42,7 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
     "stopping": (503, "The service is stopping"),
     "store-unavailable": (503, "The store is unavailable"),
     "bus-unavailable": (503, "The bus is unavailable"),
+    "worker-unresponsive": (503, "A worker process does not respond"),
 }
 
 

@@ -224,6 +224,11 @@ class HttpConnection(HttpToolsProtocol):
         if not self._unanswered:
             self.ticks_left = self._connections.read_ticks
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header field; drop a trailer field, which could otherwise replace a checked header field."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Start to handle the request, unless it can be answered at once when it is complete."""
         if self._body_skipped:
@@ -254,7 +259,7 @@ class HttpConnection(HttpToolsProtocol):
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()  # creates the scope
         self.url, self.headers, self.expect_100_continue = url, headers, expect
-        self.scope["headers"] = headers[:]  # uvicorn adds trailer fields to the other list
+        self.scope["headers"] = headers
         super().on_headers_complete()
         self._in_head = False
         self._unanswered += 1

@@ -23,7 +23,7 @@ MAX_ERROR_LENGTH: Final = 400  # characters of an error message
 ERROR_WORDS: Final = {
     "unauthorized": "NOAUTH",
     "forbidden": "NOPERM",
-    **dict.fromkeys(("busy", "stopping", "store-unavailable", "bus-unavailable"), "TRYAGAIN"),
+    **dict.fromkeys(("busy", "stopping", "store-unavailable", "bus-unavailable", "worker-unresponsive"), "TRYAGAIN"),
 }
 
 

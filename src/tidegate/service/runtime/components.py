@@ -23,6 +23,7 @@ from tidegate.files import make_private_folder
 from tidegate.policy.setting_values import read_variable
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from tidegate.budget import BudgetSettings, TaskBudget
@@ -48,11 +49,18 @@ SWARM_SECRET_VARIABLE = "TIDEGATE_SWARM_SECRET"  # noqa: S105 - the name of a va
 class Components:
     """The components of one process. An async context manager."""
 
-    def __init__(self, settings: Settings, app: App, link: WorkerLink | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        app: App,
+        link: WorkerLink | None = None,
+        egress_listener: socket.socket | None = None,
+    ) -> None:
         """Prepare the components in the settings, for the panels of this app; one of several workers has a `link`."""
         self.settings = settings
         self.app = app
         self._link = link
+        self._egress_listener = egress_listener
         self._first = link is None or link.first
         self.sources: SourceRunner | None = None
         self.budget: TaskBudget | None = None
@@ -71,8 +79,8 @@ class Components:
             elif self.settings.has_providers:
                 self._open_providers()
             # Only the first worker knows where the provider of the demo listens.
-            if self.settings.egress is not None and (self._first or not self.settings.demo):
-                await self._open_egress()
+            if self._egress_listener is not None and (self._first or not self.settings.demo):
+                await self._open_egress(self._egress_listener)
             if self.settings.budget:
                 self._open_budget()
             if self.settings.swarm and self._first:
@@ -182,10 +190,9 @@ class Components:
                 self._stack.callback(counts.publish)  # before the gate is closed
             self.app.panels["pools"] = pools_panel(gate, None if counts is None else counts.totals)
 
-    async def _open_egress(self) -> None:
+    async def _open_egress(self, listener: socket.socket) -> None:
         """Run the egress gateway in this process; its calls use the gate of the sources."""
         from tidegate.egress.gateway import EgressGateway  # noqa: PLC0415 - needs aiohttp
-        from tidegate.egress.run import listen  # noqa: PLC0415 - as above
         from tidegate.egress.server import EgressServer  # noqa: PLC0415 - as above
 
         gate, link = self.app.decider.provider_permits.gate, self._link
@@ -196,7 +203,6 @@ class Components:
             rules, stats = link.egress_rules, link.open_egress_stats()
         gateway = self.egress = EgressGateway(gate, rules.settings, stats=stats)
         await self._stack.enter_async_context(gateway)
-        listener = self._stack.enter_context(listen(rules.settings, shared=self.settings.workers > 1))
         await self._stack.enter_async_context(EgressServer(gateway, listener))
         if link is not None:
             link.follow_egress(gateway.use)

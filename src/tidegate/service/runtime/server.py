@@ -14,7 +14,7 @@ import signal
 import socket
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import ConfigError
 from tidegate.event_loop import run_loop
@@ -56,22 +56,40 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 LAST_RESPONSES_TIMEOUT: Final = 1.0  # seconds to send responses to calls that the stop interrupted
 
 
+class Listeners(NamedTuple):
+    """The listening sockets of a service; all of its workers accept connections from them.
+
+    A worker that hangs therefore keeps no new connection waiting: the others accept it. Only gRPC opens sockets of its
+    own, one per worker.
+    """
+
+    http: socket.socket
+    resp: socket.socket | None = None
+    egress: socket.socket | None = None
+
+    def close(self) -> None:
+        """Close the sockets in this process."""
+        for listener in self:
+            if listener is not None:
+                listener.close()
+
+
 class ServiceProcess:
     """One process of the service. `run` returns after `stop`."""
 
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
+        listeners: Listeners,
         *,
         clock: Clock | None = None,
         link: WorkerLink | None = None,
     ) -> None:
-        """Open the store, and prepare the servers; HTTP is served on the listening socket.
+        """Open the store, and prepare the servers on the listening sockets.
 
         With a `link`, this is one of several workers: the parent process reloads the file for all of them.
         """
-        self._listener = listener
+        self._listeners = listeners
         self._connections = bounded_connections(settings, raise_descriptor_limit())
         self.settings = settings
         self.store: Store = open_service_store(settings, clock)
@@ -89,7 +107,7 @@ class ServiceProcess:
         self.app: App = App(
             self.decider, replace(settings, max_concurrency=min(settings.max_concurrency, for_requests))
         )
-        self.components: Components = Components(settings, self.app, link)
+        self.components: Components = Components(settings, self.app, link, listeners.egress)
         self.telemetry: Telemetry | None = open_telemetry(self.app) if settings.telemetry else None
         if link is not None:
             link.connect(self.app)
@@ -153,10 +171,10 @@ class ServiceProcess:
 
                 bounded = replace(self.settings, max_connections=self._connections.max_connections)
                 envoy = await envoy_service.serve(self.decider, bounded)
-            await http.start(self._listener)
-            if self.settings.resp is not None:
+            await http.start(self._listeners.http)
+            if self._listeners.resp is not None:
                 resp = RespServer(self.app, self._connections)
-                await resp.start(listen(self.settings.resp, "resp", shared=self.settings.workers > 1))
+                await resp.start(self._listeners.resp)
             self.components.start()
             if ready is not None:
                 ready(self.settings, self.components)
@@ -267,8 +285,8 @@ def http_server(app: App, connections: Connections, clock: Clock) -> HttpServer:
     return HttpServer(app, connections, clock)
 
 
-def listen(address: ListenAddress, name: str, *, shared: bool = False) -> socket.socket:
-    """Listen on an address; `name` is its setting, for the error. A `shared` address may have several listeners."""
+def listen(address: ListenAddress, name: str) -> socket.socket:
+    """Listen on an address; `name` is its setting, for the error."""
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
@@ -276,8 +294,6 @@ def listen(address: ListenAddress, name: str, *, shared: bool = False) -> socket
         raise listen_error(address, name, error) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(tuple(address))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -303,10 +319,10 @@ def choose_ports(settings: Settings) -> Settings:
 
 
 async def serve(
-    settings: Settings, listener: socket.socket, ready: Ready | None = None, link: WorkerLink | None = None
+    settings: Settings, listeners: Listeners, ready: Ready | None = None, link: WorkerLink | None = None
 ) -> None:
     """Run one process of the service until SIGTERM or SIGINT; SIGHUP reloads the file."""
-    service = ServiceProcess(settings, listener, link=link)
+    service = ServiceProcess(settings, listeners, link=link)
     loop = asyncio.get_running_loop()
     # A worker may get SIGTERM twice, from the parent and sent to the process group: only SIGINT ends its draining.
     loop.add_signal_handler(signal.SIGTERM, service.stop if link is None else service.begin_stop)
@@ -325,16 +341,19 @@ async def serve(
 
 def run(settings: Settings, ready: Ready | None = None) -> None:
     """Run the service until SIGTERM or SIGINT, in as many processes as `workers` says."""
-    for name in ("grpc", "resp", "egress"):
-        address: ListenAddress | None = getattr(settings, name)
-        if address is not None:
-            with listen(address, name) as probe:  # the workers bind it with SO_REUSEPORT, which hides a conflict
-                settings = with_address(settings, name, probe)
-    with listen(settings.listen, "listen") as listener:
-        settings = with_address(settings, "listen", listener)
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, socket.socket] = {}
+        for name in ("grpc", "resp", "egress", "listen"):
+            address: ListenAddress | None = getattr(settings, name)
+            if address is not None:
+                opened[name] = stack.enter_context(listen(address, name))
+                settings = with_address(settings, name, opened[name])
+        if "grpc" in opened:  # each worker binds it with SO_REUSEPORT, which would hide a conflict
+            opened["grpc"].close()
+        listeners = Listeners(opened["listen"], opened.get("resp"), opened.get("egress"))
         if settings.workers > 1:
             from tidegate.service.runtime.workers import run_workers  # noqa: PLC0415 - most services run one process
 
-            run_workers(settings, listener, ready)
+            run_workers(settings, listeners, ready)
         else:
-            run_loop(serve(settings, listener, ready))
+            run_loop(serve(settings, listeners, ready))

@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import tempfile
+import threading
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
@@ -56,22 +57,25 @@ class CounterArea:
         """Use this memory, which is zero at first. Its first integer is the number of integers in use."""
         self._bytes = memory
         self._integers = memory.cast("q")
+        self._lock = threading.Lock()  # between the event loop and the threads of gRPC; other processes need none
         self._scanned = 1  # integers
         self._rows: dict[RowName, CounterRow] = {}
         self.full: bool = False
 
     def row(self, name: RowName, width: int, now: int) -> CounterRow:
         """Return the row of this name; append it if it is new. If the area is full, it is not shared."""
-        self._scan()
-        found = self._rows.get(name)
-        if found is None:
-            found = self._append(name, width, now)
+        with self._lock:
+            self._scan()
+            found = self._rows.get(name)
+            if found is None:
+                found = self._append(name, width, now)
         return found._replace(start=tuple(found.values))
 
     def rows(self) -> Iterator[tuple[RowName, CounterRow]]:
         """Iterate over all rows, in the order in which they were appended."""
-        self._scan()
-        return iter(list(self._rows.items()))
+        with self._lock:
+            self._scan()
+            return iter(list(self._rows.items()))
 
     def _append(self, name: RowName, width: int, now: int) -> CounterRow:
         text = json.dumps(name).encode()
@@ -173,6 +177,15 @@ class WorkerArea:
     @viewed_at.setter
     def viewed_at(self, value: int) -> None:
         self._header[1] = value
+
+    @property
+    def heartbeat(self) -> int:
+        """When the event loop of this worker last ran its timer, in steady time; 0 before it is ready."""
+        return self._header[2]
+
+    @heartbeat.setter
+    def heartbeat(self, value: int) -> None:
+        self._header[2] = value
 
 
 class WorkerMemory:

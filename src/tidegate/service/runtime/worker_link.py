@@ -15,11 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidegate.clock import TaskSignal
+from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.service.dashboard.overview import read_panels
 from tidegate.service.runtime.worker_egress import SharedEgressStats
 from tidegate.service.runtime.worker_spending import SharedWarningCounts
-from tidegate.service.runtime.worker_stats import PUBLISH_INTERVAL, SharedStats, WorkerStatus
+from tidegate.service.runtime.worker_stats import HEARTBEAT_INTERVAL, PUBLISH_INTERVAL, SharedStats, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -167,6 +168,12 @@ class WorkerLink:
         """Call `use` with the settings of the egress gateway, now and when the parent process has read others."""
         self._use_egress = use
         use(self.egress_rules)
+
+    def start_heartbeat(self) -> None:
+        """Show from now on that the event loop of this worker runs; the parent replaces a worker that stops this."""
+        if self._app is not None:
+            self._memory.areas[self._number].heartbeat = self._app.decider.store.clock.steady()
+        asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL / SECOND, self.start_heartbeat)
 
     def request_reload(self) -> None:
         """Do nothing at SIGHUP: the parent process also gets it, and reads the file."""

@@ -31,7 +31,7 @@ from tidegate.service.dashboard.status import ProcessReport, ServiceStatus, merg
 from tidegate.service.decisions.stats import LATENCY_BUCKETS, DecisionCount, LatencyHistogram, Stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tidegate.clock import Clock
     from tidegate.policy import Key
@@ -45,6 +45,8 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 Label = TypeVar("Label", bound=str | tuple[str, str])
 
 PUBLISH_INTERVAL: Final = SECOND // 4
+HEARTBEAT_INTERVAL: Final = SECOND // 2
+UNRESPONSIVE_AFTER: Final = 2 * SECOND  # without a heartbeat, a worker is reported
 DUMP_SECONDS: Final = 10  # between two copies of the history for the replacement of a worker
 VIEWED_TTL: Final = 3 * SECOND  # after a request for the overview, all workers record keys near a limit
 PANEL_TTL: Final = 2 * SECOND
@@ -273,7 +275,20 @@ class WorkerStatus:
     def failed_checks(self) -> list[tuple[str, str]]:
         """Return the failed checks of this worker, then those of the others."""
         others = (report for report in self.read_reports() if report.process_id != self._area.process_id)
-        return [*self._app.failed_checks(), *(failed for report in others for failed in report.failed_checks)]
+        return [
+            *self._app.failed_checks(),
+            *self._unresponsive_workers(),
+            *(failed for report in others for failed in report.failed_checks),
+        ]
+
+    def _unresponsive_workers(self) -> Iterator[tuple[str, str]]:
+        """Find workers without a heartbeat. The parent process replaces them soon (`workers`)."""
+        now = self._clock.steady()
+        for area in self._memory.areas:
+            silent = now - area.heartbeat
+            if area is not self._area and area.process_id and area.heartbeat and silent >= UNRESPONSIVE_AFTER:
+                detail = f"worker process {area.process_id} has not responded for {silent // SECOND} s"
+                yield "worker-unresponsive", detail
 
     async def read_panel(self, name: str) -> object:
         """Return the data of a panel of the first worker, at most PANEL_TTL old; wait until it is published."""

@@ -28,7 +28,6 @@ from tidegate.service.runtime.shared_memory import WorkerMemory
 from tidegate.service.runtime.worker_link import RulesPublisher, WorkerLink
 
 if TYPE_CHECKING:
-    import socket
     from multiprocessing.context import SpawnProcess
 
     from tidegate.service.config.settings import Settings
@@ -41,14 +40,19 @@ SPAWN_CONTEXT: Final = multiprocessing.get_context("spawn")  # threads of stores
 KILL_AFTER: Final = 5.0  # seconds after `stop_within` until a worker that has not ended is killed
 FIRST_RESTART_PAUSE: Final = 1  # seconds before a worker that died is replaced
 MAX_RESTART_PAUSE: Final = 30  # seconds; a worker that ran for longer resets the pause
+CHECK_INTERVAL: Final = SECOND  # between two looks at the heartbeats of the workers
+MAX_SILENT_CHECKS: Final = 3  # in a row without a new heartbeat; then a worker is replaced
 READY_MESSAGE: Final = "ready"
 MAX_MESSAGE_LENGTH: Final = 900  # characters: writes of several workers to one pipe must not interleave
 BLOCKED_SIGNALS: Final = {signal.SIGHUP}
 
 
-def run_workers(settings: Settings, listener: socket.socket, ready: server.Ready | None = None) -> None:
-    """Run workers until SIGTERM or SIGINT. Replaces a worker that dies; raises if one fails during the first start."""
-    pool = WorkerPool(settings, listener)
+def run_workers(settings: Settings, listeners: server.Listeners, ready: server.Ready | None = None) -> None:
+    """Run workers until SIGTERM or SIGINT.
+
+    Replaces a worker that dies or does not respond; raises if one fails during the first start.
+    """
+    pool = WorkerPool(settings, listeners)
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     previous = {number: signal.signal(number, pool.handle_signal) for number in signals}
     try:
@@ -69,15 +73,17 @@ class WorkerSlot:
     started_at: int = 0  # steady time
     restart_at: int = 0  # steady time
     pause: int = 0  # seconds before the last restart
+    heartbeat: int = 0  # the last one that the parent has seen, in steady time
+    silent_checks: int = 0  # how often in a row there was no newer one
 
 
 class WorkerPool:
     """The worker processes of one service."""
 
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
-        """Prepare the workers; all accept connections from this socket."""
+    def __init__(self, settings: Settings, listeners: server.Listeners) -> None:
+        """Prepare the workers; all accept connections from these sockets."""
         self._settings = settings
-        self._listener = listener
+        self._listeners = listeners
         self._clock = SystemClock()
         self._slots = [WorkerSlot(number) for number in range(settings.workers)]
         self._memory = WorkerMemory.create(settings.workers, self._clock.ns() // 1_000_000)
@@ -91,7 +97,8 @@ class WorkerPool:
         self._failures: dict[int, Failure] = {}  # by process id
         self._stopping = False
         self._stop_signal = signal.SIGTERM  # SIGINT: the workers stop without draining
-        self._check_at = 0  # steady time
+        self._check_at = 0  # when to check the files, in steady time
+        self._heartbeats_at = 0  # when to check the heartbeats, in steady time
 
     def handle_signal(self, number: int, _frame: object) -> None:
         """Reload the file at SIGHUP; stop on any other signal, at the second one without draining."""
@@ -125,9 +132,10 @@ class WorkerPool:
     def _start_worker(self, slot: WorkerSlot) -> None:
         """Start a process. It inherits a blocked SIGHUP, and unblocks it once its handler is installed."""
         settings = replace(self._settings, policies=self._rules.rules.policies)
-        arguments = (settings, self._listener, self._writer, self._memory, slot.number)
+        arguments = (settings, self._listeners, self._writer, self._memory, slot.number)
         process = SPAWN_CONTEXT.Process(target=run_worker, args=arguments)
         slot.started_at = self._clock.steady()
+        slot.heartbeat = slot.silent_checks = self._memory.areas[slot.number].heartbeat = 0
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
             process.start()
@@ -136,7 +144,10 @@ class WorkerPool:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
 
     def supervise(self, ready: server.Ready | None) -> None:
-        """Replace workers that die, until a signal stops the service. Raises if one fails during the first start."""
+        """Replace workers that die or do not respond, until a signal stops the service.
+
+        Raises if a worker fails during the first start.
+        """
         while not self._stopping:
             waiting: list[Any] = [self._reader, *(process.sentinel for process in self._running())]
             multiprocessing.connection.wait(waiting, self._timeout())
@@ -150,6 +161,7 @@ class WorkerPool:
                 if not self._stopping:
                     self._schedule_restart(slot)
             self._check_files()
+            self._check_heartbeats()
             for slot in self._slots:
                 if slot.process is None and slot.restart_at <= self._clock.steady() and not self._stopping:
                     self._start_worker(slot)
@@ -167,13 +179,31 @@ class WorkerPool:
             if self._egress is not None:
                 self._egress.check()
 
-    def _timeout(self) -> float | None:
-        """Return the seconds until the next restart or the next check of the files; None if there is neither."""
+    def _check_heartbeats(self) -> None:
+        """Kill workers whose event loop does not run, for example in an endless loop; they are replaced like others.
+
+        Counts checks instead of time: if the parent was stopped too, or got no processor time, its first check after
+        that says nothing about the workers.
+        """
         now = self._clock.steady()
-        times = [slot.restart_at for slot in self._slots if slot.process is None]
+        if now < self._heartbeats_at:
+            return
+        self._heartbeats_at = now + CHECK_INTERVAL
+        for slot in self._slots:
+            heartbeat = self._memory.areas[slot.number].heartbeat
+            silent = slot.process is not None and heartbeat and heartbeat == slot.heartbeat
+            slot.heartbeat, slot.silent_checks = heartbeat, slot.silent_checks + 1 if silent else 0
+            if slot.silent_checks >= MAX_SILENT_CHECKS and slot.process is not None and slot.process.pid is not None:
+                reason = f"process {slot.process.pid} has not responded for {(now - heartbeat) // SECOND} s"
+                self._failures[slot.process.pid] = ConfigError, reason
+                slot.process.kill()
+
+    def _timeout(self) -> float:
+        """Return the seconds until the next restart, check of the files or check of the heartbeats."""
+        times = [self._heartbeats_at, *(slot.restart_at for slot in self._slots if slot.process is None)]
         if self._has_files:
             times.append(self._check_at)
-        return max(0, min(times) - now) / SECOND if times else None
+        return max(0, min(times) - self._clock.steady()) / SECOND
 
     def _read_messages(self) -> None:
         """Read the messages of the workers."""
@@ -203,7 +233,7 @@ class WorkerPool:
     def stop(self) -> None:
         """Stop all workers."""
         self._stopping = True
-        self._listener.close()  # each worker has a duplicate, and closes it when it stops
+        self._listeners.close()  # each worker has duplicates, and closes them when it stops
         self._send_signal(self._stop_signal)
         for process in self._running():
             process.join(self._settings.drain_for + self._settings.stop_within + KILL_AFTER)
@@ -228,7 +258,7 @@ def restart_pause(pause: int, lifetime: int) -> int:
 
 def run_worker(
     settings: Settings,
-    listener: socket.socket,
+    listeners: server.Listeners,
     pipe: Any,  # noqa: ANN401 - a connection
     memory: WorkerMemory,
     number: int,
@@ -237,7 +267,7 @@ def run_worker(
     logs.set_up()
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            run_loop(serve_worker(settings, listener, pipe, WorkerLink(memory, number)))
+            run_loop(serve_worker(settings, listeners, pipe, WorkerLink(memory, number)))
     except RateLimitError as error:
         error_type = StoreUnavailable if isinstance(error, StoreUnavailable) else ConfigError
         send_message(pipe, (os.getpid(), error_type, str(error)[:MAX_MESSAGE_LENGTH]))
@@ -245,7 +275,7 @@ def run_worker(
 
 async def serve_worker(
     settings: Settings,
-    listener: socket.socket,
+    listeners: server.Listeners,
     pipe: Any,  # noqa: ANN401 - a connection
     link: WorkerLink,
 ) -> None:
@@ -254,6 +284,7 @@ async def serve_worker(
 
     def report_ready(*_: object) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)  # its handler is installed now
+        link.start_heartbeat()
         send_message(pipe, READY_MESSAGE)
 
     def stop_orphan(sentinel: int) -> None:
@@ -263,7 +294,7 @@ async def serve_worker(
 
     if parent is not None:
         loop.add_reader(parent.sentinel, stop_orphan, parent.sentinel)
-    await server.serve(settings, listener, report_ready, link)
+    await server.serve(settings, listeners, report_ready, link)
 
 
 def send_message(pipe: Any, message: object) -> None:  # noqa: ANN401 - a connection

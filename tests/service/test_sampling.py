@@ -1,0 +1,144 @@
+"""The counters are sampled while threads of gRPC add policies; a sample or a read that fails does not end anything."""
+
+import asyncio
+import sys
+import threading
+
+import pytest
+
+from tests.service.harness import InProcessService
+from tidegate.core.decision import LocalDecision
+from tidegate.service.decisions.audit import AuditLog, Origin
+from tidegate.service.runtime.shared_memory import WorkerMemory
+from tidegate.service.runtime.worker_stats import SharedStats
+from tidegate.stores import MemoryStore
+from tidegate.testing import ManualClock
+
+POLICIES = 300
+THREADS = 4
+ROUNDS = 5
+DOMAIN = {
+    "domain": "edge",
+    "descriptors": [
+        {"key": "path", "value": f"/{number}", "rate_limit": {"unit": "hour", "requests_per_unit": 5}}
+        for number in range(POLICIES)
+    ],
+}
+
+
+@pytest.fixture
+def frequent_switches():
+    """Let CPython switch between threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def decide_in_threads(decider, loop):
+    """Decide on one descriptor of each policy in several threads, as gRPC does; return the running threads."""
+    domain = decider.policies.domains["edge"]
+
+    def decide():
+        for number in range(POLICIES):
+            variant, key = domain.match([("path", f"/{number}")])
+            assert decider.acquire_in_thread(loop, variant, key, 1).allowed
+
+    threads = [threading.Thread(target=decide) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+@pytest.mark.usefixtures("frequent_switches")
+async def test_metrics_and_the_overview_while_threads_add_policies():
+    for _ in range(ROUNDS):
+        async with InProcessService(domains=[DOMAIN]) as service:
+            threads = decide_in_threads(service.decider, asyncio.get_running_loop())
+            while any(thread.is_alive() for thread in threads):
+                service.clock.advance(1)  # a new sample
+                for path in ("/metrics", "/v1/overview"):
+                    assert (await service.http.get(path)).status_code == 200
+            counts = service.decider.stats.counts
+            assert {count.allowed for count in counts.values()} == {THREADS}
+            assert len(counts) == POLICIES
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_threads_that_add_rows_to_shared_memory_lose_no_count():
+    for _ in range(ROUNDS):
+        memory = WorkerMemory.create(1, 0)
+        stats = SharedStats(memory.areas[0].counters, ManualClock(start=0))
+
+        def count(stats=stats):
+            for number in range(POLICIES):
+                stats.count(f"policy-{number}")
+
+        threads = [threading.Thread(target=count) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            list(memory.areas[0].counters.rows())
+        assert len(list(memory.areas[0].counters.rows())) == len(stats.counts) == POLICIES
+        memory.close()
+
+
+async def test_a_sample_that_fails_does_not_end_the_timer():
+    async with InProcessService(policies={"api": "5/1h"}) as service:
+        overview, samples = service.app.overview, []
+        source = overview.source
+
+        class FailingOnce:
+            """The values of a process, except that the first sample fails."""
+
+            def __getattr__(self, name):
+                return getattr(source, name)
+
+            def totals(self):
+                samples.append(1)
+                if len(samples) == 1:
+                    raise RuntimeError("dictionary changed size during iteration")
+                return source.totals()
+
+        overview.use_source(FailingOnce())
+        service.clock.advance(1)
+        with pytest.raises(RuntimeError):
+            overview.start()
+        service.clock.advance(1)
+        deadline = asyncio.get_running_loop().time() + 20
+        while len(samples) < 2:
+            assert asyncio.get_running_loop().time() < deadline, "no further sample"
+            service.clock.advance(1)
+            await asyncio.sleep(0.05)
+        overview.close()
+
+
+class UnavailableStore(MemoryStore):
+    """A shared store that is unavailable for the reads after the first ones, while `available` says so."""
+
+    instant = False
+
+    def __init__(self, clock):
+        super().__init__(clock=clock)
+        self.available = 10**9  # reads until it is unavailable
+
+    async def apply_async(self, verb, *arguments, **options):
+        decisions = await super().apply_async(verb, *arguments, **options)
+        self.available -= verb == "peek"
+        return decisions if self.available >= 0 else [LocalDecision(decision) for decision in decisions]
+
+
+@pytest.mark.parametrize("reads", range(12))
+async def test_audit_entries_that_could_not_be_read_are_read_again(reads):
+    """Whichever read of the store fails once."""
+    clock = ManualClock(start=1_728_000_000)
+    store = UnavailableStore(clock)
+    for day in range(2):
+        await AuditLog(store).add("block", "api", f"key-{day}", Origin("somebody", "", "abuse"))
+        clock.advance(86_400)
+    log = AuditLog(store)
+    store.available = reads
+    assert len(await log.read()) <= 2
+    store.available = 10**9
+    clock.advance(60)
+    assert [entry.key for entry in await log.read()] == ["key-1", "key-0"]
