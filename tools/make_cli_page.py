@@ -28,7 +28,7 @@ HEAD: Final = f"""\
 
 `tidegate` runs the service, asks it for decisions, shows what it does, and helps you write and check configuration
 files. This page is generated from the argument parser (`python tools/make_cli_page.py`), so it lists every option.
-`tidegate --help` and `tidegate COMMAND --help` print the same texts.
+`tidegate --help` and `tidegate help COMMAND` print the same texts; `tidegate start --help` leaves out rare options.
 
 ```sh
 tidegate init api                                                # writes config.yaml, with comments
@@ -82,6 +82,7 @@ def write_page() -> str:
 
 def describe_command(name: str, parser: CommandParser) -> Iterator[str]:
     """Describe a command: what it does, its options by group, its examples."""
+    parser.show_all_options()
     yield f"\n### tidegate {name}\n"
     yield (parser.description or "").replace("\n", " ")
     for group in parser._action_groups:  # noqa: SLF001 - argparse has no public list

@@ -124,4 +124,4 @@ def test_the_dashboard_has_the_queries_of_the_specification():
 
 def test_the_alert_rules_pass_their_tests():
     promtool("check", "rules", RULES)
-    promtool("test", "rules", RULES.with_name("budget.rules.test.yml"))
+    promtool("test", "rules", RULES.parents[1] / "budget.rules.test.yml")

@@ -77,10 +77,11 @@ def verdicts(found):
 
 def test_the_strictest_limit_is_first(explain):
     found = explain("config.yaml", "--request", "POST /login", "--from", "203.0.113.9")
-    assert [(limit["name"], limit["at_once"], limit["one_every"]) for limit in found["limits"]] == [
+    assert [(limit["name"], limit["at_once"], limit["seconds_each"]) for limit in found["limits"]] == [
         ("login-1m", 5, 12.0),
         ("login-1h", 20, 180.0),
     ]
+    assert [limit["one_every"] for limit in found["limits"]] == [None, None]  # logs: permits return one by one
     assert found["verdict"] == "Limited by the category login."
     assert (found["key"], found["key_reason"]) == ("203.0.113.9", "the address of the client")
     assert found["denial"]["when"] == "after 5 such requests at once, login-1m denies the next one:"
@@ -179,7 +180,7 @@ def test_the_text(capsys, monkeypatch):
     ]
     assert lines[4].split() == ["rule", "what", "it", "matches", "this", "request"]
     place = lines.index("limits, the strictest first:")
-    assert lines[place + 2].split() == ["1", "login-1m", "login", "5/1m", "sliding_log", "5", "12s", "enforce"]
+    assert lines[place + 2].split() == ["1", "login-1m", "login", "5/1m", "sliding_log", "5", "enforce"]
     assert lines[-1] == "  Rate limit exceeded. Try again later."
 
 

@@ -116,3 +116,32 @@ def test_setting_groups_name_settings():
 
 def test_commands_that_may_take_a_second_say_what_they_do():
     assert set(PROGRESS) == set(COMMANDS) - NO_PROGRESS
+
+
+def read_help(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    assert exit_.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_help_of_start_fits_a_screen_and_help_all_has_every_option(capsys):
+    brief, full = read_help(capsys, "start", "--help"), read_help(capsys, "start", "--help-all")
+    assert len(brief.splitlines()) <= 45
+    assert {option.flag for option in OPTIONS if not option.secret} <= set(full.split())
+    assert "--max-connections" not in brief
+    assert "--help-all" in brief
+
+
+@pytest.mark.parametrize("name", ["", "peek", "start"])
+def test_help_is_a_command(name, capsys):
+    asked = ["help", name] if name else ["help"]
+    shown = read_help(capsys, *asked)
+    assert shown == read_help(capsys, *([name, "--help"] if name else ["--help"]))
+
+
+def test_help_for_an_unknown_command_suggests_one(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["help", "peak"])
+    assert exit_.value.code == 2
+    assert "did you mean 'peek'?" in capsys.readouterr().err

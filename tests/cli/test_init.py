@@ -218,3 +218,11 @@ def test_the_egress_file_runs(tmp_path, upstream):
     finally:
         process.terminate()
         process.wait(30)
+
+
+def test_without_a_kind_the_kinds_are_listed(capsys):
+    assert main(["init"]) == 0
+    output = capsys.readouterr().out
+    assert all(f"  {kind} " in output for kind in TEMPLATES)
+    assert main(["init", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["kinds"]) == set(TEMPLATES)

@@ -121,6 +121,26 @@ def test_the_service_of_compose_starts_with_its_settings(tmp_path):
     assert settings.metrics_token == TOKEN.format("metrics_token")
 
 
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("replicas=0", "replicas"),
+        ("replica=3", "replica"),
+        ("config.store=memory://", "config.store"),
+        ("service.httpPort=99999", "service.httpPort"),
+        ("autoscaling.cpuPercent=high", "autoscaling.cpuPercent"),
+    ],
+)
+def test_helm_refuses_values_that_cannot_work(setting, part):
+    with pytest.raises(AssertionError) as failed:
+        render("--set", setting)
+    assert part in str(failed.value)
+
+
+def test_the_folder_of_alert_rules_passes_promtool():
+    run(tool("promtool"), "check", "rules", *sorted((DEPLOY / "prometheus" / "rules").iterdir()))
+
+
 def test_helm_accepts_the_chart():
     assert "1 chart(s) linted, 0 chart(s) failed" in run(tool("helm"), "lint", "--strict", CHART)
 

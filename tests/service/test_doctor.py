@@ -234,3 +234,40 @@ def test_invalid_settings_are_a_finding(options, part, capsys):
     assert main(["doctor", *options, "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["level"], part in finding["what"], bool(finding["to_do"])) == ("problem", True, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--store", "sqlite:///LIMITS"],
+        ["--trusted-proxy", "10.0.0.0/8"],
+        ["config.yaml", "--store", "sqlite:///LIMITS"],
+    ],
+)
+def test_an_application_is_not_told_what_a_service_needs(options, capsys, monkeypatch, tmp_path):
+    """The packages and policies of a service do not concern a middleware."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "api"]) == 0
+    capsys.readouterr()
+    for group in ("service", "grpc", "sources"):
+        monkeypatch.setitem(EXTRAS, group, ("no-such-package",))
+    assert main(["doctor", *(each.replace("LIMITS", str(tmp_path / "limits.db")) for each in options)]) == 0
+    output = capsys.readouterr().out
+    assert "no-such-package" not in output
+    assert "policy" not in output
+    assert ("config.yaml is a middleware configuration without mistakes" in output) == ("config.yaml" in options)
+
+
+def test_a_middleware_configuration_with_a_mistake(capsys, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("rate_limiting: {login: {limit: -1}}\n", encoding="utf-8")
+    assert main(["doctor", str(path), "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "config.yaml:1" in finding["what"]
+
+
+def test_grpc_is_needed_only_for_its_address(check, tmp_path, monkeypatch):
+    monkeypatch.setitem(EXTRAS, "grpc", ("no-such-package",))
+    assert check(store_of(tmp_path) + RULES) == []
+    (finding,) = check(store_of(tmp_path) + RULES, grpc=f"127.0.0.1:{free_port()}")
+    assert finding.to_do == "pip install 'tidegate[service]'"

@@ -86,7 +86,7 @@ EXIT_CODES: Final = {
 }
 EXIT_CODES_HELP: Final = "exit codes:\n" + "\n".join(f"  {code:<6} {text}" for code, text in EXIT_CODES.items())
 JSON_HELP: Final = (
-    "'tidegate COMMAND --help' explains a command. Every command accepts --json. The\n"
+    "'tidegate help COMMAND' explains a command. Every command accepts --json. The\n"
     "output has colours only on a terminal, with rich installed (tidegate[cli]), and\n"
     "not if NO_COLOR is set."
 )
@@ -95,6 +95,8 @@ JSON_HELP: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         parser = build_parser(arguments)
     except ConfigError as error:  # the command needs an extra that is not installed

@@ -60,6 +60,7 @@ def read_commands() -> Iterator[CompletionCommand]:
     parser = build_parser(tuple(COMMANDS), skip_missing=True)
     children = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # noqa: SLF001 - argparse has no public list
     for name, child in sorted(children.choices.items()):
+        child.show_all_options()
         options = [action for action in child._actions if action.option_strings]  # noqa: SLF001 - as above
         arguments = [action for action in child._actions if not action.option_strings]  # noqa: SLF001 - as above
         choices = next((tuple(map(str, action.choices)) for action in arguments if action.choices), ())

@@ -40,13 +40,13 @@ def run_demo(args: argparse.Namespace, output: Output) -> None:
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as folder, chdir(folder):
         settings = read_settings(args)
         # Denials are shown on the dashboard, not in the terminal.
-        settings = with_free_port(replace(settings, demo=not args.no_demo_traffic))
+        settings = with_free_port(replace(settings, demo=not args.no_demo_traffic), output)
         serve(settings, ready, level=logging.ERROR)
     output.write_line("stopped")
 
 
-def with_free_port(settings: Settings) -> Settings:
-    """Choose other ports if the default ones are in use, unless an option or a variable set them."""
+def with_free_port(settings: Settings, output: Output) -> Settings:
+    """Choose other ports if the default ones are in use, and say so, unless an option or a variable set them."""
     for name in ("listen", "egress"):
         address: ListenAddress | None = getattr(settings, name)
         if address is None or name in settings.flags or f"TIDEGATE_{name.upper()}" in os.environ:
@@ -54,6 +54,7 @@ def with_free_port(settings: Settings) -> Settings:
         try:
             listen(address, name).close()
         except ConfigError:
+            output.write_line(f"port {address.port} is in use: choosing another one for {name}")
             settings = replace(settings, **{name: address._replace(port=0)})  # type: ignore[arg-type]  # by name
     return choose_ports(settings)
 

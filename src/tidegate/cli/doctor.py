@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 LEVEL_SIGNS: Final = {"ok": ("✓", "green"), "note": ("!", "yellow"), "problem": ("✗", "red")}
 
 EXAMPLES: Final = (
-    ("tidegate doctor service.yaml", "check the file, the store and the clocks"),
+    ("tidegate doctor service.yaml", "check the file of a service, its store and the clocks"),
+    ("tidegate doctor config.yaml --store redis://cache", "check the limits of an application, and its store"),
     (
         "tidegate doctor --store redis://cache --trusted-proxy 10.0.0.0/8",
         "check a store and the proxies of an application",
@@ -28,6 +29,10 @@ EXAMPLES: Final = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `start`, and the proxies that the application trusts."""
+    parser.description = (
+        "Check a deployment, and print how to fix problems. FILE is the file of a service, or another configuration "
+        "file. Without one, --store, --bus and --trusted-proxy are checked as an application uses them."
+    )
     add_settings_options(parser)
     parser.add_argument(
         "--trusted-proxy",
@@ -42,7 +47,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Check the deployment, and write the findings; returns 1 if there is a problem."""
     try:
         with without_logs():
-            findings = examine(read_settings(args), args.trusted_proxy)
+            findings = [*check_other_file(args), *examine(read_settings(args), args.trusted_proxy)]
     except ConfigError as error:
         findings = [Finding("problem", f"the settings are invalid: {error}", "correct them, and run the command again")]
     for finding in findings:
@@ -56,3 +61,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
     )
     output.write_json({"ok": not count, "findings": [finding._asdict() for finding in findings]})
     return EXIT_DENIED if count else EXIT_OK
+
+
+def check_other_file(args: argparse.Namespace) -> list[Finding]:
+    """Check a file that is not the file of a service; then the rest is checked as its application uses it."""
+    from tidegate.cli.file_kinds import KINDS, recognise  # noqa: PLC0415 - imports the readers of all kinds
+
+    if args.config is None or (kind := recognise(args.config)) == "service":
+        return []
+    file, args.config = args.config, None
+    KINDS[kind].check(file)
+    args.set_store = args.set_store or "memory://"
+    return [Finding("ok", f"{file} is {KINDS[kind].title} without mistakes")]

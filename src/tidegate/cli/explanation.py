@@ -48,7 +48,11 @@ class RuleVerdict:
 
 @dataclass(frozen=True)
 class ApplicableLimit:
-    """A limit that applies: how many such requests it allows at once, and then one every how many seconds."""
+    """A limit that applies: how many such requests it allows at once, and at what pace afterwards.
+
+    `seconds_each` is the average time per request. A limit that refills continuously then allows one request every
+    `one_every` seconds. Logs and windows do not: their permits return when earlier requests leave the period.
+    """
 
     name: str
     owner: str
@@ -56,13 +60,14 @@ class ApplicableLimit:
     unit: str
     cost: int
     at_once: int
-    one_every: float
+    seconds_each: float
+    one_every: float | None
     mode: str = "enforce"
 
     @property
     def strictness(self) -> tuple[bool, int, float]:
         """Sorts the strictest limit first: it denies the earliest in a burst, and of two, the slower one."""
-        return self.mode == "shadow", self.at_once, -self.one_every
+        return self.mode == "shadow", self.at_once, -self.seconds_each
 
 
 @dataclass
@@ -139,7 +144,9 @@ def show_key(key: Key) -> str:
 
 def limit_row(number: int, limit: ApplicableLimit) -> tuple[str, ...]:
     """Return the cells of a limit."""
-    pace = "a free slot" if limit.unit == "concurrent-requests" else format_pace(limit.one_every)
+    pace = "" if limit.one_every is None else format_pace(limit.one_every)
+    if limit.unit == "concurrent-requests":
+        pace = "a free slot"
     return str(number), limit.name, limit.owner, limit.text, f"{limit.at_once:,}", pace, limit.mode
 
 
@@ -156,5 +163,8 @@ def applicable_limits(owner: str, limits: Iterable[Limit], costs: Iterable[int],
             pace = Fraction(limit.length * max(1, cost), max(1, limit.quota) * SECOND)
             at_once = limit.burst // cost if limit.quota else 0
             text = NAME_OPTION.sub("", str(limit))
-            found.append(ApplicableLimit(limit.name, owner, text, limit.unit, cost, at_once, float(pace), mode))
+            one_every = float(pace) if limit.rules.refills else None
+            found.append(
+                ApplicableLimit(limit.name, owner, text, limit.unit, cost, at_once, float(pace), one_every, mode)
+            )
     return found

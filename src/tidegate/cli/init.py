@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Write a commented configuration file to start from. The file works unchanged; its comments say how to use it."
     )
     kinds = "; ".join(f"{kind}: {template.title}" for kind, template in TEMPLATES.items())
-    parser.add_argument("kind", choices=TEMPLATES, metavar="KIND", help=kinds)
+    parser.add_argument("kind", nargs="?", choices=TEMPLATES, metavar="KIND", help=f"{kinds} (without it: list them)")
     parser.add_argument(
         "file",
         nargs="?",
@@ -89,7 +89,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Write the file, and say what to do next."""
+    """Write the file, and say what to do next; without a kind, list the kinds."""
+    if args.kind is None:
+        return list_kinds(output)
     template = TEMPLATES[args.kind]
     if args.file == STANDARD_OUTPUT:
         output.write_line(read_template(args.kind).rstrip("\n"))
@@ -108,6 +110,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for step in steps:
         output.write_line(f"  {step}")
     output.write_json({"kind": args.kind, "files": list(map(str, written)), "next": steps})
+    return 0
+
+
+def list_kinds(output: Output) -> int:
+    """List the kinds of files."""
+    output.write_line("usage: tidegate init KIND [FILE]", "bold")
+    for kind, template in TEMPLATES.items():
+        output.write_line(f"  {kind:<10} {template.title}: {template.file}")
+    output.write_json({"kinds": {kind: template.title for kind, template in TEMPLATES.items()}})
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 RENAMED_OPTIONS: Final = {"--wait": "--timeout"}  # names of options in earlier versions
 MAX_USAGE_OPTIONS: Final = 12  # a usage line with more options lists none
@@ -27,6 +27,21 @@ class CommandParser(argparse.ArgumentParser):
         """Keep the line breaks of descriptions and examples."""
         super().__init__(**{"formatter_class": HelpFormatter, **options})
         self.notes: list[str] = []  # paragraphs at the end of the help
+        self._left_out: dict[argparse.Action, str] = {}  # options that `--help` leaves out, and their help
+
+    def leave_out(self, titles: Collection[str]) -> None:
+        """Leave groups of options out of `--help`; `--help-all` shows them."""
+        self.add_argument("--help-all", action=FullHelpAction)
+        for group in self._action_groups:
+            for action in group._group_actions if group.title in titles else ():  # noqa: SLF001 - argparse has no other way
+                self._left_out[action] = action.help or ""
+                action.help = argparse.SUPPRESS
+
+    def show_all_options(self) -> None:
+        """Show the options in the help that `leave_out` has left out."""
+        for action, text in self._left_out.items():
+            action.help = text
+        self._left_out.clear()
 
     def format_help(self) -> str:
         """Return the help: usage, commands in groups or options in groups, examples, notes."""
@@ -36,7 +51,7 @@ class CommandParser(argparse.ArgumentParser):
         parts = ["\n\n".join((head, *groups)) + options + rest]
         if self.examples:
             parts.append(draw_examples(self.examples))
-        if any(action.metavar == "TIME" for action in self._actions):
+        if any(action.metavar == "TIME" and action.help != argparse.SUPPRESS for action in self._actions):
             from tidegate.cli.durations import HELP  # noqa: PLC0415 - imports the core
 
             parts.append(HELP)
@@ -83,6 +98,22 @@ def suggest(wrong: str, known: Sequence[str]) -> str:
     dashes = "--" if wrong.startswith("--") else ""
     names = [name.removeprefix(dashes) for name in known if name.startswith(dashes)]
     return did_you_mean(wrong.removeprefix(dashes), names, prefix=dashes)
+
+
+class FullHelpAction(argparse.Action):
+    """`--help-all`: prints the help with the options that `--help` leaves out."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        """Take no value."""
+        help_text = "show all options, and exit"
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, nargs=0, help=help_text)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print the help, and exit."""
+        if isinstance(parser, CommandParser):
+            parser.show_all_options()
+        parser.print_help()
+        parser.exit()
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

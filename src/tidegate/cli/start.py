@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     ("tidegate start --demo", "demonstration traffic in a temporary folder, with the dashboard"),
-    ("tidegate start --policy 'api=100/1m, 1000/1h'", "one policy, in memory, on 127.0.0.1:8080"),
     ("tidegate init service && tidegate start service.yaml", "write a file, and run the service with it"),
     ("tidegate start service.yaml --store redis://cache --workers 4", "four processes that share a store"),
 )
@@ -33,12 +32,14 @@ ENVIRONMENT_HELP: Final = (
     "Each setting is also read from the environment: TIDEGATE_ and its name in\ncapitals, such as TIDEGATE_LISTEN."
 )
 # The settings by group; those that no group names are in the last one.
+COMMON_GROUP: Final = "common settings"  # `tidegate start --help` shows only these, `--help-all` all of them
 SETTING_GROUPS: Final = {
-    "limits and store": ("store", "store_file", "lease"),
-    "addresses": ("listen", "grpc", "resp", "resp_tls_cert", "resp_tls_key", "egress", "egress_config", "open"),
+    COMMON_GROUP: ("store", "listen", "grpc", "resp", "egress", "workers", "providers"),
+    "limits and store": ("store_file", "lease"),
+    "addresses": ("resp_tls_cert", "resp_tls_key", "egress_config", "open"),
     "tokens": ("decision_token_file", "admin_token_file", "metrics_token_file", "reservation_secret_file"),
     "sources and providers": (
-        "providers", "provider_dirs", "profiles", "sources", "source_dirs", "data", "fetchers", "source_interval",
+        "provider_dirs", "profiles", "sources", "source_dirs", "data", "fetchers", "source_interval",
         "permissions", "bus", "bus_file",
     ),
     "shown on the dashboard": (
@@ -59,6 +60,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("demonstration")
     group.add_argument("--demo", action="store_true", help="run with demonstration traffic, in a temporary folder")
     group.add_argument("--no-demo-traffic", action="store_true", help="with --demo: send no demonstration traffic")
+    if isinstance(parser, CommandParser):
+        parser.leave_out({title for title in SETTING_GROUPS if title != COMMON_GROUP})
 
 
 def add_settings_options(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +73,12 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
     )
     groups = {title: parser.add_argument_group(title) for title in SETTING_GROUPS}
     group_of = {name: groups[title] for title, names in SETTING_GROUPS.items() for name in names}
-    groups["limits and store"].add_argument(
+    groups[COMMON_GROUP].add_argument(
         "--policy",
         action="append",
         default=[],
         metavar="NAME=LIMITS",
-        help="a policy and its limits, such as 'api=100/1m, 1000/1h' (may be repeated)",
+        help="such as 'api=100/1m, 1000/1h' (may be repeated)",
     )
     for option in OPTIONS:
         if not option.secret:  # other users of the machine can read a command line

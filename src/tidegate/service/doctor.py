@@ -1,4 +1,7 @@
-"""Checks a deployment as `tidegate start` would run it, and says how to fix the problems that it finds.
+"""Checks a deployment, and says how to fix the problems that it finds.
+
+With the settings of a service, it checks what `tidegate start` would run. With only a store, a bus or trusted proxies,
+it checks these, as an application with a middleware uses them.
 
 The checks change nothing: they only peek at the store (which creates a missing SQLite file) and read files. Each check
 is a function that takes the settings and yields findings; CHECKS lists them.
@@ -28,7 +31,7 @@ from tidegate.stores.opened import OpenedStore
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from tidegate.service.config.settings import ListenAddress, Settings
     from tidegate.stores import Store
@@ -45,13 +48,16 @@ GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 # extra: its packages
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "service": ("uvicorn", "httptools", "msgspec", "grpcio", "protobuf"),
+    "service": ("uvicorn", "httptools", "msgspec"),
+    "grpc": ("grpcio", "protobuf"),
     "sources": ("httpx", "cronsim"),
     "redis": ("redis",),
     "postgres": ("psycopg",),
     "nats": ("nats-py",),
     "otel": ("opentelemetry-api",),
 }
+PACKAGED_WITH: Final = {"grpc": "service"}  # by group of packages: the extra that installs it, if it has another name
+SHARED_SETTINGS: Final = frozenset(("store", "store_file", "bus", "bus_file"))  # which an application has, too
 SCHEME_EXTRAS: Final = {
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "redis"),
     **dict.fromkeys(("postgres", "postgresql"), "postgres"),
@@ -85,17 +91,29 @@ def problem(what: str, to_do: str) -> Finding:
 def examine(
     settings: Settings, trusted: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Run all checks; `trusted` are the `trusted_proxies` of an application."""
-    findings = [finding for check in CHECKS for finding in check(settings)]
-    return [*findings, *check_proxies(trusted, os.environ if environment is None else environment)]
+    """Run the checks for these settings; `trusted` are the `trusted_proxies` of an application."""
+    service = is_service(settings, trusted)
+    needed = {*needed_extras(settings), *(["service"] if service else [])}
+    findings = [finding for check in (CHECKS if service else APPLICATION_CHECKS) for finding in check(settings)]
+    return [
+        *check_packages(needed),
+        *findings,
+        *check_proxies(trusted, os.environ if environment is None else environment),
+    ]
+
+
+def is_service(settings: Settings, trusted: Sequence[str] = ()) -> bool:
+    """Return whether the settings are those of a service; not if they only name what an application also uses."""
+    shared = bool(trusted or settings.flags.keys() & SHARED_SETTINGS)
+    others = settings.file is not None or settings.policies.entries or settings.flags.keys() - SHARED_SETTINGS
+    return bool(others) or not shared
 
 
 # ---- installed packages ----------------------------------------------------------------------------------------------
 
 
-def check_packages(settings: Settings) -> Iterator[Finding]:
-    """Check that the packages that the settings need are installed."""
-    needed = {"service", *needed_extras(settings)}
+def check_packages(needed: Collection[str]) -> Iterator[Finding]:
+    """Check that the packages of these groups are installed."""
     installed: list[str] = []
     for extra, packages in EXTRAS.items():
         for package in packages:
@@ -103,13 +121,16 @@ def check_packages(settings: Settings) -> Iterator[Finding]:
                 installed.append(f"{package} {version(package)}")
             except PackageNotFoundError:
                 if extra in needed:
-                    yield problem(f"{package} is not installed", f"pip install 'tidegate[{extra}]'")
+                    name = PACKAGED_WITH.get(extra, extra)
+                    yield problem(f"{package} is not installed", f"pip install 'tidegate[{name}]'")
     python = ".".join(map(str, sys.version_info[:3]))
     yield ok(f"tidegate {version('tidegate')} on Python {python}, with {', '.join(installed)}")
 
 
 def needed_extras(settings: Settings) -> Iterator[str]:
-    """Yield the extras that the settings need in addition to `service`."""
+    """Yield the groups of packages that the settings need, in addition to those of a service."""
+    if settings.grpc is not None:
+        yield "grpc"
     for url in (settings.store, settings.bus, settings.swarm):
         scheme = (url or "").partition(":")[0].partition("+")[0]
         if scheme in SCHEME_EXTRAS:
@@ -364,7 +385,6 @@ def check_proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Ite
 
 
 CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
-    check_packages,
     check_policies,
     check_store,
     check_buses,
@@ -372,3 +392,4 @@ CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     check_files,
     check_disk_space,
 )
+APPLICATION_CHECKS: Final = (check_store, check_buses)

@@ -135,7 +135,7 @@ class HistoryTier:
         steps = min(passed, self.length)
         known = self.steps
         admitted = denied = 0
-        for name, count in list(totals.counts.items()):  # threads of gRPC may add some meanwhile
+        for name, count in totals.counts.copy().items():  # threads of gRPC may add some meanwhile
             allowed = count.allowed + count.shadow
             refused = count.denied + count.local  # `local`: denied because the store was unavailable
             admitted, denied = admitted + allowed, denied + refused

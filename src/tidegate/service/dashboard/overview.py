@@ -257,7 +257,7 @@ class Overview:
 
     def count_decisions(self) -> tuple[int, int]:
         """Return how many calls the service has admitted and denied."""
-        counts = list(self.source.totals().counts.values())
+        counts = self.source.totals().counts.copy().values()
         return sum(count.allowed + count.shadow for count in counts), sum(count.denied for count in counts)
 
     def _describe_policies(self, totals: Stats, status: ServiceStatus) -> list[dict[str, Any]]:

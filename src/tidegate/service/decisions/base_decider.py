@@ -86,7 +86,7 @@ class BaseDecider:
         """Replace all policies at once. Used permits stay used, and waiting calls keep waiting."""
         self.policies = policies
         self._fast_paths.clear()
-        for slot, policy_limiter in list(self._policy_limiters.items()):
+        for slot, policy_limiter in self._policy_limiters.copy().items():
             variant = policies.slots.get(slot)
             if variant is None:
                 del self._policy_limiters[slot]

@@ -361,12 +361,12 @@ class Decider(BaseDecider):
     @property
     def waiting(self) -> int:
         """The number of calls that wait for a permit."""
-        return sum(policy_limiter.limiter.waiting for policy_limiter in list(self._policy_limiters.values()))
+        return sum(policy_limiter.limiter.waiting for policy_limiter in self._policy_limiters.copy().values())
 
     def waiting_by_policy(self) -> dict[str, int]:
         """Return how many calls wait for a permit, for each policy that has been used."""
         found: dict[str, int] = {}
-        for policy_limiter in list(self._policy_limiters.values()):  # threads of gRPC may add some meanwhile
+        for policy_limiter in self._policy_limiters.copy().values():  # threads of gRPC may add some meanwhile
             name = policy_limiter.policy.name
             found[name] = found.get(name, 0) + policy_limiter.limiter.waiting
         return found
@@ -375,7 +375,7 @@ class Decider(BaseDecider):
         """Wake all waiting calls, return leases and close the store."""
         self.closed = True
         self._fast_paths.clear()
-        for policy_limiter in list(self._policy_limiters.values()):
+        for policy_limiter in self._policy_limiters.copy().values():
             await policy_limiter.limiter.close()
         if self._provider_permits is not None:
             await self._provider_permits.close()

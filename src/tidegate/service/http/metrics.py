@@ -44,7 +44,7 @@ def render(source: StatusSource, reloads: dict[str, int], more: Iterable[Family]
 
 def _families(stats: Stats, status: ServiceStatus, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
     name = "tidegate_decisions_total"
-    counts = list(stats.counts.items())[:MAX_LABELLED_POLICIES]
+    counts = list(stats.counts.copy().items())[:MAX_LABELLED_POLICIES]
     outcomes = ("allowed", "denied", "shadow", "local")
     yield name, [(name, {"policy": p, "outcome": o}, getattr(count, o)) for p, count in counts for o in outcomes]
     name = "tidegate_denials_total"

@@ -70,7 +70,7 @@ class Telemetry:
 
 def observe_decisions(app: App) -> Iterator[Observation]:
     """Yield the number of decisions, by policy and outcome."""
-    for policy, count in list(app.decider.stats.counts.items())[:MAX_POLICIES]:
+    for policy, count in list(app.decider.stats.counts.copy().items())[:MAX_POLICIES]:
         for outcome in OUTCOMES:
             yield Observation(getattr(count, outcome), {POLICY: policy, OUTCOME: outcome})
 
