@@ -10,21 +10,41 @@ from aiohttp import web
 from tidegate.egress.messages import EgressError
 from tidegate.outbound.quota.cost import is_signed
 from tidegate.outbound.quota.decoding import IDENTITY_CODINGS, BodyDecoder, DecodingError
+from tidegate.outbound.quota.json_body import complexity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tidegate.egress.settings import EgressSettings
 
+# Of a body that is parsed. Measured: the slowest body of this complexity, and 8 MiB of text, take less than 50 ms.
+MAX_COMPLEXITY: Final = 20_000
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class HeldBodies:
+    """The bytes of all bodies that a gateway has in memory at the same time."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self.size: int = 0
+
+    def add(self, size: int, most: int) -> None:
+        """Count more bytes; raises EgressError (503) if there would be more than `most`."""
+        if self.size + size > most:
+            message = f"the gateway already holds {most} bytes of other requests (max_held_bodies): try again later"
+            raise EgressError(503, "bodies-full", message, {"Retry-After": "1"})
+        self.size += size
 
 
 class RequestBody:
     """The body of one request. `read_whole` reads it into memory; otherwise `stream` passes it on."""
 
-    def __init__(self, request: web.BaseRequest, settings: EgressSettings) -> None:
-        """Refuse a body that is declared too large."""
+    def __init__(self, request: web.BaseRequest, settings: EgressSettings, held: HeldBodies) -> None:
+        """Refuse a body that is declared too large; what is read into memory counts in `held` until `release`."""
         self._request = request
+        self._held = held
+        self._held_size = 0
         self._settings = settings
         self.length: int | None = request.content_length
         self.exists: bool = request.can_read_body
@@ -67,10 +87,27 @@ class RequestBody:
             raise too_large(most)
         pieces = bytearray()
         async for piece in self.stream():
+            self._hold(len(piece))
             pieces += piece
             if len(pieces) > most:
                 raise too_large(most)
         self.whole = bytes(pieces)
+
+    def _hold(self, size: int) -> None:
+        self._held.add(size, self._settings.max_held_bodies)
+        self._held_size += size
+
+    def release(self) -> None:
+        """Count its bytes no longer: the request is over."""
+        self._held.size -= self._held_size
+        self._held_size = 0
+
+    def check_complexity(self) -> None:
+        """Refuse a body that would take long to parse, which stops all other requests meanwhile."""
+        content = self.content()
+        if content and complexity(content) > MAX_COMPLEXITY:
+            message = "the body has too many values to be counted: send fewer or shorter lists and mappings"
+            raise EgressError(413, "too-large", message)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives; a client that stops sending, or sends too much, is an error."""
@@ -113,6 +150,7 @@ class RequestBody:
         try:
             decoder = BodyDecoder(self._coding)
             for piece in decoder.feed(self.whole):
+                self._hold(len(piece))
                 found += piece
                 if len(found) > most:
                     raise too_large(most)

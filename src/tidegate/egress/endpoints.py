@@ -82,9 +82,13 @@ class Endpoints:
         """Estimate the cost and the wait of a call, from its URL or path, method and body."""
         gateway = self._gateway
         identity = gateway.identify(request)
-        sent = RequestBody(request, gateway.settings)
-        await sent.read_whole()
-        asked = read_estimate_request(sent.whole or b"")
+        sent = RequestBody(request, gateway.settings, gateway.held)
+        try:
+            await sent.read_whole()
+            sent.check_complexity()
+            asked = read_estimate_request(sent.whole or b"")
+        finally:
+            sent.release()
         url, method = asked["url"], str(asked.get("method", "POST"))
         target = gateway.routes.find_reverse(url) if url.startswith("/") else gateway.routes.find_forward(url)
         if not identity.caller.may_use(target.provider.name):

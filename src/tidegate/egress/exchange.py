@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.egress.bodies import RequestBody
     from tidegate.egress.stats import TrafficCounts
 
 
@@ -13,6 +14,7 @@ class EgressExchange:
 
     __slots__ = (
         "attempts",
+        "body",
         "caller",
         "complete",
         "cost",
@@ -52,6 +54,7 @@ class EgressExchange:
         self.counts: TrafficCounts | None = None
         self.waiting: bool = False
         self.span: Any = None
+        self.body: RequestBody | None = None
 
     def count(self, name: str) -> None:
         """Add one to a count of its caller and provider."""

@@ -12,7 +12,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.egress import messages
 from tidegate.egress.access_log import AccessLog
 from tidegate.egress.addresses import AddressCheck
-from tidegate.egress.bodies import RequestBody
+from tidegate.egress.bodies import HeldBodies, RequestBody
 from tidegate.egress.caller_limits import CallerLimits, settle_quietly
 from tidegate.egress.callers import Callers, without_parameters
 from tidegate.egress.calls import ProviderCall, UpstreamResponse
@@ -84,6 +84,7 @@ class EgressGateway:
         self._tunnels = TunnelHandler(self)
         self.background: BackgroundTasks = BackgroundTasks()
         self._connections: dict[str, int] = {}
+        self.held: HeldBodies = HeldBodies()
         self._loopback = settings.listen.loopback
         self._last_host: str | None = None  # the Host that was accepted last: usually the next one, too
         self._log = None if settings.access_log is None else AccessLog(settings.access_log, gate.clock)
@@ -231,7 +232,7 @@ class EgressGateway:
         options = read_options(request.headers, self.settings, caller, provider)
         counts_tokens = provider.profile is not None or self.limits.counts_tokens(caller)
         metered = counts_tokens or provider.reads_requests
-        body = await self._receive(request, caller, target, metered=metered)
+        body = await self._receive(request, exchange, caller, target, metered=metered)
         headers = messages.request_headers(request.headers, provider, identity.tokens_in.headers, metered=metered)
         if not body.encoded:
             messages.drop(headers, ("Content-Encoding",))
@@ -261,15 +262,16 @@ class EgressGateway:
                 exchange.count("failed")
 
     async def _receive(
-        self, request: web.BaseRequest, caller: EgressCaller, target: Target, *, metered: bool
+        self, request: web.BaseRequest, exchange: EgressExchange, caller: EgressCaller, target: Target, *, metered: bool
     ) -> RequestBody:
         """Begin to receive the body of a request; read all of it if it decides what the request costs."""
-        body = RequestBody(request, self.settings)
+        body = exchange.body = RequestBody(request, self.settings, self.held)
         if body.expected:
             await body.accept()
         if (target.provider.reads_requests or self.limits.counts_tokens(caller)) and is_counted(target):
             await body.read_whole()
             body.decode()
+            body.check_complexity()
         elif metered and is_json(request):
             await body.read_whole()
         return body
@@ -391,6 +393,8 @@ class EgressGateway:
 
     def _end(self, exchange: EgressExchange) -> None:
         exchange.end_wait()
+        if exchange.body is not None:
+            exchange.body.release()
         if exchange.counts is not None:
             exchange.counts.active -= 1
             exchange.counts.gone += exchange.problem == "client-gone"

@@ -95,7 +95,8 @@ class EgressSettings:
     timeouts: Mapping[str, float] = field(default_factory=dict)
     max_timeout: float = 600.0
     max_body: int = 2**30
-    max_metered_body: int = 2**24
+    max_metered_body: int = 2**23
+    max_held_bodies: int = 2**28
     max_header: int = 16_384
     max_connections: int = 4096
     connect_timeout: float = 10.0
@@ -295,6 +296,7 @@ READERS: Final[dict[str, Callable[[ConfigValue], Any]]] = {
     "max_timeout": read_seconds,
     "max_body": _read_size,
     "max_metered_body": _read_size,
+    "max_held_bodies": _read_size,
     "max_header": _read_size,
     "max_connections": ConfigValue.integer,
     "connect_timeout": read_seconds,

@@ -16,7 +16,7 @@ from tidegate.outbound.providers.profile import FieldPath, Profile, ProfileEndpo
 from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.outbound.quota.form_body import read_number
 from tidegate.outbound.quota.json_body import read_json
-from tidegate.outbound.quota.unbounded import find_unbounded, is_unreported, may_contain
+from tidegate.outbound.quota.unbounded import CONTAINERS, find_unbounded, is_unreported, may_contain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -270,7 +270,7 @@ def _find_media(value: object, profile: Profile, depth: int) -> Iterator[tuple[s
     if depth == 0:
         return
     if isinstance(value, list):
-        for each in value:
+        for each in [each for each in value if each.__class__ in CONTAINERS]:
             yield from _find_media(each, profile, depth - 1)
     elif isinstance(value, dict):
         kind = value.get("type")
@@ -281,7 +281,7 @@ def _find_media(value: object, profile: Profile, depth: int) -> Iterator[tuple[s
         if name is not None:
             yield name, value[name]
         else:
-            for each in value.values():
+            for each in [each for each in value.values() if each.__class__ in CONTAINERS]:
                 yield from _find_media(each, profile, depth - 1)
 
 

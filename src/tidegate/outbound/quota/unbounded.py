@@ -30,6 +30,7 @@ ABSENT: Final[tuple[object, ...]] = (
     [],
 )  # values of a field that is as good as missing; `{}` may switch something on
 TOOLS: Final = "tools"
+CONTAINERS: Final = (dict, list)
 MAX_SHOWN: Final = 80  # characters of the name of a tool in an error
 # What a program or a model wrote, and the provider does not follow: schemas of tools, arguments and results of calls.
 NOT_FOLLOWED: Final = frozenset(
@@ -149,7 +150,7 @@ def _references(value: object, profile: Profile, depth: int) -> Iterator[str]:
     if not depth:
         yield TOO_DEEP
     elif isinstance(value, list):
-        for each in value:
+        for each in [each for each in value if each.__class__ in CONTAINERS]:
             yield from _references(each, profile, depth - 1)
             if _has_only_an_id(each) and ITEM_REFERENCE in profile.unbounded.anywhere:
                 yield ITEM_REFERENCE
@@ -172,7 +173,7 @@ def _references_of_mapping(value: dict[str, Any], profile: Profile, depth: int) 
         if key in names:
             if each not in ABSENT:
                 yield from [key] * (len(each) if isinstance(each, list) else 1)
-        elif not _is_skipped(profile, key, kind):
+        elif each.__class__ in CONTAINERS and not _is_skipped(profile, key, kind):
             yield from _references(each, profile, depth - 1)
 
 
