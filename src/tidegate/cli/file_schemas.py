@@ -99,6 +99,7 @@ def provider_schema() -> JsonSchema:
         "learn": {"enum": list(get_args(Learn))},
         "retries": {"anyOf": [COUNT, closed(("max", "within"), {"max": COUNT, "within": PERIOD})]},
         "estimate": {"type": "object", "additionalProperties": COUNT},
+        "unbounded": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": COUNT}},
     }
     return document("provider", closed((*LIMIT_FIELDS, *PROVIDER_FIELDS), own, required=["domain"]))
 
@@ -203,6 +204,7 @@ def egress_schema() -> JsonSchema:
             "limits": limits_of((*LIMIT_FIELDS, "name")),
             "max_priority": COUNT,
             "connections": QUOTA,
+            "tags": STRINGS,
         },
     )
     periods = ("timeout", "max_timeout", "connect_timeout", "upstream_timeout", "client_timeout", "idle_timeout")
@@ -218,7 +220,7 @@ def egress_schema() -> JsonSchema:
         "tunnels": {"enum": ["allow", "refuse"]},
         "timeouts": {"type": "object", "additionalProperties": PERIOD},
         **dict.fromkeys((*periods, "stop_within"), PERIOD),
-        **dict.fromkeys(("max_body", "max_metered_body", "max_header", "max_connections"), QUOTA),
+        **dict.fromkeys(("max_body", "max_metered_body", "max_held_bodies", "max_header", "max_connections"), QUOTA),
     }
     return document("egress", closed(EGRESS_FIELDS, own))
 
