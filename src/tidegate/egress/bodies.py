@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tidegate.egress.settings import EgressSettings
 
-# Of a body that is parsed. Measured: the slowest body of this complexity, and 8 MiB of text, take less than 50 ms.
+# Of a body that is parsed, for at most 50 ms: the slowest body took 57 ms at 25,000, on two busy cores with msgspec.
 MAX_COMPLEXITY: Final = 20_000
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
