@@ -1,6 +1,7 @@
 """httpx, httpx2, requests and aiohttp against a real server that counts: all give the same guarantees."""
 
 import asyncio
+import json
 import threading
 
 import aiohttp
@@ -281,3 +282,43 @@ def test_invalid_arguments_are_refused(kind):
             make(providers(), max_retries=requests.packages.urllib3.Retry(3))
     with pytest.raises(ConfigError, match="timeot: unknown option: did you mean 'timeout'"), request_options(timeot=3):
         pass
+
+
+def two_members(**limits):
+    key = {"header": "Authorization", "prefix": "Bearer"}
+    members = [{"name": n, "api_key": f"key-{n}", "limits": each} for n, each in limits.items()]
+    known = {"domain": "127.0.0.1", "limits": ["1000/1h"], "profile": "openai", "key": key, "strict": True}
+    return Providers.of({**known, "pool": {"members": members}})
+
+
+@pytest.mark.parametrize("small", [200, 3000])  # of larger quotas, it is watched when the request is written
+def test_a_body_that_is_clamped_for_one_member_is_not_sent_by_the_next(kind, small):
+    def respond(request):
+        refused = request.headers["authorization"] == "Bearer key-small"
+        return Answer(429, (("Retry-After", "60"),)) if refused else Answer(pieces=(b"{}",))
+
+    known = two_members(small=[f"{small}/1h unit=tokens"], large=["100_000/1h unit=tokens"])
+    body = json.dumps({"model": "m", "max_tokens": 10_000})
+    with QuotaServer(respond=respond) as server:
+        urls = [f"{server.url}/v1/chat/completions"]
+        headers = {"Content-Type": "application/json"}
+        (found,) = fetch(kind, known, urls, method="POST", body=body, headers=headers)
+        assert (found.status, found.outcome.member) == (200, "large")
+        asked_for = [json.loads(each.body)["max_tokens"] for each in server.requests]
+        assert asked_for[0] < small
+        assert asked_for[1] == 10_000
+        assert [int(each.headers["content-length"]) for each in server.requests] == [
+            len(each.body) for each in server.requests
+        ]
+
+
+def test_the_account_headers_of_a_caller_are_not_sent_with_the_key_of_a_member(kind):
+    headers = {"OpenAI-Organization": "org-x", "openai-project": "x", "X-Goog-User-Project": "x", "X-Other": "stays"}
+    with QuotaServer() as server:
+        known = two_members(one=["10/1h"])
+        fetch(kind, known, [server.url] * 2, headers=headers)
+        for each in server.requests:
+            assert each.headers["x-other"] == "stays"
+            assert not {"openai-organization", "openai-project", "x-goog-user-project"} & set(each.headers)
+        fetch(kind, providers(), [server.url], headers=headers)  # no key is added
+        assert server.requests[-1].headers["openai-organization"] == "org-x"

@@ -98,7 +98,7 @@ def test_nothing_is_sent_before_retry_after(headers):
 
 def test_without_retry_after_the_pause_doubles():
     clock = ManualClock(START)
-    gate, send = answers(clock, *[(429, {})] * 5, (200, {}), (429, {}))
+    gate, send = answers(clock, *[(429, {})] * 5, (200, {}), (429, {}), known=providers(100))
     pauses = []
     for _ in range(5):
         send()

@@ -174,44 +174,177 @@ def test_a_member_that_cannot_be_reached_is_replaced_by_another_and_costs_nothin
         assert client.gate.metrics()["retried"] == 2
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"retry-after": "0"},
+        {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"},
+        {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1ms"},
+        {},
+    ],
+    ids=["zero", "past", "1ms", "none"],
+)
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_refusal_without_a_usable_wait_is_not_repeated_at_once(store, headers, retries):
+    settings = {**pool("a", "b", limits=["1000/1m"]), "retries": {"max": retries}}
+    with Client(store, settings, lambda _key: httpx.Response(429, headers=headers), timeout=6) as client:
+        assert client.ask().status_code == 429
+        assert Counter(client.sent) == {"a": 1 + retries, "b": 1 + retries}
+        assert store.clock.now() - 1_767_225_600 <= 6
+        with pytest.raises(Denied):  # the next call waits, too
+            client.gate.acquire("models", timeout=0)
+        store.clock.advance(30)
+        assert client.used() == Counter(client.sent)  # they have arrived
+
+
+def test_a_slow_refusal_is_returned_at_the_deadline(store):
+    def answer(_key):
+        store.clock.advance(10)
+        return httpx.Response(429, headers={"retry-after": "1"})
+
+    settings = {**pool(*"abcde", limits=["1000/1m"]), "retries": {"max": 5}}
+    with Client(store, settings, answer, timeout=15) as client:
+        assert client.ask().status_code == 429
+        assert client.sent == ["a", "b"]
+
+
+def test_members_that_cannot_be_reached_are_tried_until_the_deadline(store):
+    def answer(_key):
+        store.clock.advance(10)
+        raise httpx.ConnectTimeout("no answer")
+
+    with Client(store, pool(*"abcde"), answer, timeout=15) as client, pytest.raises(httpx.ConnectTimeout):
+        client.ask()
+    assert client.sent == ["a", "b"]
+
+
+def test_a_403_that_is_a_refusal_goes_to_another_member(store):
+    def answer(key):
+        return httpx.Response(403, headers={"retry-after": "30"}) if key == "a" else None
+
+    with Client(store, pool("a", "b", limits=["100/1m"]), answer) as client:
+        assert [client.ask().status_code for _ in range(2)] == [200] * 2
+        assert client.sent == ["a", "b", "b"]
+        assert client.gate.metrics()["rejected"] == 0
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_calls_that_are_rejected_count(store, status):
+    """They have arrived at the provider, whatever it answered."""
+    with Client(store, pool("a", "b", limits=["5/1m"]), lambda _key: httpx.Response(status)) as client:
+        for _ in range(5):
+            assert client.ask().status_code == status
+        with pytest.raises(Denied):
+            client.ask()
+        assert Counter(client.sent) == {"a": 5, "b": 5}
+        assert client.used() == {"a": 5, "b": 5}
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_member_with_an_invalid_key_is_not_asked_again(store, status, caplog):
     with Client(store, pool("a", "b"), lambda key: httpx.Response(status) if key == "a" else None) as client:
         assert [client.ask().status_code for _ in range(3)] == [200] * 3
         assert client.sent == ["a", "b", "b", "b"]
-        assert client.used() == {"a": 0, "b": 3}
-        assert f"the key of models/a was rejected ({status})" in caplog.text
+        assert client.used() == {"a": 1, "b": 3}
+        assert f"the key of models/a was rejected ({status}), another member could send the call" in caplog.text
         assert client.gate.metrics()["rejected"] == 1
 
 
-def test_if_all_keys_are_invalid_the_response_is_returned_once_and_then_calls_fail(store):
-    with Client(store, pool("a", "b"), lambda _key: httpx.Response(401)) as client:
-        assert client.ask().status_code == 401
-        with pytest.raises(
-            Denied, match=r"the keys of all members were rejected \(401, 403\): correct them in"
-        ) as denied:
-            client.ask()
-        assert denied.value.decision.retry_after is None
-        assert len(client.sent) == 2
+def test_a_suspended_key_is_tried_again_after_a_pause_that_doubles(store):
+    bad = {"a"}
+    with Client(
+        store, pool("a", "b", limits=["1000/1m"]), lambda key: httpx.Response(401) if key in bad else None
+    ) as client:
+
+        def find_pause():
+            """Ask each second until the first member is tried again."""
+            client.sent.clear()
+            seconds = 0
+            while "a" not in client.sent:
+                store.clock.advance(1)
+                seconds += 1
+                client.ask()
+            return seconds
+
+        client.ask()
+        assert [find_pause() for _ in range(4)] == [60, 120, 240, 480]
+        bad.clear()
+        assert find_pause() == 960
+        bad.add("a")
+        client.ask()
+        assert find_pause() == 60  # it had worked in between
 
 
-def test_a_403_of_all_members_is_about_the_request_and_rejects_no_key(store):
-    statuses = [403]
+async def test_many_calls_at_once_that_are_rejected_suspend_the_key_for_one_pause(store):
+    sent, all_sent = [], asyncio.Event()
+
+    async def handle(request):
+        key = request.headers["authorization"].removeprefix("Bearer key-")
+        sent.append(key)
+        if sent.count("a") == 5:
+            all_sent.set()
+        await all_sent.wait()
+        return httpx.Response(401 if key == "a" else 200, json={})
+
+    settings = pool("a", "b", limits=["100/1m"])
+    transport = AsyncRateLimitTransport(Providers.of(settings), store, httpx.MockTransport(handle), timeout=0)
+    async with httpx.AsyncClient(transport=transport) as client:
+        body = {"model": "m", "max_tokens": 200}
+        await asyncio.gather(*(client.post(URL, json=body) for _ in range(5)))
+        assert Counter(sent) == {"a": 5, "b": 5}
+        assert transport.gate.metrics()["rejected"] == 1
+        store.clock.advance(60)
+        await client.post(URL, json=body)
+        assert sent[-2:] == ["a", "b"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_rejection_by_all_members_is_about_the_call_and_suspends_no_key(store, status):
+    """Such as the header of a caller that names another organization."""
+    statuses = [status]
     with Client(store, pool("a", "b"), lambda _key: httpx.Response(statuses[0])) as client:
-        assert client.ask().status_code == 403
-        assert (client.sent, client.used()) == (["a", "b"], {"a": 0, "b": 0})
+        assert client.ask().status_code == status
+        assert (client.sent, client.used()) == (["a", "b"], {"a": 1, "b": 1})
         statuses[0] = 200
-        assert client.ask().status_code == 200
+        assert [client.ask().status_code for _ in range(4)] == [200] * 4
+        assert Counter(client.sent) == {"a": 3, "b": 3}
         assert client.gate.metrics()["rejected"] == 0
 
 
-def test_a_403_of_a_call_that_cannot_be_repeated_rejects_the_key(store):
+def test_a_rejected_call_that_cannot_be_repeated_suspends_no_key(store):
+    """Other members are preferred for a while; if all have rejected such calls, they are used as before."""
+
     def body():
         yield b"{}"
 
-    with Client(store, pool("a", "b"), lambda key: httpx.Response(403) if key == "a" else None) as client:
+    bad = {"a"}
+    with Client(
+        store, pool("a", "b", limits=["100/1m"]), lambda key: httpx.Response(403) if key in bad else None
+    ) as client:
         headers = {"authorization": "Bearer of-the-sdk"}
         assert [client.post(URL, content=body(), headers=headers).status_code for _ in range(3)] == [403, 200, 200]
+        bad.add("b")
+        assert client.post(URL, content=body(), headers=headers).status_code == 403
+        bad.clear()
+        client.sent.clear()
+        assert client.ask().status_code == 200
+        assert client.sent == ["a"]
+        assert client.gate.metrics()["rejected"] == 0
+
+
+def test_a_pool_does_not_pass_on_the_account_headers_of_a_caller(store):
+    seen = []
+
+    def handle(request):
+        seen.append(request.headers)
+        return httpx.Response(200, json={})
+
+    names = {"openai-organization": "org-x", "OpenAI-Project": "p", "x-goog-user-project": "p", "x-other": "stays"}
+    transport = RateLimitTransport(Providers.of(pool("a")), store, httpx.MockTransport(handle), timeout=0)
+    with httpx.Client(transport=transport) as client:
+        client.post(URL, json={"model": "m"}, headers=names)
+    assert seen[0]["x-other"] == "stays"
+    assert not {name.lower() for name in names} & set(seen[0]) - {"x-other"}
 
 
 def test_a_lenient_call_goes_to_a_member_that_it_fits(store):

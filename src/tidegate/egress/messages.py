@@ -18,6 +18,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.egress.callers import KEY_HEADERS
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
 from tidegate.headers import problem
+from tidegate.outbound.quota.exchange import ACCOUNT_HEADERS
 from tidegate.outbound.quota.unbounded import BODY, UnboundedCost
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def request_headers(
     if "connection" in headers:
         drop(found, hop_by_hop(headers.getall("connection")))
     if adds_key(provider):
-        drop(found, KEY_HEADERS)
+        drop(found, (*KEY_HEADERS, *ACCOUNT_HEADERS))
         if provider.key_location is not None and provider.key_location.kind == "header":
             drop(found, (provider.key_location.name,))
     drop(found, tokens_in)

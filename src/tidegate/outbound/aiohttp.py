@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
@@ -71,13 +71,9 @@ class RateLimitMiddleware:
         async def send(
             provider: Provider | None, body: bytes | None = None, written: Callable[[], None] | None = None
         ) -> ProviderResponse:
-            whole = call.body() if body is None and written is not None else body
-            if whole:
-                await request.update_body(whole if written is None else WatchedPayload(whole, written))
-            elif written is not None:  # no body, or one that is written in pieces
-                written()
-            with other_url(request, target_url(provider, call)):
-                response = await send_with_key(request, handler, self.gate.key_for(provider, call))
+            async with other_body(request, call.body(), body, written):
+                with other_url(request, target_url(provider, call)):
+                    response = await send_with_key(request, handler, self.gate.key_for(provider, call))
             headers = tuple(response.headers.items())
             read = partial(read_refusal, response, self.gate.clock)
             return ProviderResponse(response.status, headers, release_of(response), response, read)
@@ -238,6 +234,27 @@ async def read_refusal(response: aiohttp.ClientResponse, clock: Clock) -> bytes:
     return body.content
 
 
+@asynccontextmanager
+async def other_body(
+    request: aiohttp.ClientRequest, own: bytes | None, body: bytes | None, written: Callable[[], None] | None
+) -> AsyncIterator[None]:
+    """Send a request with another `body`, if one is given, and report when it is written; then restore its `own`.
+
+    The other body belongs to one attempt: another member of a pool may allow a longer output.
+    """
+    whole = own if body is None and written is not None else body
+    if not whole:
+        if written is not None:  # no body, or one that is written in pieces
+            written()
+        yield
+        return
+    await request.update_body(whole if written is None else WatchedPayload(whole, written))
+    try:
+        yield
+    finally:
+        await request.update_body(own)
+
+
 @contextmanager
 def other_url(request: aiohttp.ClientRequest, url: str | None) -> Iterator[None]:
     """Send a request to another URL, if one is given: that of a member of a pool."""
@@ -262,24 +279,24 @@ async def send_with_key(
     """Send with the provider's key, then remove it: responses and errors show the original request."""
     if added is None:
         return await handler(request)
-    location, key = added
-    if location.kind == "header":
-        own = request.headers.get(location.name)
-        request.headers[location.name] = key
-        try:
-            return await handler(request)
-        finally:
-            if own is None:
-                request.headers.pop(location.name, None)
-            else:
-                request.headers[location.name] = own
+    location, key, replaced = added
+    own = request.headers.copy()
+    for name in replaced:
+        request.headers.popall(name, None)
     url_without_key = request.url
-    request.url = url_without_key.update_query({location.name: key})
+    if location.kind == "header":
+        request.headers[location.name] = key
+    else:
+        request.url = url_without_key.update_query({location.name: key})
     try:
         response = await handler(request)
     finally:
         request.url = url_without_key
-    response._request_info = response._request_info._replace(url=url_without_key)  # noqa: SLF001 - aiohttp has no other way to change it
+        for name in {location.name, *replaced} if location.kind == "header" else replaced:
+            request.headers.popall(name, None)
+            request.headers.extend((name, value) for value in own.getall(name, ()))
+    if location.kind != "header":
+        response._request_info = response._request_info._replace(url=url_without_key)  # noqa: SLF001 - aiohttp has no other way to change it
     return response
 
 

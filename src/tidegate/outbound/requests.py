@@ -126,8 +126,10 @@ class RateLimitAdapter(HTTPAdapter):
         """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
         if added is None:
             return request
-        location, key = added
+        location, key, replaced = added
         request = request.copy()
+        for name in replaced:
+            request.headers.pop(name, None)
         if location.kind == "header":
             request.headers[location.name] = key
         else:

@@ -123,8 +123,10 @@ class HttpxLibrary:
         """Return a copy of the request with the provider's key; redirects are built from the original, without key."""
         if added is None:
             return request
-        location, key = added
+        location, key, replaced = added
         headers, url = request.headers.copy(), request.url
+        for name in replaced:
+            headers.pop(name, None)
         if location.kind == "header":
             headers[location.name] = key
         else:

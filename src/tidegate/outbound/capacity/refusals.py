@@ -2,8 +2,9 @@
 
 A 429 reduces the capacity to what was in use then, which is what the provider has let through: by at least one, but not
 below half in one step. A 503 reduces it to half. Refusals within one period count as one reduction. Without
-Retry-After, nothing is sent for a pause that doubles with each refusal. If requests are refused repeatedly at the same
-level, that level is held longer each time before the next recovery step.
+Retry-After, or with one that is shorter than the first pause (zero, a date in the past), nothing is sent for a pause
+that doubles with each refusal. If requests are refused repeatedly at the same level, that level is held longer each
+time before the next recovery step.
 
 A limit in money is the user's own, so a refusal says nothing about it: it is never reduced, only the pause applies.
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tidegate.core import Limit
 
 MAX_HELD: Final = 8  # recovery steps for which a level is held at most
-FIRST_PAUSE: Final = SECOND  # after the first refusal without Retry-After; shorter if the period is short
+FIRST_PAUSE: Final = SECOND  # after the first refusal without a usable Retry-After; shorter if the period is short
 MAX_PAUSE: Final = 60 * SECOND
 
 
@@ -55,14 +56,11 @@ class Refusals:
         if not self._reduces:
             value = current
         self._hold_level(now, value)
-        if retry_after is not None:
-            pause = round(retry_after * SECOND)
-        elif sent >= self._paused_until:
+        first = min(FIRST_PAUSE, self._length // 20)
+        pause = 0 if retry_after is None else round(retry_after * SECOND)
+        if pause < first and sent >= self._paused_until:  # else the request was sent before the pause began
             self._streak += 1
-            first = min(FIRST_PAUSE, self._length // 20)
             pause = min(first << min(self._streak - 1, 20), self._length, MAX_PAUSE)
-        else:
-            pause = 0  # the request was sent before the pause began
         self._paused_until = max(self._paused_until, now + pause)
         return Notice(value, pause)
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -28,6 +29,7 @@ from tidegate.outbound.providers.profile import TOKEN_UNITS
 from tidegate.outbound.providers.provider import CONCURRENCY_UNIT, REQUESTS_UNIT
 from tidegate.outbound.quota.arrival import ArrivalDelays
 from tidegate.outbound.quota.charge import Charge
+from tidegate.outbound.quota.key_trouble import KeyTrouble
 from tidegate.outbound.quota.request_tokens import largest_output
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
@@ -52,6 +54,7 @@ SMALL_QUOTA_PERIODS: Final = (
 )
 IDLE_AFTER: Final = 600 * SECOND
 MAX_RECOVERY_STEP: Final = 900 * SECOND
+MAX_REFUSED_CHARGES: Final = 1_000  # that are subtracted from what the provider has let through
 
 
 def recovery_settings(provider: Provider) -> RecoverySettings:
@@ -97,7 +100,8 @@ class Account:
         self.last_used: int = self.clock.steady()  # when it was last used
         self.refused: int = 0  # responses with status 429 or 503
         self.spent: int = 0  # what its calls cost, in micros, in this process
-        self._rejected: Provider | None = None  # whose key the provider rejected
+        self._key_trouble = KeyTrouble()
+        self._refused_charges: deque[tuple[int, int]] = deque(maxlen=MAX_REFUSED_CHARGES)  # when charged, and how much
         self._provider_charges = ProviderCharges()
         self.configured: Provider = provider  # as its file says; `provider` has the quotas that were learned
         self._learned = LearnedQuotas(provider.limits)
@@ -207,12 +211,28 @@ class Account:
 
     @property
     def key_rejected(self) -> bool:
-        """Whether the provider rejected the key; a changed file ends this."""
-        return self._rejected is self.configured
+        """Whether the key is suspended, because the provider rejected it; a changed file ends this."""
+        return self._key_trouble.is_suspended(self.configured, self.clock.steady())
 
-    def reject_key(self) -> None:
-        """Record that the provider rejected the key of this version of the file."""
-        self._rejected = self.configured
+    @property
+    def key_doubted(self) -> bool:
+        """Whether a call was rejected lately; that may have been about the call."""
+        return self._key_trouble.is_doubted(self.configured, self.clock.steady())
+
+    def doubt_key(self) -> None:
+        """Record that a call was rejected: prefer other members for a while."""
+        self._key_trouble.doubt(self.configured, self.clock.steady())
+
+    def suspend_key(self) -> int:
+        """Record that the key was rejected for a call that another key could send; returns the microseconds of pause.
+
+        0: it was suspended already.
+        """
+        return self._key_trouble.suspend(self.configured, self.clock.steady())
+
+    def accept_key(self) -> None:
+        """Record that the provider has accepted the key."""
+        self._key_trouble.clear()
 
     def recover(self) -> None:
         """Apply a recovery step that is due: waiting callers do that too, but there may be none."""
@@ -462,14 +482,23 @@ class Account:
         return self.account_capacity.refuse_flow(status, sent, retry_after, self._let_through_flow(charge))
 
     def _let_through_flow(self, charge: Charge) -> CallFlow[Any]:
-        """Return how much of the narrowest limit was in use when a refused request arrived.
+        """Return how much of the narrowest limit the provider had let through when it refused a request.
 
-        That is the usage when it was charged. But if usage is much lower now, other requests were refused with it.
+        That is the usage when the request was charged, without what was refused before. But if usage is much lower now,
+        other requests were refused with it.
         """
         own, charged = charge.costs[self._index], self._used(charge.decision, self._index)
         peeked = yield from self._peek_flow()
         now = charged if peeked is None else self._used(peeked, self._index)
-        return (charged if charged * 7 <= now * 8 else now) - own
+        began = self.clock.steady() - self._narrowest.length
+        if self._narrowest.rules.windowed and peeked is not None and len(peeked.views) > self._index:
+            began += peeked.views[self._index][2]
+        refused = [each for each in self._refused_charges if each[0] >= began]
+        charged -= sum(cost for since, cost in refused if since <= charge.since)
+        now -= sum(cost for _, cost in refused)
+        if self._narrowest.unit == REQUESTS_UNIT:
+            self._refused_charges.append((charge.since, own))
+        return max(0, (charged if charged * 7 <= now * 8 else now) - own)
 
     # ---- store calls -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Chooser.choose_flow     one step of the store charges the first candidate with room, all or nothing, in order of
                         preference; if none has room, the call waits for the first that will
-candidates left out     members whose key is invalid, and members that were refused, until they may be asked
+candidates left out     members whose key is suspended, and members that were refused, until they may be asked
 changed candidates      if the files change, or a key is rejected, while a call waits, `CandidatesChanged` ends its
                         wait; the gate finds its candidates again, and the call is queued by the time of its arrival
 wait queues             FIFO, one for each set of accounts and ceilings: calls of a team whose ceiling is reached do
@@ -103,28 +103,42 @@ class Candidate(NamedTuple):
 class CallCandidates(list[Candidate]):
     """The candidates of one call, the preferred one first.
 
-    `changes` is how often the provider files had changed when they were found, `failed` the members that could not send
-    this call, and `forbidden` the accounts that have responded to it with 403.
+    Each member is tried at most once in an attempt. `changes` is how often the provider files had changed when they
+    were found, `failed` the members that could not send this call, `refused` those that refused it in this attempt, and
+    `rejected` the accounts that have responded to it with 401 or 403.
     """
 
-    __slots__ = ("changes", "failed", "forbidden")
+    __slots__ = ("_found", "changes", "failed", "refused", "rejected")
 
     def __init__(self, found: list[Candidate], changes: int) -> None:
         """Start with the candidates that were found."""
         super().__init__(found)
+        self._found = found
         self.changes: int = changes
         self.failed: tuple[str, ...] = ()
-        self.forbidden: tuple[Account, ...] = ()
+        self.refused: tuple[str, ...] = ()
+        self.rejected: tuple[tuple[Account, int], ...] = ()  # with the status
 
     def drop(self, candidate: Candidate) -> None:
         """Do not try a member again for this call."""
         self.remove(candidate)
         self.failed += (candidate.provider.member,)
 
+    def refuse(self, candidate: Candidate) -> None:
+        """Do not try a member again in this attempt."""
+        self.remove(candidate)
+        self.refused += (candidate.provider.member,)
+
+    def begin_attempt(self) -> None:
+        """Try members again that have refused this call."""
+        self.refused = ()
+        self.renew(self._found, self.changes)
+
     def renew(self, found: list[Candidate], changes: int) -> None:
-        """Replace them: the files have changed, or a key was rejected."""
-        self[:] = [each for each in found if each.provider.member not in self.failed] or found
-        self.changes = changes
+        """Replace them: the files have changed, or a key was suspended."""
+        tried = {*self.failed, *self.refused}
+        self[:] = [each for each in found if each.provider.member not in tried] or found
+        self._found, self.changes = found, changes
 
 
 class ChoiceQueues(WaitQueues):
@@ -183,8 +197,8 @@ class Choice:
     def ask(self, verb: str) -> Any:  # noqa: ANN401 - a Decision, or an awaitable of one
         """Ask the store for the first candidate with room; raises CandidatesChanged."""
         if self._check is not None:
-            rejected = any(candidate.account.key_rejected for candidate in self._candidates)
-            if rejected or not self._check():
+            suspended = [candidate.account.key_rejected for candidate in self._candidates]
+            if (any(suspended) and not all(suspended)) or not self._check():
                 raise CandidatesChanged
         ready: list[Candidate] = []
         waits: list[Decision] = []

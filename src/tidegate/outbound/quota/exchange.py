@@ -28,6 +28,17 @@ R = TypeVar("R")
 RATE_LIMIT_PREFIXES: Final = frozenset(prefix for name in FIELD_PREFIXES for prefix in (name[:5], name[:5].encode()))
 
 
+# They select an account within what a key may use, so they belong to the key of the caller, not to that of a member.
+ACCOUNT_HEADERS: Final = (
+    "openai-organization",
+    "openai-project",
+    "chatgpt-account-id",
+    "anthropic-organization-id",
+    "anthropic-workspace-id",
+    "x-goog-user-project",
+)
+
+
 class RequestOptions(NamedTuple):
     """Options of the next requests that replace those of the gate."""
 
@@ -148,10 +159,11 @@ class CallEstimate(NamedTuple):
 
 
 class AddedKey(NamedTuple):
-    """A provider's key, and where it is sent in a request."""
+    """A provider's key, where it is sent in a request, and the header fields that it replaces."""
 
     location: KeyLocation
     text: str
+    replaced: tuple[str, ...] = ()
 
 
 class SendResult(NamedTuple, Generic[R]):
@@ -192,15 +204,15 @@ def added_key(provider: Provider | None, call: OutboundRequest) -> AddedKey | No
     """
     if provider is None or provider.api_key is None or provider.key_location is None:
         return None
-    location = provider.key_location
+    location, replaced = provider.key_location, ACCOUNT_HEADERS if provider.member else ()
     if location.kind == "header":
         if call.header(location.name) and not provider.member:  # the key of a member replaces any other
             return None
-        return AddedKey(location, location.prefix + provider.api_key.reveal())
+        return AddedKey(location, location.prefix + provider.api_key.reveal(), replaced)
     names = dict(parse_qsl(urlsplit(call.url).query, keep_blank_values=True))
     if location.name in names and not provider.member:
         return None
-    return AddedKey(location, provider.api_key.reveal())
+    return AddedKey(location, provider.api_key.reveal(), replaced)
 
 
 def target_url(provider: Provider | None, call: OutboundRequest) -> str | None:

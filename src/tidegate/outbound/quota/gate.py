@@ -40,7 +40,7 @@ from tidegate.outbound.quota.exchange import (
     SendResult,
 )
 from tidegate.outbound.quota.gate_reservations import GateReservations
-from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, recharged_flow
+from tidegate.outbound.quota.gate_responses import COUNTER_NAMES, CallProgress, recharged_flow
 from tidegate.outbound.quota.learned_sizes import LearnedSizes
 from tidegate.outbound.quota.pending_charge import (
     AsyncPendingCharge,
@@ -166,37 +166,39 @@ class _Gate(GateReservations):
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
         candidates = CallCandidates(self._candidates(provider, call, options), changes)
-        began, attempt = self.clock.steady(), 0
+        began, attempt, tries = self.clock.steady(), 1, 0
         while True:
-            attempt += 1
+            tries += 1
             candidate, charge = yield from self._reserve_flow(candidates, options, began, call, provider, call.url)
             own, account, plan, _ = candidate
-            sent = self.clock.steady()
-            response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge)
+            sent, progress = self.clock.steady(), CallProgress(began, options.timeout, attempt)
+            response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge, progress)
             if response is None:
                 continue
             try:
-                pause = yield from self._handle_response_flow(account, call, charge, response, (sent, began, attempt))
-                if pause is None and own.member:
-                    pause = yield from self._move_on_flow(candidates, candidate, call, charge, response.status)
-                if pause is not None and not charge.settled:
+                meaning = yield from self._handle_response_flow(account, charge, response, sent)
+                again = self._next_try(candidates, candidate, call, meaning, progress)
+                if again is not None and not charge.settled:
                     yield from self._settle_failed_flow(account, charge, response.status, plan)
             except GeneratorExit:
                 raise
             except BaseException:
                 yield from self._abandon_flow(account, charge, response)
                 raise
-            if pause is None:
+            if again is None:
                 settlement = None
                 if account.settles and not charge.settled:
                     settlement = self._make_settlement(account, charge, response.status, plan)
                 cost = charge.amounts if candidate.ceilings else plan.cost
                 waited = (sent - began) / SECOND
-                outcome = RequestOutcome(provider.name, waited, attempt, charge.decision, cost, own.member)
+                outcome = RequestOutcome(provider.name, waited, tries, charge.decision, cost, own.member)
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             yield response.close
-            yield partial(self._sleep, self.clock.steady() + pause)
+            if again.new_attempt:
+                attempt += 1
+                candidates.begin_attempt()
+                yield partial(self._sleep, self.clock.steady() + again.pause)
 
     def _send_or_drop_flow(
         self,
@@ -205,6 +207,7 @@ class _Gate(GateReservations):
         call: OutboundRequest,
         send: Callable[..., Any],
         charge: Charge,
+        progress: CallProgress,
     ) -> CallFlow[Any]:
         """Send; None: nothing was sent, and another member of the pool must send the call."""
         own, account, plan, _ = candidate
@@ -216,6 +219,8 @@ class _Gate(GateReservations):
             return (yield from self._send_once_flow(account, call, send_once, charge))
         except Exception as error:
             if not own.member or len(candidates) == 1 or not call.unreached(error):
+                raise
+            if self._is_overdue(candidate, progress):
                 raise
             candidates.drop(candidate)
             self._counts["retried"] += 1
@@ -368,7 +373,7 @@ class Gate(_Gate):
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
         try:
             found = self._find_candidates(call)
-        except Denied as denied:  # all members of the pool are drained or rejected
+        except Denied as denied:  # all members of the pool are drained
             return denied.decision
         decision: Decision | None = self._peek(found, times) if found else None
         return decision
@@ -415,7 +420,7 @@ class AsyncGate(_Gate):
         """Return the decision for sending a request now (or `times` such requests); None: no provider limits it."""
         try:
             found = self._find_candidates(call)
-        except Denied as denied:  # all members of the pool are drained or rejected
+        except Denied as denied:  # all members of the pool are drained
             return denied.decision
         return await self._peek_async(found, times) if found else None
 

@@ -114,9 +114,10 @@ class GateAccounts:
             found.append(Candidate(own, account, plans[alike], self._call_ceilings(account, plans[alike], options)))
         conversation = conversation_of(pool, call, requests.values())
         order = pool.arrange(members, conversation, self._jitter, [c.plan.money for c in found])
-        usable = [found[index] for index in order if not found[index].account.key_rejected]
-        if not usable:
-            raise no_member(provider, drained=not members)
+        if not order:
+            raise no_member(provider)
+        arranged = sorted((found[index] for index in order), key=lambda each: each.account.key_doubted)
+        usable = [each for each in arranged if not each.account.key_rejected] or arranged
         return [each for each in usable if each.plan.fits] or usable
 
     def _call_ceilings(self, account: Account, plan: CallPlan, options: RequestOptions) -> tuple[CallCeiling, ...]:
@@ -199,13 +200,8 @@ def conversation_of(pool: Pool, call: OutboundRequest, requests: Iterable[Reques
     return (call.header(pool.sticky) or None) if saves or not prices else None
 
 
-def no_member(provider: Provider, *, drained: bool) -> Denied:
-    """Return the error of a call that no member of a pool can ever serve."""
+def no_member(provider: Provider) -> Denied:
+    """Return the error of a call to a pool whose members are all drained."""
     decision = Decision.of_views(0, provider.limits, [(0, NEVER, 0)] * len(provider.limits), within_limits=False)
     place = provider.file or "the file"
-    why = (
-        f"all members are drained: add one to {place}"
-        if drained
-        else f"the keys of all members were rejected (401, 403): correct them in {place}"
-    )
-    return Denied(f"provider {provider.name}: {why}", decision)
+    return Denied(f"provider {provider.name}: all members are drained: add one to {place}", decision)

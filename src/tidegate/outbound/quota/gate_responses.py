@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.core.bounds import SECOND
 from tidegate.flow import complete_flow, suppress_errors_flow
 from tidegate.headers import Advice, read
 from tidegate.outbound.capacity.learning import (
@@ -17,6 +18,7 @@ from tidegate.outbound.capacity.learning import (
     required_wait,
 )
 from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
+from tidegate.outbound.providers.provider import REQUESTS_UNIT
 from tidegate.outbound.quota.exchange import has_rate_limit_headers
 from tidegate.outbound.quota.gate_accounts import GateAccounts
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
@@ -51,6 +53,28 @@ COUNTER_NAMES: Final = (
     "overrun_tokens",
     "overrun_micros",
 )
+
+
+class ResponseMeaning(NamedTuple):
+    """How a response is understood: 429 for a 403 that is a refusal; how many seconds a refusal asks to wait."""
+
+    status: int
+    retry_after: float | None = None
+
+
+class CallProgress(NamedTuple):
+    """When a call arrived, how many seconds it may take (None: any), and the number of the current attempt."""
+
+    began: int
+    timeout: float | None
+    attempt: int
+
+
+class NextTry(NamedTuple):
+    """The microseconds before a call is sent again, and whether all members are tried again."""
+
+    pause: int
+    new_attempt: bool
 
 
 class GateResponses(GateAccounts):
@@ -103,23 +127,18 @@ class GateResponses(GateAccounts):
     def _handle_response_flow(
         self,
         account: Account,
-        call: OutboundRequest,
         charge: Charge,
         response: ProviderResponse,
-        when: tuple[int, int, int],
+        sent: int,
     ) -> CallFlow[Any]:
-        """Learn from a response; returns the pause before a retry (None: do not retry).
-
-        `when` is the instant at which it was sent, the start of its first attempt, and the number of attempts.
-        """
+        """Learn from a response to a request that was `sent` at that instant; returns how it is understood."""
         if charge.recharging is not None:
             yield from recharged_flow(charge)
-        sent, began, attempt = when
         advice, headers = NO_ADVICE, response.headers
         if headers and has_rate_limit_headers(headers):
             advice = read(headers, self.clock.ns() / 1e9)
         status = response.status if advice is NO_ADVICE else effective_status(response.status, advice)
-        if status != TOO_MANY_REQUESTS and account.delays.has_movable:
+        if account.delays.has_movable:
             yield from account.recharge_if_late_flow(charge)
         if status in REFUSAL_STATUSES:
             told = yield from read_refusal_flow(account.provider.counting, response, advice)
@@ -127,58 +146,98 @@ class GateResponses(GateAccounts):
             yield from self._handle_refusal_flow(account, charge, sent, status, wait)
             if account.provider.learn != "off":
                 self._counts["corrected"] += yield from account.learn_refused_flow(told, advice)
-            spent = self.clock.steady() - began
-            rules = account.provider.retries, attempt, status, call.method, spent, wait
-            return retry_pause(*rules, self._jitter()) if call.replays else None
+            return ResponseMeaning(status, wait)
         account.account_capacity.record_success()
         if advice.limits and account.provider.learn != "off":
             self._counts["corrected"] += yield from account.learn_flow(advice)
-        return None
+        return ResponseMeaning(status)
 
-    def _move_on_flow(
+    def _next_try(
         self,
         candidates: CallCandidates,
         candidate: Candidate,
         call: OutboundRequest,
-        charge: Charge,
-        status: int,
-    ) -> CallFlow[Any]:
-        """Return 0 if another member of a pool may send a call that this one could not; None: no other may.
+        meaning: ResponseMeaning,
+        progress: CallProgress,
+    ) -> NextTry | None:
+        """Return how the call is sent again: by another member, or in another attempt; None: it is not.
 
-        A member whose key was rejected is no longer a candidate; one that was refused is frozen. A 403 may be about the
-        request, so the key counts as rejected only once another member has sent the same call (or if none can).
+        Each member is tried once in an attempt. After the deadline, nothing is sent again.
         """
-        if status in REJECTED_STATUSES and not charge.settled:
-            if status == FORBIDDEN and call.replays:
-                candidates.forbidden += (candidate.account,)
-            else:
-                self._reject_key(candidate.account, status)
-            yield from suppress_errors_flow(charge.cancel)
-            candidates.drop(candidate)
-            return 0 if candidates and call.replays else None
-        if status < FIRST_ERROR_STATUS:
-            for account in candidates.forbidden:
-                self._reject_key(account, FORBIDDEN)
-        if not call.replays:
+        status = meaning.status
+        if candidate.provider.member:
+            self._note_member(candidates, candidate, status)
+            if call.replays and self._may_move_on(candidates, candidate, call, status, progress):
+                return NextTry(0, new_attempt=False)
+        if status not in REFUSAL_STATUSES or not call.replays:
             return None
-        if status not in REFUSAL_STATUSES or (status != TOO_MANY_REQUESTS and call.method not in IDEMPOTENT_METHODS):
-            return None
-        return 0 if any(each is not candidate and not each.wait() for each in candidates) else None
+        retries, spent = candidate.account.provider.retries, self.clock.steady() - progress.began
+        if progress.timeout is not None:
+            retries = retries._replace(within=min(retries.within, progress.timeout))
+        rules = retries, progress.attempt, status, call.method, spent, meaning.retry_after
+        pause = retry_pause(*rules, self._jitter())
+        return None if pause is None else NextTry(pause, new_attempt=True)
 
-    def _reject_key(self, account: Account, status: int) -> None:
-        account.reject_key()
-        self._counts["rejected"] += 1
-        message = "the key of %s was rejected (%d): it is not used until its file changes"
-        log.error(message, account.provider.title, status)
+    def _note_member(self, candidates: CallCandidates, candidate: Candidate, status: int) -> None:
+        """Note what a response says about the key of a member.
+
+        A 401 or 403 may be about the call, so it suspends the key only once another member has sent the same call.
+        """
+        account = candidate.account
+        if status in REJECTED_STATUSES:
+            account.doubt_key()
+            candidates.rejected += ((account, status),)
+            candidates.drop(candidate)
+        elif status in REFUSAL_STATUSES:
+            candidates.refuse(candidate)
+        elif status < FIRST_ERROR_STATUS:
+            account.accept_key()
+            for other, rejected_with in candidates.rejected:
+                self._suspend_key(other, rejected_with)
+
+    def _may_move_on(
+        self,
+        candidates: CallCandidates,
+        candidate: Candidate,
+        call: OutboundRequest,
+        status: int,
+        progress: CallProgress,
+    ) -> bool:
+        """Return whether another member, not tried yet, may send a call that this one could not."""
+        if self._is_overdue(candidate, progress):
+            return False
+        if status in REJECTED_STATUSES:
+            return bool(candidates)
+        repeats = status == TOO_MANY_REQUESTS or call.method.upper() in IDEMPOTENT_METHODS
+        return status in REFUSAL_STATUSES and repeats and any(not each.wait() for each in candidates)
+
+    def _is_overdue(self, candidate: Candidate, progress: CallProgress) -> bool:
+        """Return whether the deadline of a call has passed; a call that does not wait has the time of retries."""
+        timeout = progress.timeout
+        if timeout is None:
+            return False
+        within = timeout or candidate.account.provider.retries.within
+        return self.clock.steady() - progress.began > within * SECOND
+
+    def _suspend_key(self, account: Account, status: int) -> None:
+        pause = account.suspend_key()
+        if pause:
+            self._counts["rejected"] += 1
+            message = "the key of %s was rejected (%d), another member could send the call: it is not used for %d s"
+            log.error(message, account.provider.title, status, pause // SECOND)
 
     def _handle_refusal_flow(
         self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
     ) -> CallFlow[Any]:
-        """Learn from a refusal; after a 429, return the permit once other processes can know the lower capacity."""
+        """Learn from a refusal. After a 429, once other processes can know the lower capacity, only the request counts.
+
+        It has arrived, so its permit stays charged: many providers count refused requests, too.
+        """
         self._counts["refused"] += 1
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
-            yield from suppress_errors_flow(charge.cancel)
+            unused = {unit: 0 for unit in charge.units if unit != REQUESTS_UNIT}
+            yield from suppress_errors_flow(partial(charge.commit, unused or None))
 
 
 def recharged_flow(charge: Charge) -> CallFlow[Any]:
