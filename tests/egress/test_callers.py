@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running, settled
+from tests.outbound.flows import FailingSettlements
 from tests.outbound.server import as_json
 from tidegate import ConfigError
 from tidegate.egress import load_egress
@@ -67,6 +68,56 @@ async def test_the_token_is_read_where_the_provider_file_puts_the_key(upstream, 
     assert KEY in str(request)
     assert TOKEN not in str(request)
     assert basic(TOKEN, "")[6:] not in str(request)
+
+
+ACCOUNT_HEADERS = {"OpenAI-Organization": "org-x", "openai-project": "proj-x", "X-Goog-User-Project": "x"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        KEY_FIELDS,
+        {"key": KEY_FIELDS["key"], "pool": {"members": [{"name": "a", "api_key": KEY}]}},
+    ],
+    ids=["key", "pool"],
+)
+async def test_the_account_headers_of_a_caller_are_not_sent_with_the_key_of_the_gateway(upstream, fields):
+    """They would select another organization for the key, or provoke a rejection of it."""
+    async with running(upstream.url, {"callers": CALLERS}, **fields) as gateway:
+        headers = {"X-Tidegate-Token": TOKEN, "X-Other": "stays", **ACCOUNT_HEADERS}
+        assert (await gateway.get("/up/x", headers=headers))[0] == 200
+    (request,) = upstream.requests
+    assert request.headers["x-other"] == "stays"
+    assert not {name.lower() for name in ACCOUNT_HEADERS} & set(request.headers)
+
+
+async def test_the_account_headers_of_a_caller_are_sent_with_its_own_key(upstream):
+    async with running(upstream.url, {"callers": CALLERS}) as gateway:
+        await gateway.get("/up/x", headers={"X-Tidegate-Token": TOKEN, **ACCOUNT_HEADERS})
+    assert upstream.requests[0].headers["openai-organization"] == "org-x"
+
+
+async def test_a_response_is_passed_on_even_if_it_cannot_be_settled(upstream, caplog):
+    usage = {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    upstream.respond = lambda _request: as_json(usage)
+    callers = {"research": {"token": TOKEN, "limits": ["10/1m", "1000/1m unit=tokens"]}}
+    fields = {"limits": ["10/1m", "1000/1m unit=tokens"], "profile": "openai", "store": FailingSettlements()}
+    async with running(upstream.url, {"callers": callers}, **fields) as gateway:
+        body = {"model": "m", "max_tokens": 50}
+        status, _, text = await gateway.send("POST", "/up/x", json=body, headers={"X-Tidegate-Token": TOKEN})
+        assert (status, json.loads(text)) == (200, usage)
+        await settled(lambda: gateway.gateway.gate.metrics()["unsettled"] == 2)  # of the provider, and of the caller
+    assert "up: could not settle a call" in caplog.text
+    assert "caller research: could not settle a call" in caplog.text
+
+
+async def test_an_input_that_is_not_reported_leaves_what_is_reserved_for_the_caller(upstream):
+    upstream.respond = lambda _request: as_json({"usage": {"completion_tokens": 2}})
+    callers = {"research": {"token": TOKEN, "limits": ["1000/1m unit=tokens name=tpm"]}}
+    async with running(upstream.url, {"callers": callers}) as gateway:
+        body = {"model": "m", "max_tokens": 50}
+        await gateway.send("POST", "/up/x", json=body, headers={"X-Tidegate-Token": TOKEN})
+        assert (await used_by_caller(gateway))["tpm"] > 50
 
 
 async def test_the_token_is_read_where_a_member_of_a_pool_has_its_key(upstream):

@@ -22,6 +22,26 @@ class BrokenStore(MemoryStore):
         return otherwise
 
 
+class UncorrectableStore(MemoryStore):
+    """A third-party store that raises an error of its own when a charge is corrected."""
+
+    def apply(self, verb, *args, **kwargs):
+        if verb == "adjust":
+            raise OSError("connection reset")
+        return super().apply(verb, *args, **kwargs)
+
+    def apply_one(self, verb, *args, **kwargs):
+        if verb == "adjust":
+            raise OSError("connection reset")
+        return super().apply_one(verb, *args, **kwargs)
+
+
+def test_a_response_is_sent_even_if_its_charge_cannot_be_corrected(make_app, caplog):
+    api = make_app({"categories": {"read": {"limit": 2, "count": [401]}}}, store=UncorrectableStore())
+    assert api.statuses(3) == [200, 200, 429]  # what was not corrected stays charged
+    assert "read: could not correct a charge: connection reset" in caplog.text
+
+
 @pytest.mark.parametrize("extra", [{}, {"count": [401]}])
 def test_requests_are_allowed_when_the_store_fails(make_app, caplog, extra):
     api = make_app({"categories": {"read": {"limit": 1, **extra}}}, store=BrokenStore())

@@ -61,6 +61,22 @@ class Failing(MemoryStore):
         return super().apply_one(*asked)
 
 
+class FailingSettlements(MemoryStore):
+    """Makes charges, and raises `error` when they are corrected."""
+
+    error: Exception = StoreUnavailable("lost")
+
+    def apply(self, verb, *asked):
+        if verb == "adjust":
+            raise self.error
+        return super().apply(verb, *asked)
+
+    def apply_one(self, verb, *asked):
+        if verb == "adjust":
+            raise self.error
+        return super().apply_one(verb, *asked)
+
+
 class Waiting(MemoryStore):
     """Delays the calls of tasks until the event `until` is set."""
 

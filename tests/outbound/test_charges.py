@@ -99,8 +99,8 @@ def test_refusals_during_an_outage_return_no_permits(lost):
     inner.fail = True
     clock.advance(0.01)
     for _ in range(5):
-        answer(gate, 429, [("Retry-After", "0")])
-        clock.advance(0.01)
+        answer(gate, 429, [("Retry-After", "1")])
+        clock.advance(1)
     inner.fail = False  # for another process the store was there all the time
     policy = known.match("https://x.example").policy
     for _ in range(9):

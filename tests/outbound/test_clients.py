@@ -11,8 +11,9 @@ import pytest
 import requests
 
 from tests.outbound.clients import HTTPX_LIBRARIES, KINDS, fetch
+from tests.outbound.flows import FailingSettlements
 from tests.outbound.server import Answer, QuotaServer
-from tidegate import ConfigError, Denied, Limiter
+from tidegate import ConfigError, Denied, Limiter, StoreUnavailable
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.requests import RateLimitAdapter
@@ -282,6 +283,21 @@ def test_invalid_arguments_are_refused(kind):
             make(providers(), max_retries=requests.packages.urllib3.Retry(3))
     with pytest.raises(ConfigError, match="timeot: unknown option: did you mean 'timeout'"), request_options(timeot=3):
         pass
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("lost"), OSError("not guarded")], ids=["lost", "any"])
+def test_a_response_is_returned_even_if_it_cannot_be_settled(kind, error, caplog):
+    body = b'{"usage": {"prompt_tokens": 5, "completion_tokens": 2}}'
+    store = FailingSettlements()
+    store.error = error
+    known = Providers.of(
+        {"domain": "127.0.0.1", "limits": ["10/1h", "1000/1h unit=tokens"], "estimate": {"tokens": 50}}
+    )
+    with QuotaServer(respond=lambda _request: Answer(pieces=(body,))) as server:
+        (found,) = fetch(kind, known, [server.url], store=store)
+    assert (found.status, found.text) == (200, body.decode())
+    assert f"127.0.0.1: could not settle a call, so what was reserved stays charged: {error}" in caplog.text
+    assert found.metrics["unsettled"] == 1 or kind == "aiohttp"  # which settles in a task of its own
 
 
 def two_members(**limits):

@@ -90,10 +90,10 @@ def test_usage_after_a_long_body_is_read():
     body = b"x" * 3_000_000 + b'\ndata: {"usage": {"total_tokens": 42}}\n\n'
     reader = UsageReader("gzip")
     reader.feed(gzip.compress(body))
-    assert reader.result() == {"tokens": 42, "input-tokens": 0, "output-tokens": 0}
+    assert reader.result() == {"tokens": 42}
     whole = UsageReader("gzip")
     whole.feed(gzip.compress(json.dumps({"text": "x" * 100_000, "usage": {"total_tokens": 7}}).encode()))
-    assert whole.result() == {"tokens": 7, "input-tokens": 0, "output-tokens": 0}
+    assert whole.result() == {"tokens": 7}
 
 
 def test_the_number_of_provider_charges_is_bounded():

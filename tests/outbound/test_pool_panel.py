@@ -39,7 +39,7 @@ async def test_each_member_has_its_room_state_refusals_and_cost():
         "c": ("ready", 0, 500_000),
         "d": ("drained", 0, 0),
     }
-    assert [row["limits"][0]["used"] for row in rows[1:]] == [0, 2, 0]
+    assert [row["limits"][0]["used"] for row in rows[1:]] == [1, 2, 0]
     assert rows[0]["frozen_for"] == 30.0
     lines = draw_members(pool_members({"panels": {"pools": rows}}), Output())
     assert lines[0].split() == ["member", "state", "left", "refused", "cost"]

@@ -104,7 +104,10 @@ class Meter:
             finally:  # it is known even if the client disconnects while the store settles
                 self._read_money(self._settlement.charged_units)
         if self._own is not None:
-            await self._own.commit(self._own_cost())
+            try:
+                await self._own.commit(self._own_cost())
+            except Exception as error:  # noqa: BLE001 - a store may raise any: the client has its response
+                self._gate.note_unsettled(f"caller {self._own.key}", error)
 
     def _read_money(self, charged: Mapping[str, int] | None) -> None:
         """Note what the call cost; what was reserved, if the provider charges that."""
@@ -121,7 +124,13 @@ class Meter:
             return None
         units = {limit.unit for limit in self._own.policy.limits}
         used = self.used if self.used is not None or not self._failed else dict.fromkeys(units - {"requests"}, 0)
-        return {unit: amount for unit, amount in (used or {}).items() if unit in units} or None
+        least = self._own_reserved() if self.reader is not None and self.reader.lacks_input else {}
+        return {unit: max(amount, least.get(unit, 0)) for unit, amount in (used or {}).items() if unit in units} or None
+
+    def _own_reserved(self) -> dict[str, int]:
+        """Return what is reserved from the caller's limits, by unit."""
+        own = self._own
+        return {} if own is None else {x.unit: cost for x, cost in zip(own.policy.limits, own.costs, strict=True)}
 
     def settle_later(self) -> None:
         """Settle in a task of its own: the task of the request was cancelled."""

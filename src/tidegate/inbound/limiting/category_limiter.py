@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.errors import RateLimitError
 from tidegate.inbound.client.recent import RecentClients
 from tidegate.inbound.client.request import Request
 from tidegate.limiter import AsyncLimiter, Limiter
@@ -133,10 +132,12 @@ def holds_slots(limits: Iterable[Limit]) -> bool:
 
 
 def correct_flow(name: str, step: Callable[[], Any]) -> CallFlow[None]:
-    """Correct a charge. The client gets its response even if the store fails."""
+    """Correct a charge. The client gets its response even if the store fails, whatever it raises."""
     try:
         yield step
-    except RateLimitError as error:
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
         log.error("%s: could not correct a charge: %s", name, error)  # noqa: TRY400 - the message has all details
 
 
@@ -181,7 +182,9 @@ class ResponseCharge:
         for charge in charges:
             try:
                 decision: Decision = yield partial(charge.limiter.peek, charge.key, {})
-            except RateLimitError:
+            except GeneratorExit:
+                raise
+            except Exception:  # noqa: BLE001 - as in `correct_flow`
                 return []  # `settle_flow` has logged the store error, or the next request will
             if charge.category_limiter is not None:
                 charge.category_limiter.recent_clients.record(charge.key, decision)

@@ -16,7 +16,6 @@ import operator
 import random
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -175,16 +174,7 @@ class _Gate(GateReservations):
             response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge, progress)
             if response is None:
                 continue
-            try:
-                meaning = yield from self._handle_response_flow(account, charge, response, sent)
-                again = self._next_try(candidates, candidate, call, meaning, progress)
-                if again is not None and not charge.settled:
-                    yield from self._settle_failed_flow(account, charge, response.status, plan)
-            except GeneratorExit:
-                raise
-            except BaseException:
-                yield from self._abandon_flow(account, charge, response)
-                raise
+            again = yield from self._finish_try_flow(candidates, candidate, call, charge, response, (sent, progress))
             if again is None:
                 settlement = None
                 if account.settles and not charge.settled:
@@ -199,6 +189,35 @@ class _Gate(GateReservations):
                 attempt += 1
                 candidates.begin_attempt()
                 yield partial(self._sleep, self.clock.steady() + again.pause)
+
+    def _finish_try_flow(
+        self,
+        candidates: CallCandidates,
+        candidate: Candidate,
+        call: OutboundRequest,
+        charge: Charge,
+        response: ProviderResponse,
+        when: tuple[int, CallProgress],
+    ) -> CallFlow[Any]:
+        """Learn from a response; returns how the call is sent again, or None. `when`: its instant, and its progress.
+
+        An error is logged and counted, and the caller gets the response; a cancellation ends the call.
+        """
+        own, account, plan, _ = candidate
+        try:
+            meaning = yield from self._handle_response_flow(account, charge, response, when[0])
+            again = self._next_try(candidates, candidate, call, meaning, when[1])
+            if again is not None and not charge.settled:
+                yield from self._settle_failed_flow(account, charge, response.status, plan)
+        except GeneratorExit:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a store raises
+            self.note_unsettled(own.title, error)
+            return None
+        except BaseException:
+            yield from self._abandon_flow(account, charge, response)
+            raise
+        return again
 
     def _send_or_drop_flow(
         self,
@@ -249,8 +268,7 @@ class _Gate(GateReservations):
     def _settle_failed_flow(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> CallFlow[Any]:
         """Settle a call that failed and is sent again: most providers charge nothing for it but the request."""
         if account.settles:
-            with suppress(Exception):
-                yield from self._make_settlement(account, charge, status, plan).settle_flow(None)
+            yield from self._make_settlement(account, charge, status, plan).settle_flow(None)
         else:
             yield from suppress_errors_flow(charge.commit)
 

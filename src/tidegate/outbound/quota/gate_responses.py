@@ -22,6 +22,7 @@ from tidegate.outbound.providers.provider import REQUESTS_UNIT
 from tidegate.outbound.quota.exchange import has_rate_limit_headers
 from tidegate.outbound.quota.gate_accounts import GateAccounts
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
+from tidegate.outbound.quota.settlement import log_unsettled
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -52,6 +53,7 @@ COUNTER_NAMES: Final = (
     "overrun",
     "overrun_tokens",
     "overrun_micros",
+    "unsettled",
 )
 
 
@@ -237,7 +239,12 @@ class GateResponses(GateAccounts):
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
             unused = {unit: 0 for unit in charge.units if unit != REQUESTS_UNIT}
-            yield from suppress_errors_flow(partial(charge.commit, unused or None))
+            yield partial(charge.commit, unused or None)
+
+    def note_unsettled(self, name: str, error: Exception) -> None:
+        """Count and log that something failed after a response had arrived: the caller still gets the response."""
+        self._counts["unsettled"] += 1
+        log_unsettled(name, error)
 
 
 def recharged_flow(charge: Charge) -> CallFlow[Any]:

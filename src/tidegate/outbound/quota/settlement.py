@@ -14,6 +14,7 @@ Usage above the reservation is charged, too (`overrun` in the metrics), because 
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,6 +45,14 @@ MIN_HEADROOM: Final = 64  # tokens that the provider may have produced before th
 RETRY_TOKENS: Final = 16  # after a denied top-up, try again when this many more tokens have arrived
 
 
+log: logging.Logger = logging.getLogger(__name__)
+
+
+def log_unsettled(name: str, error: Exception) -> None:
+    """Log that a call could not be settled."""
+    log.error("%s: could not settle a call, so what was reserved stays charged: %s", name, error)
+
+
 class PendingSettlement:
     """The charge of a request whose response has begun."""
 
@@ -70,6 +79,7 @@ class PendingSettlement:
         self._reader: UsageReader | None = None
         self._top_ups: list[Charge] = []
         self._cut_off = False
+        self._ended = False
         self.reserved_output: int = self._first_reserved()  # tokens of output
         self._produced = self._watch_production()
         if plan.tops_up:
@@ -108,7 +118,9 @@ class PendingSettlement:
         else:
             watch = self._plan.tops_up or self._may_cost_more()
             watch = watch and self.status < FIRST_ERROR_STATUS
-            self._reader = UsageReader(coding, request.profile, request.model, watch=watch)
+            self._reader = UsageReader(
+                coding, request.profile, request.model, watch=watch, input_estimate=self._plan.input_tokens
+            )
         return self._reader
 
     def _may_cost_more(self) -> bool:
@@ -281,12 +293,28 @@ class PendingSettlement:
     # ---- at the end --------------------------------------------------------------------------------------------------
 
     def settle_flow(self, used: Mapping[str, int] | None) -> CallFlow[Any]:
-        """Commit the usage that the response reports, or what else the provider charges for it."""
-        charge = self.charge
-        if charge.settled:
+        """Commit the usage that the response reports, or what else the provider charges for it, once.
+
+        An error is logged and counted, not raised: it must not cost the caller a response that is paid for.
+        """
+        if self._ended or self.charge.settled:
             return
+        self._ended = True
+        try:
+            yield from self._settle_flow(used)
+        except GeneratorExit:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a store raises
+            self._count("unsettled")
+            log_unsettled(self.account.provider.title, error)
+
+    def _settle_flow(self, used: Mapping[str, int] | None) -> CallFlow[Any]:
+        charge = self.charge
         self._learn()
         request, reader = self._plan.request, self._reader
+        if used is not None and reader is not None and reader.lacks_input:
+            reserved = self._reserved_by(charge, *self._top_ups)
+            used = {unit: max(amount, reserved.get(unit, 0)) for unit, amount in used.items()}
         if used is not None and request is not None and request.price is not None and reader is not None:
             paid = usage_cost(request.price, reader.parts, request.profile) + request.fee
             if request.endpoint.has_output and "output" not in reader.parts and "total" not in reader.parts:
@@ -441,7 +469,7 @@ class PendingSettlement:
                 output = -(-output // request.times)
             if plan.body is not None and plan.output_tokens <= output < request.longest:
                 output *= 2  # as above
-        if "input" in parts and not request.fixed:
+        if "input" in parts and reader.reports_input and not request.fixed:
             whole = parts["input"]
             if "cache_write" in request.profile.usage:  # cached input is reported separately
                 whole += parts.get("cache_read", 0) + parts.get("cache_write", 0)

@@ -53,9 +53,8 @@ def counted_units(profile: Profile, parts: Parts, model: str | None = None) -> d
         return None
     if profile.output_rates and "output" in parts:
         parts = {**parts, "output": parts["output"] * profile.output_rate(model)}
-    if "input" not in parts and "output" not in parts:
-        whole = {"tokens": min(MAX_INTEGER, parts.get("total", 0))}
-        return {**dict.fromkeys(profile.counts, 0), **whole} if "total" in parts else None
+    if "input" not in parts and "output" not in parts:  # of the other units, what is reserved stays charged
+        return {"tokens": min(MAX_INTEGER, parts["total"])} if "total" in parts else None
     found = {}
     for unit, names in profile.signed_counts:
         amount = 0
@@ -74,9 +73,24 @@ def usage_parts(profile: Profile, found: Mapping[str, int]) -> Parts:
             if name in found:
                 parts[part] = found[name]
                 break
+    if not profile.reports_cache_apart and parts.get("cache_read", 0) > parts.get("input", 0):
+        del parts["cache_read"]  # more than the whole input: not to be believed
     if "total" in parts and "input" in parts:
         _add_unlisted(profile, parts)
     return parts
+
+
+def with_input(profile: Profile, parts: Parts, estimate: int | None) -> Parts:
+    """Return the parts with an input, if only an output is reported: the rest of the total, or else the estimate."""
+    if "input" in parts or "output" not in parts:
+        return parts
+    rest = parts.get("total", 0) - parts["output"]
+    if profile.reports_reasoning_apart:
+        rest -= parts.get("reasoning", 0)
+    if profile.reports_cache_apart:
+        rest -= parts.get("cache_read", 0) + parts.get("cache_write", 0)
+    found = rest if rest > 0 else estimate
+    return parts if found is None else {**parts, "input": found}
 
 
 def _add_unlisted(profile: Profile, parts: Parts) -> None:
@@ -102,6 +116,7 @@ class UsageReader:
         "_decoder",
         "_events",
         "_found",
+        "_input_estimate",
         "_line",
         "_model",
         "_parts",
@@ -113,12 +128,21 @@ class UsageReader:
         "_usage_lines",
         "_watch",
         "_whole",
+        "reports_input",
     )
 
     def __init__(
-        self, coding: str = "", profile: Profile | None = None, model: str | None = None, *, watch: bool = False
+        self,
+        coding: str = "",
+        profile: Profile | None = None,
+        model: str | None = None,
+        *,
+        watch: bool = False,
+        input_estimate: int | None = None,
     ) -> None:
-        """Start without data."""
+        """Start without data; the estimate of the input counts if the response reports only an output."""
+        self._input_estimate = input_estimate
+        self.reports_input: bool = True  # whether the input of the result is the one that was reported
         self._profile = profile or shipped_profile()
         self._model = model
         self._plain = not coding
@@ -266,8 +290,15 @@ class UsageReader:
             self._events = is_frame(whole)
             self._found.update(_found_in(self._profile, whole))
             self._whole.clear()
-        self._parts = parts = usage_parts(self._profile, self._found)
+        reported = usage_parts(self._profile, self._found)
+        self.reports_input = "input" in reported or "output" not in reported
+        self._parts = parts = with_input(self._profile, reported, self._input_estimate)
         return parts
+
+    @property
+    def lacks_input(self) -> bool:
+        """Whether an output is reported without an input, and nothing is known about the input."""
+        return not self.reports_input and "input" not in self.parts
 
     def result(self) -> dict[str, int] | None:
         """Return what counts towards each unit, after the last chunk; None if the response reported no usage."""
