@@ -174,7 +174,10 @@ class RateLimitMiddleware:
         client, charges = None, NO_CHARGES
         if target is not None or request_limiter.special:
             client = request_limiter.client_identifier.find(*FRAMEWORK.sender(request, mapping))
-            client = request_limiter.exempt_client(make_request(request, client), client)
+            seen = make_request(request, client)
+            if request_limiter.client_identifier.awaits_key:
+                await request_limiter.client_identifier.await_key_function(seen)
+            client = request_limiter.exempt_client(seen, client)
         if target is None and client is not None and client.key is not None:
             client = None  # the limits of the handler identify it
         if target is not None and target.category_limiter is not None and client is not None and client.key is not None:
@@ -329,4 +332,5 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
 def make_request(request: web.Request, client: RequestClient | None) -> Request:
     """Build the Request that key, count and denial functions of the middleware receive."""
     address = None if client is None else client.address
-    return Request(request.method, request.path, address, request, lambda name: aiohttp_header(request, name))
+    header = functools.partial(aiohttp_header, request)
+    return Request(request.method, request.path, address, request, header, FRAMEWORK.mapping(request))

@@ -207,6 +207,8 @@ class RateLimitMiddleware:
         """Handle a request that needs more than one plain decision."""
         outcome = LimitOutcome(allowed=True)
         request = make_request(scope, client)
+        if self.request_limiter.client_identifier.awaits_key:
+            await self.request_limiter.client_identifier.await_key_function(request)
         client = self.request_limiter.exempt_client(request, client)
         if target.category_limiter is not None and client.key is not None:
             if not target.admin and self._route_hooks.update():
@@ -243,7 +245,10 @@ class RateLimitMiddleware:
         client = self._find_client(scope) if self.request_limiter.special or scope["type"] != "http" else None
         exempt = False
         if client is not None:
-            client = self.request_limiter.exempt_client(make_request(scope, client), client)
+            request = make_request(scope, client)
+            if self.request_limiter.client_identifier.awaits_key:
+                await self.request_limiter.client_identifier.await_key_function(request)
+            client = self.request_limiter.exempt_client(request, client)
             exempt = client.key is None
         request_state = make_state(self.request_limiter, client if exempt else None, None, scope.get(STATE_KEY))
         await self._call_app(scope, receive, send, request_state, client)

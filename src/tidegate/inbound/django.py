@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
-from tidegate.inbound.client.request import FrameworkRequest, Request, wsgi_header
+from tidegate.inbound.client.request import FrameworkRequest, Request, forwarding_headers, wsgi_header
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_hooks import RouteHooks, class_handler
-from tidegate.inbound.wsgi import decide_pending, forwarding_headers
+from tidegate.inbound.wsgi import decide_pending
 
 try:
     from django.core.exceptions import (  # type: ignore[import-untyped]  # Django has no types

@@ -25,11 +25,11 @@ from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run
 from tidegate.inbound.client.address import address_key, parse_node
+from tidegate.inbound.client.request import forwarding_headers
 from tidegate.inbound.django import FRAMEWORK
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import read_exact_limits
-from tidegate.inbound.wsgi import forwarding_headers
 from tidegate.lock import Lock, locked
 from tidegate.policy import Policy
 from tidegate.policy.key import join_key

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, get_args, overload
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
+from tidegate.inbound.client.request import is_async_callable
 from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
 from tidegate.inbound.limiting.limited_call import (
     FrameworkLimit,
@@ -29,7 +30,6 @@ from tidegate.inbound.limiting.limited_call import (
 )
 from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt, route_name
 from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
-from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_decisions import deny, standalone_fields
 from tidegate.inbound.limiting.route_hooks import NO_OVERRIDES, dependency_overrides, limit_dependencies
@@ -42,6 +42,7 @@ try:
     from fastapi import Depends, HTTPException, Response, WebSocketException
     from fastapi.exception_handlers import http_exception_handler
     from fastapi.requests import HTTPConnection, Request
+    from fastapi.websockets import WebSocket
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.fastapi requires FastAPI: pip install fastapi") from error
 
@@ -146,7 +147,8 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
                 return
         if any(use.limit.reserves for use in uses):
             require_response(request_state, "a concurrency limit or count= in FastAPI")
-        native = connection if scope["type"] == "websocket" else Request(scope)
+        # FastAPI passes the request itself, whose body a key function may read; the endpoint gets the same one.
+        native = connection if isinstance(connection, (Request, WebSocket)) else Request(scope)
         check = await run_async(check_flow(uses, native, scope, FRAMEWORK, tasks=True, more=more), call)
         state = check.request_state
         if check.result.allowed:

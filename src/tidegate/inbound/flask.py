@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
+from tidegate.inbound.client.request import forwarding_headers, is_async_callable
 from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate, settle_standalone_flow
 from tidegate.inbound.limiting.limited_functions import exempt
-from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_decisions import standalone_fields
 from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
-from tidegate.inbound.wsgi import decide_pending, forwarding_headers, make_request
+from tidegate.inbound.wsgi import decide_pending, make_request
 
 try:
     import flask

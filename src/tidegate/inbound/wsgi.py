@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.decision import Decision
 from tidegate.errors import RateLimitError
 from tidegate.flow import run
-from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, wsgi_header
+from tidegate.inbound.client.request import (
+    MAX_METHOD_LENGTH,
+    METHOD_OVERRIDES,
+    Request,
+    forwarding_headers,
+    wsgi_header,
+)
 from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.fast_decision import decide_deferred
 from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
@@ -461,12 +467,3 @@ def decode_text(value: str) -> str:
         return value.encode("latin-1").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return value  # an outer middleware has decoded it already
-
-
-def forwarding_headers(environ: Environ) -> list[tuple[str, str]]:
-    """Return the headers that proxies write client addresses into."""
-    found = [(name, environ.get(field)) for name, field in FORWARDING_VARIABLES]
-    return [(name, value) for name, value in found if value]
-
-
-FORWARDING_VARIABLES = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))

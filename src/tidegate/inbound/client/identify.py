@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from tidegate.inbound.client.address import (
@@ -15,6 +15,7 @@ from tidegate.inbound.client.address import (
     client_address,
     parse_address,
 )
+from tidegate.inbound.client.request import is_async_callable
 from tidegate.policy.key import GroupedKey, normal_key
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
+RESULTS_KEY: Final = "tidegate.keys"  # of the results of key functions, in the scope or environ of a request
 MAX_CACHED_CLIENTS: Final = 4096  # the cache is cleared when it is full
 
 
@@ -63,6 +65,7 @@ class ClientIdentifier:
         self._ipv4_prefix, self._ipv6_prefix = ipv4_prefix, ipv6_prefix
         self.allows_unknown: bool = unknown == "allow"
         self.key_function = key
+        self.awaits_key: bool = is_async_callable(key)
         self._warned = False
         self.update_rules(rules)
 
@@ -115,10 +118,25 @@ class ClientIdentifier:
 
     def choose_key(self, request: Request, default: Key) -> Key:
         """Return the key that the application's `key` function chooses, or `default`. Both kinds never collide."""
-        chosen = self.key_function(request) if self.key_function is not None else None
+        chosen = None if self.key_function is None else self._call_key_function(request)
         if chosen is None:
             return default
         return self.make_key(chosen, default)
+
+    def _call_key_function(self, request: Request) -> object:
+        """Return what the `key` function returns for a request, which is asked once."""
+        results = key_results(request.mapping)
+        if id(self) not in results:
+            assert self.key_function is not None  # noqa: S101 - the caller checks it
+            results[id(self)] = self.key_function(request)
+        return results[id(self)]
+
+    async def await_key_function(self, request: Request) -> None:
+        """Call a `key` that is a coroutine function; `choose_key` then uses its result."""
+        results = key_results(request.mapping)
+        if id(self) not in results:
+            assert self.key_function is not None  # noqa: S101 - the caller checks it
+            results[id(self)] = await self.key_function(request)  # type: ignore[misc]  # a coroutine function
 
     def choose_client(self, request: Request, client: RequestClient) -> RequestClient:
         """Return a client with the key that `choose_key` returns."""
@@ -147,6 +165,17 @@ class ClientIdentifier:
     def name_of(self, client: str) -> str:
         """Return the key of a client that an administrator names: of an address its key, otherwise the name itself."""
         return self.key_of(client) if parse_address(client) else client
+
+
+def key_results(mapping: Any) -> dict[int, object]:  # noqa: ANN401 - a scope, an environ or a request
+    """Return what the key functions have returned for a request, by the id of the limit or middleware.
+
+    So each is called once per request, even if a first attempt to decide needs a second one.
+    """
+    found: dict[int, object] | None = mapping.get(RESULTS_KEY)
+    if found is None:
+        found = mapping[RESULTS_KEY] = {}
+    return found
 
 
 def key_text(part: object) -> object:

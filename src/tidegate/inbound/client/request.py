@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Union
 from urllib.parse import unquote_to_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
     from uuid import UUID
 
     from tidegate.policy import Key
@@ -16,6 +19,7 @@ MAX_KEY_LENGTH: Final = 256  # longer header values are hashed
 # Headers that name another method; some applications use it instead of the request's method.
 METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
 MAX_METHOD_LENGTH: Final = 32
+FORWARDING_VARIABLES: Final = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))
 REPLACEMENT_CHARACTER: Final = "\ufffd"  # replaces bytes that are not UTF-8
 
 
@@ -27,7 +31,7 @@ class Request:
     different.
     """
 
-    __slots__ = ("_header", "address", "method", "path", "raw")
+    __slots__ = ("_header", "address", "mapping", "method", "path", "raw")
 
     def __init__(
         self,
@@ -36,12 +40,14 @@ class Request:
         address: str | None,
         raw: object,
         header: Callable[[str], str | None],
+        mapping: MutableMapping[str, Any] | None = None,
     ) -> None:
-        """Create a request; the middlewares do this."""
+        """Create a request; the middlewares do this. `mapping` keeps what tidegate stores in it (default: `raw`)."""
         self.method: str = method
         self.path: str = path
         self.address: str | None = address
         self.raw: object = raw
+        self.mapping: Any = raw if mapping is None else mapping
         self._header = header
 
     def header(self, name: str) -> str | None:
@@ -54,8 +60,9 @@ class Request:
 
 
 FrameworkRequest = Any  # a request of Starlette, FastAPI, Flask, Django or aiohttp, or the common Request
-# What a key function returns: None limits by address.
-KeyOf = Callable[[FrameworkRequest], "Key | int | UUID | tuple[str | int | UUID, ...] | None"]
+# What a key function returns: None limits by address. It may be a coroutine function, in async frameworks.
+ChosenKey = Union["Key", int, "UUID", tuple[Union[str, int, "UUID"], ...], None]
+KeyOf = Callable[[FrameworkRequest], ChosenKey | Awaitable[ChosenKey]]
 
 
 def read_header(request: FrameworkRequest, name: str) -> str | None:
@@ -101,6 +108,13 @@ def by_api_key(name: str = "x-api-key") -> KeyOf:
     return by_header(name, secret=True)
 
 
+def is_async_callable(function: object) -> bool:
+    """Return whether a call returns a coroutine: of a coroutine function, or of an object with such a `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether it is a coroutine function
+
+
 def asgi_path(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
     """Return the path of an ASGI scope; restore bytes that the server has replaced because they are not UTF-8."""
     path: str = scope["path"]
@@ -121,6 +135,12 @@ def asgi_header(scope: Any, name: str) -> str | None:  # noqa: ANN401 - a scope 
 def aiohttp_header(request: Any, name: str) -> str | None:  # noqa: ANN401 - this module imports no framework
     """Find a header in a request of aiohttp."""
     return ", ".join(request.headers.getall(name, ())) or None
+
+
+def forwarding_headers(environ: Any) -> list[tuple[str, str]]:  # noqa: ANN401 - an environ is any mapping
+    """Return the headers of a WSGI environ that proxies write client addresses into."""
+    found = [(name, environ.get(field)) for name, field in FORWARDING_VARIABLES]
+    return [(name, value) for name, value in found if value]
 
 
 def wsgi_header(environ: Any, name: str) -> str | None:  # noqa: ANN401 - an environ is any mapping

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tidegate.inbound.client.address import client_address
 from tidegate.inbound.client.request import (
     FrameworkRequest,
     Request,
     aiohttp_header,
     asgi_header,
     asgi_path,
+    forwarding_headers,
     wsgi_header,
 )
 from tidegate.inbound.limiting.request_state import STATE_KEY
@@ -26,8 +28,7 @@ def common_request(request: FrameworkRequest) -> Request:
     """
     if isinstance(request, Request):
         return request
-    state = find_state(request)
-    address = None if state is None or state.client is None else state.client.address
+    address = find_address(request)
     meta = getattr(request, "META", None)
     if meta is not None:  # Django has decoded the path
         return Request(request.method, request.path_info, address, meta, lambda name: wsgi_header(meta, name))
@@ -39,6 +40,24 @@ def common_request(request: FrameworkRequest) -> Request:
     scope = request.scope
     method = scope.get("method", "GET")
     return Request(method, asgi_path(scope), address, scope, lambda name: asgi_header(scope, name))
+
+
+def find_address(request: FrameworkRequest) -> str | None:
+    """Return the address of the client: as the middleware identifies it, otherwise the address of the peer."""
+    state = find_state(request)
+    if state is not None and state.client is not None:
+        return state.client.address
+    environ = getattr(request, "META", None) or getattr(request, "environ", None)
+    if environ is not None:
+        peer, headers = environ.get("REMOTE_ADDR"), forwarding_headers(environ)
+    elif is_aiohttp(request):
+        peer, headers = request.remote, list(request.headers.items())
+    else:
+        client, headers = request.scope.get("client"), request.scope.get("headers", ())
+        peer = client[0] if client else None
+    if state is None:
+        return client_address(peer)
+    return state.request_limiter.client_identifier.find(peer, headers).address
 
 
 def current_limits(request: FrameworkRequest) -> tuple[LimitDecision, ...]:

@@ -80,7 +80,7 @@ class ConfiguredLimiter:
 
         `tasks`: the caller awaits the limiters; `raw`: it writes header fields as bytes.
         """
-        check_options(options)
+        check_options(options, coroutines=tasks)
         get = options.get
         self.plan_limiters: PlanLimiters = PlanLimiters(get("plan"))
         self._block_option = read_block(get("block_after"), get("block_for"))
@@ -88,7 +88,7 @@ class ConfiguredLimiter:
         self.disabled: bool = False  # by `tidegate.inbound.testing`
         # `application_limits` and `default_limits` that are given as `limit(…)`, by the name of the option.
         self.middleware_limits: dict[str, RouteLimit] = {
-            name: options[name].for_middleware(name)
+            name: options[name].for_middleware(name, coroutines=tasks)
             for name in EXTRA_LIMITS
             if getattr(get(name), "limits_routes", False)
         }

@@ -57,9 +57,9 @@ class ChargePlan:
         peer, headers = stack.framework.sender(native, mapping)
         return self.request_limiter.client_identifier.find(peer, headers)
 
-    def choose_keys(self, client: RequestClient, native: object) -> tuple[Key | None, ...]:
+    def choose_keys(self, client: RequestClient, native: Any, mapping: Any) -> tuple[Key | None, ...]:  # noqa: ANN401 - any request
         """Return the key of each limit of the route; None for a limit that does not limit this request."""
-        return tuple(limit.choose_key(native, client, self.request_limiter) for _, limit in self.limits)
+        return tuple(limit.choose_key(native, mapping, client, self.request_limiter) for _, limit in self.limits)
 
     def charges(self, request_state: RequestState) -> list[DecidedCharge]:
         """Return the charges of a request that the plan has decided, and the decisions about them."""
@@ -91,7 +91,7 @@ def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> 
     assert client is not None  # noqa: S101 - a client that is charged is known
     keys: Any = (key, client.key)
     if not plan.is_simple:
-        keys = (key, *plan.choose_keys(client, native))
+        keys = (key, *plan.choose_keys(client, native, stack.framework.mapping(native)))
         if None in keys:
             return False
     charged = plan.acquire(keys)
@@ -139,7 +139,7 @@ def decide_route_limits(stack: LimitStack, request_state: RequestState, native: 
     if plan is None:
         plan = stack.plans[request_limiter] = ChargePlan(stack, request_limiter, None)
     client = request_state.client or plan.find_client(stack, native, stack.framework.mapping(native))
-    return decide_plan(plan, request_state, client, native)
+    return decide_plan(plan, stack, request_state, client, native)
 
 
 def decide_standalone(
@@ -158,20 +158,26 @@ def decide_standalone(
     request_state.request_limiter = plan.request_limiter
     request_state.standalone = True
     request_state.client = client = plan.find_client(stack, native, mapping)
-    if decide_plan(plan, request_state, client, native):
+    if decide_plan(plan, stack, request_state, client, native):
         return request_state
     del mapping[STATE_KEY]
     return None
 
 
-def decide_plan(plan: ChargePlan, request_state: RequestState, client: RequestClient, native: object) -> bool:
+def decide_plan(
+    plan: ChargePlan,
+    stack: LimitStack,
+    request_state: RequestState,
+    client: RequestClient,
+    native: Any,  # noqa: ANN401 - any request
+) -> bool:
     """Decide a plan without a category; returns whether it was decided and allows the request."""
     key = client.key
     if client.special or not plan.request_limiter.rules.enabled:
         return False
     keys: Any = (key,)
     if not plan.is_simple:
-        keys = plan.choose_keys(client, native)
+        keys = plan.choose_keys(client, native, stack.framework.mapping(native))
         if None in keys:
             return False
     charged = plan.acquire(keys)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run, run_async
+from tidegate.inbound.client.identify import RESULTS_KEY
+from tidegate.inbound.client.request import is_async_callable
 from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
 from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
-from tidegate.inbound.limiting.options import is_async_callable
 from tidegate.inbound.limiting.request_state import STATE_KEY, make_state
 from tidegate.inbound.limiting.route_decisions import (
     decide_uses_flow,
@@ -90,6 +91,7 @@ class FrameworkLimit(RouteLimit):
 
         `cost` replaces the cost of the limit: with 0, `remaining` is what is left now.
         """
+        self.require_plain_functions("in peek(request): use peek_async(request)")
         return run(peek_flow(self, request, self._framework, cost, tasks=False), call)
 
     async def peek_async(self, request: FrameworkRequest, cost: Cost | None = None) -> Decision | None:
@@ -127,7 +129,7 @@ def peek_flow(
     if not limit.by_address:
         identifier = (request_limiter if request_state is None else request_state.request_limiter).client_identifier
         client = identifier.choose_client(request, client)
-    charge = limit.make_charge(request, native, request_limiter, client, use.policy_name, tasks=tasks)
+    charge = yield from limit.make_charge_flow(request, native, request_limiter, client, use.policy_name, tasks=tasks)
     if charge is None:
         return None
     try:
@@ -157,6 +159,7 @@ class LimitedBlock:
 
     def __enter__(self) -> None:
         """Charge the limit, from a function."""
+        self._limit.require_plain_functions("in a 'with' block: use 'async with'")
         self._finish(run(self._check_flow(tasks=False), call))
 
     def __exit__(self, *_: object) -> None:
@@ -205,10 +208,17 @@ def separate_state(mapping: MutableMapping[str, Any]) -> MutableMapping[str, Any
     A denied message refunds neither earlier messages nor the request that opened the WebSocket.
     """
     separate = dict(mapping)
+    separate.pop(RESULTS_KEY, None)  # a key may depend on the message
     request_state: RequestState | None = separate.pop(STATE_KEY, None)
     if request_state is not None and not request_state.standalone:
         separate[STATE_KEY] = make_state(request_state.request_limiter, request_state.client)
     return separate
+
+
+def forget_request(mapping: MutableMapping[str, Any]) -> None:
+    """Remove what was stored in a request: its object may be used again."""
+    mapping.pop(STATE_KEY, None)
+    mapping.pop(RESULTS_KEY, None)
 
 
 class RequestCheck(NamedTuple):
@@ -223,8 +233,10 @@ def decorate(limit: RouteLimit, function: Any, framework: Framework) -> Any:  # 
     """Return a function that is called within its limits; sync or async, as the function is."""
     stack = stack_on(limit, function)
     stack.framework = framework
-    # A function that runs in a thread cannot await.
-    wrap = _wrap_coroutine if is_async_callable(stack.function) else _wrap_function
+    wrap = _wrap_coroutine
+    if not is_async_callable(stack.function):  # it may run in a thread, which cannot await
+        limit.require_plain_functions("of an endpoint that is not a coroutine function (`async def`)")
+        wrap = _wrap_function
     limited = wrap(stack, stack.function, framework)
     attach(stack, limited)
     return limited
@@ -250,7 +262,7 @@ def _wrap_coroutine(stack: LimitStack, inner: Any, framework: Framework) -> Any:
                     await run_async(fail_standalone_flow(request_state, framework, error), call)
                     raise
                 finally:
-                    del mapping[STATE_KEY]  # a request object may be used again
+                    forget_request(mapping)
                 if request_state.write is not None:
                     return framework.add_fields(response, request_state.write(request_state.written))
                 return await run_async(finish_standalone_flow(request_state, framework, response), call)
@@ -280,7 +292,7 @@ def _wrap_function(stack: LimitStack, inner: Any, framework: Framework) -> Any: 
                     run(fail_standalone_flow(request_state, framework, error), call)
                     raise
                 finally:
-                    del mapping[STATE_KEY]  # a request object may be used again
+                    forget_request(mapping)
                 if request_state.write is not None:
                     return framework.add_fields(response, request_state.write(request_state.written))
                 return run(finish_standalone_flow(request_state, framework, response), call)
@@ -316,7 +328,7 @@ def limited_flow(
         return (yield from _call_standalone_flow(state, framework, step))
     finally:
         if request_state is None:
-            mapping.pop(STATE_KEY, None)  # a request object may be used again
+            forget_request(mapping)
 
 
 def _call_standalone_flow(request_state: RequestState, framework: Framework, step: Callable[[], Any]) -> CallFlow[Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import MAX_PREFIXES
+from tidegate.inbound.client.request import is_async_callable
 from tidegate.inbound.rules.model import ADMIN_PATH
 from tidegate.suggestions import did_you_mean
 
@@ -60,15 +60,16 @@ class Options(TypedDict, total=False):
     reload: float  # seconds between checks of the file
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Raise ConfigError for unknown options and invalid values."""
+def check_options(options: dict[str, Any], *, coroutines: bool) -> None:
+    """Raise ConfigError for unknown options and invalid values; `coroutines`: `key` may be a coroutine function."""
     for name, value in options.items():
         check = CHECKS.get(name)
         if check is None:
             known = (*PARAMETERS, *CHECKS)
             expected = did_you_mean(name, known) or f"expected one of {', '.join(known)}"
             raise ConfigError(f"unknown option: {expected}", field=name)
-        problem = check(value)
+        awaited = coroutines and name == "key"
+        problem = describe_function_problem(value, "request", coroutines=True) if awaited else check(value)
         if problem:
             raise ConfigError(f"{problem}, not {value!r}" if name != "admin_token" else problem, field=name)
 
@@ -93,13 +94,13 @@ def _prefix_length(name: str) -> Callable[[Any], str | None]:
     )
 
 
-def describe_function_problem(function: object, *arguments: str) -> str | None:
+def describe_function_problem(function: object, *arguments: str, coroutines: bool = False) -> str | None:
     """Say what is wrong with an optional function that is called with these arguments; None: nothing is."""
     if function is None:
         return None
     if not callable(function):
         return "must be a function"
-    if is_async_callable(function):
+    if not coroutines and is_async_callable(function):
         return "must be a plain function (`def` instead of `async def`)"
     try:
         signature = inspect.signature(function)
@@ -110,13 +111,6 @@ def describe_function_problem(function: object, *arguments: str) -> str | None:
     except TypeError:
         return f"must be a function of {' and '.join(arguments)}, as in `lambda {', '.join(arguments)}: …`"
     return None
-
-
-def is_async_callable(function: object) -> bool:
-    """Return whether a call returns a coroutine: of a coroutine function, or of an object with such a `__call__`."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether it is a coroutine function
 
 
 def _function_of(*arguments: str) -> Callable[[Any], str | None]:

@@ -121,11 +121,13 @@ class RequestLimiter(ConfiguredLimiter):
             if known is not None:
                 return known
         charges = self.make_charges(self.plan_limiters.choose(request, target), key)
-        return self._apply_options(charges, request, client, key) if self.middleware_limits else charges
+        if not self.middleware_limits:
+            return charges
+        return (yield from self._apply_options_flow(charges, request, client, key))
 
-    def _apply_options(
+    def _apply_options_flow(
         self, charges: Sequence[RequestCharge], request: Request, client: RequestClient, key: Key
-    ) -> tuple[RequestCharge, ...]:
+    ) -> CallFlow[tuple[RequestCharge, ...]]:
         """Return the charges as the options of the middleware's own `limit(…)` change them; some may not apply."""
         chosen = replace(client, key=key)
         found = []
@@ -137,7 +139,7 @@ class RequestLimiter(ConfiguredLimiter):
                 found.append(charge)
                 continue
             sender = client if limit.by_address else chosen
-            made = limit.make_charge(request, request, self, sender, limit.name, tasks=self.tasks)
+            made = yield from limit.make_charge_flow(request, request, self, sender, limit.name, tasks=self.tasks)
             if made is not None:
                 found.append(made._replace(category_limiter=category_limiter, route_limit=None, native=None))
         return tuple(found)

@@ -45,7 +45,9 @@ def decide_uses_flow(
     for use in uses:
         request_limiter = use.limit.request_limiter_for(request_state)
         sender = client if use.limit.by_address else chosen
-        charge = use.limit.make_charge(request, native, request_limiter, sender, use.policy_name, tasks=tasks)
+        charge = yield from use.limit.make_charge_flow(
+            request, native, request_limiter, sender, use.policy_name, tasks=tasks
+        )
         if charge is not None:
             charges.append(charge)
     result = yield from request_state.charge_flow(charges, request, tasks=tasks, more=more, client=client)

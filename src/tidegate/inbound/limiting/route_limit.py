@@ -12,6 +12,7 @@ to a request, the middleware's and those of its route, are decided together: a d
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
-from tidegate.inbound.client.request import FrameworkRequest, by_address
+from tidegate.inbound.client.identify import key_results
+from tidegate.inbound.client.request import FrameworkRequest, by_address, is_async_callable
 from tidegate.inbound.limiting.category_limiter import holds_slots
 from tidegate.inbound.limiting.charges import RequestCharge
 from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
@@ -39,11 +41,12 @@ from tidegate.limiter import AsyncLimiter, Limiter
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from tidegate.clock import Clock
     from tidegate.core import Limit
     from tidegate.core.decision import Decision
+    from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
     from tidegate.stores import Store
 
 F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
-LimitsOf = Callable[[FrameworkRequest], "Limits | None"]
+LimitsOf = Callable[[FrameworkRequest], "Limits | Awaitable[Limits | None] | None"]
 FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is no valid one
 # The counts of `per_method`: clients cannot add others.
 METHOD_COUNTS: Final = {
@@ -111,13 +114,13 @@ class RouteLimit:
         limits: Limits | LimitsOf,
         *,
         key: KeyOf | None = None,
-        cost: Cost | Callable[[FrameworkRequest], Cost] = 1,
+        cost: Cost | Callable[[FrameworkRequest], Cost | Awaitable[Cost]] = 1,
         scope: str | None = None,
         name: str | None = None,
         default: Limits | None = None,
         methods: Collection[str] | None = None,
         per_method: bool = False,
-        exempt_when: Callable[[FrameworkRequest], bool] | None = None,
+        exempt_when: Callable[[FrameworkRequest], bool | Awaitable[bool]] | None = None,
         count: Collection[int | str] | Callable[[FrameworkRequest, int], bool] | None = None,
         on_denied: Callable[[FrameworkRequest, Decision], object] | None = None,
         block: bool = True,
@@ -142,11 +145,11 @@ class RouteLimit:
         The `default_limits` of a middleware apply in addition only with `override_defaults=False`.
         `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
-        check_functions({"key": key, "exempt_when": exempt_when}, "request")
+        check_functions({"key": key, "exempt_when": exempt_when}, "request", coroutines=True)
         dynamic: dict[str, object] = {
             field: each for field, each in (("limits", limits), ("cost", cost)) if callable(each)
         }
-        check_functions(dynamic, "request")
+        check_functions(dynamic, "request", coroutines=True)
         check_functions({"denied": denied, "on_denied": on_denied}, "request", "decision")
         check_texts(scope=scope, name=name)
         fixed = None if callable(limits) else named_limits(read_exact_limits(limits), name)
@@ -182,6 +185,9 @@ class RouteLimit:
             callable(each) and not getattr(each, "reads_headers", False)
             for each in (self._limits_of, key, cost, exempt_when)
         )
+        # The coroutine functions among these, by option: only async frameworks can call them.
+        functions = {"limits": limits, "key": key, "cost": cost, "exempt_when": exempt_when}
+        self._coroutines = frozenset(option for option, each in functions.items() if is_async_callable(each))
         self.counts_by_response: bool = count is not None
         self.reserves: bool = holds_slots(fixed or ()) or self.counts_by_response
         self._fixed_cost: Cost | None = None if fixed is None or callable(cost) else cost  # checked above
@@ -195,14 +201,17 @@ class RouteLimit:
             and self.blocks
             and cost == 1
             and store is None
+            and not self._coroutines
             and not (methods or exempt_when or per_method or self.reserves)
         )
 
-    def for_middleware(self, name: str) -> RouteLimit:
+    def for_middleware(self, name: str, *, coroutines: bool) -> RouteLimit:
         """Return a copy for the option `application_limits` or `default_limits`; raises ConfigError.
 
         The middleware has its own store and responses, so options that would replace these are rejected.
         """
+        if not coroutines:
+            self.require_plain_functions("of a WSGI middleware")
         given = {"scope": self.scope, "store": self._own_store, "denied": self.denied, "on_denied": self.on_denied}
         rejected = [option for option, value in given.items() if value is not None]
         rejected += [] if self.blocks else ["block"]
@@ -215,6 +224,12 @@ class RouteLimit:
         copied.category = Category(name, Policy(name, limits, self._mode, self._on_store_error))
         copied.name, copied._limiters = name, {}  # noqa: SLF001 - of its own class
         return copied
+
+    def require_plain_functions(self, where: str) -> None:
+        """Raise ConfigError if an option is a coroutine function, which nothing can await there."""
+        for option in sorted(self._coroutines):
+            message = f"must be a plain function {where}: only coroutines can await it"
+            raise ConfigError(message, field=option)
 
     @property
     def text(self) -> str:
@@ -259,7 +274,7 @@ class RouteLimit:
             own.request_limiter = RequestLimiter(rules, self._own_store or "memory://", **self._options)
         return own.request_limiter
 
-    def make_charge(
+    def make_charge_flow(
         self,
         request: Request,
         native: object,
@@ -268,26 +283,28 @@ class RouteLimit:
         name: str,
         *,
         tasks: bool,
-    ) -> RequestCharge | None:
+    ) -> CallFlow[RequestCharge | None]:
         """Return what a request is to be charged under the name of a policy; None if it is not limited."""
         if not request_limiter.rules.enabled:
             return None
         if not self.applies_to(request.method):
             return None
-        if self._exempt_when is not None and self._exempt_when(native):
+        if self._exempt_when is not None and (yield from self._call_flow("exempt_when", self._exempt_when, native)):
             return None
-        key = self.choose_key(native, client, request_limiter)
+        key = yield from self._choose_key_flow(native, request.mapping, client, request_limiter)
         if key is None:
             return None
         limits = None
         if self._limits_of is not None:
-            limits = self._read_dynamic(native)
+            limits = yield from self._read_dynamic_flow(native)
             if limits is None:
                 return None
         if self._per_method:
             name = f"{name}:{METHOD_COUNTS.get(request.method.upper(), 'other')}"
         limiter = self._limiter(request_limiter, name, limits, tasks=tasks)
-        cost = self._read_cost(native, limiter.policy) if self._fixed_cost is None else self._fixed_cost
+        cost = self._fixed_cost
+        if cost is None:
+            cost = yield from self._read_cost_flow(native, limiter.policy)
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
         reserves = self.reserves or (limits is not None and holds_slots(limits))
         return RequestCharge(request_limiter, limiter, key, cost, None, self, reserves, native if reserves else None)
@@ -308,14 +325,32 @@ class RouteLimit:
             return None
         return None if count(request, status) else 0
 
-    def _read_dynamic(self, native: object) -> tuple[Limit, ...] | None:
+    def _call_flow(self, option: str, function: Callable[..., Any], native: object) -> CallFlow[Any]:
+        """Call a function of the application, which may be a coroutine function."""
+        if option in self._coroutines:
+            return (yield functools.partial(function, native))
+        return function(native)
+
+    def _choose_key_flow(
+        self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
+    ) -> CallFlow[Key | None]:
+        """Return the key of a request, as `make_key` does; the key function is called once per request."""
+        chosen = None
+        if self._key_of is not None and client.key is not None:
+            results = key_results(mapping)
+            if id(self) not in results:
+                results[id(self)] = yield from self._call_flow("key", self._key_of, native)
+            chosen = results[id(self)]
+        return self.make_key(chosen, client, request_limiter)
+
+    def _read_dynamic_flow(self, native: object) -> CallFlow[tuple[Limit, ...] | None]:
         """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
 
         Without a valid one and without `default`, FALLBACK_LIMIT applies: an invalid limit neither fails requests nor
         leaves a route without a limit.
         """
         try:
-            chosen = self._limits_of(native)  # type: ignore[misc]  # called only if there is a function
+            chosen = yield from self._call_flow("limits", self._limits_of, native)  # type: ignore[arg-type]  # called only if there is one
             if chosen is None:
                 return None
             self._valid = self._parse(chosen)
@@ -325,9 +360,9 @@ class RouteLimit:
                 log.error("%s: the limit function returned an invalid limit, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
         return self._valid or read_exact_limits(FALLBACK_LIMIT)
 
-    def _read_cost(self, native: object, policy: Policy) -> Cost:
+    def _read_cost_flow(self, native: object, policy: Policy) -> CallFlow[Cost]:
         """Return the cost of a request; 1 replaces an invalid one, so that it neither fails requests nor admits all."""
-        cost = self._cost(native) if callable(self._cost) else self._cost
+        cost: Cost = (yield from self._call_flow("cost", self._cost, native)) if callable(self._cost) else self._cost
         try:
             policy.costs(cost)
         except ConfigError as error:
@@ -355,11 +390,22 @@ class RouteLimit:
             found = self._parsed[cache_key] = read_exact_limits(cache_key)
         return found
 
-    def choose_key(self, native: object, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
-        """Return the key of a request; None if it is not limited: exempt clients and clients without an address."""
+    def choose_key(
+        self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
+    ) -> Key | None:
+        """Return the key of a request of a plain limit, as `make_key` does."""
+        chosen = None
+        if self._key_of is not None and client.key is not None:
+            chosen = key_results(mapping)[id(self)] = self._key_of(native)
+        return self.make_key(chosen, client, request_limiter)
+
+    def make_key(self, chosen: object, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
+        """Return the key of a request; None if it is not limited: exempt clients and clients without an address.
+
+        `chosen` is what the key function returned; None limits by the key of the client.
+        """
         if client.key is None:
             return None
-        chosen = self._key_of(native) if self._key_of is not None else None
         if chosen is None:
             return None if client.key is UNKNOWN and request_limiter.client_identifier.allows_unknown else client.key
         return request_limiter.client_identifier.make_key(chosen, client.key)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 Count = Collection[int | str] | Callable[["FrameworkRequest", int], bool]
 
 
-def check_functions(functions: dict[str, object], *arguments: str) -> None:
-    """Raise ConfigError unless each is None or a function that takes these arguments."""
+def check_functions(functions: dict[str, object], *arguments: str, coroutines: bool = False) -> None:
+    """Raise ConfigError unless each is None or a function that takes these arguments; some may be `coroutines`."""
     for field, function in functions.items():
-        problem = describe_function_problem(function, *arguments)
+        problem = describe_function_problem(function, *arguments, coroutines=coroutines)
         if problem is not None:
             example = " such as by_header('x-tenant')" if field == "key" and not callable(function) else ""
             raise ConfigError(f"{problem}{example}, not {function!r}", field=field)
@@ -34,7 +34,7 @@ def check_texts(**values: object) -> None:
             raise ConfigError(f"must be a string such as 'uploads', not {value!r}", field=field)
 
 
-def check_fixed_cost(cost: Cost | Callable[..., Cost], limits: tuple[Limit, ...] | None) -> None:
+def check_fixed_cost(cost: Cost | Callable[..., object], limits: tuple[Limit, ...] | None) -> None:
     """Raise ConfigError if limits that are known cannot be charged a cost that is known."""
     if limits is not None and not callable(cost):
         Policy("route", limits).costs(cost)
