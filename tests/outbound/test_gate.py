@@ -7,7 +7,7 @@ import pytest
 
 from tests.outbound.server import as_json
 from tests.outbound.virtual_provider import START, URL, Server, answers, call, providers, usage
-from tidegate import Denied, Limiter
+from tidegate import ConfigError, Denied, Limiter
 from tidegate.clock import TaskSignal
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
@@ -286,3 +286,13 @@ async def test_a_cancelled_request_counts_and_frees_its_slot():
         await task
     assert used(known, store) == {"1m": 1, "tpm": 1000, "concurrency": 0}
     await gate.close()
+
+
+@pytest.mark.parametrize("kind", [Gate, AsyncGate])
+def test_a_clock_beside_a_store_is_refused(kind):
+    """The gate decides by the clock of the store: another one would be ignored."""
+    providers = Providers.of({"domain": "a.test", "limit": 5, "period": "1m"})
+    store = MemoryStore(clock=ManualClock(1_728_000_000))
+    with pytest.raises(ConfigError, match="clock: cannot be combined with a Store"):
+        kind(providers, store, clock=ManualClock(1_728_000_000))
+    kind(providers, store, clock=store.clock)

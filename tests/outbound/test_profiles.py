@@ -374,3 +374,40 @@ def test_wrong_folders_of_profiles_are_refused(tmp_path, added):
     (tmp_path / "acme.yml").write_text("output: {bounds: [most]}\n")
     with pytest.raises(ConfigError, match=r"acme\.yml: .*acme\.yaml has the same name: rename one of them"):
         bounds(tmp_path, "acme", added, tmp_path / "acme.yml")
+
+
+@pytest.mark.parametrize(
+    ("domain", "profile"),
+    [
+        ("api.openai.com", "openai"),
+        ("eu.api.openai.com", "openai"),
+        ("API.Anthropic.com", "anthropic"),
+        ("generativelanguage.googleapis.com", "google"),
+        ("me.openai.azure.com", "azure"),
+        ("bedrock-runtime.eu-west-1.amazonaws.com", "bedrock"),
+        ("s3.eu-west-1.amazonaws.com", None),
+        ("api.openai.com.evil.example", None),
+        ("openai.com", None),
+        ("googleapis.com", None),
+    ],
+)
+def test_the_domain_selects_the_profile(domain, profile):
+    (provider,) = Providers.of({"domain": domain, "limit": 5, "period": "1m"})
+    assert (provider.profile and provider.profile.name) == profile
+    (named,) = Providers.of({"domain": domain, "limit": 5, "period": "1m", "profile": "mistral"})
+    assert named.profile.name == "mistral"
+
+
+def test_an_added_profile_takes_precedence_for_its_domains(tmp_path):
+    (tmp_path / "own.yaml").write_text("domains: api.openai.com\noutput: {bounds: [max_tokens]}\n")
+    (tmp_path / "up.yaml").write_text("domain: api.openai.com\nlimit: 5\nperiod: 1m\n")
+    (provider,) = Providers.load(files=[tmp_path / "up.yaml"], profiles=[tmp_path / "own.yaml"])
+    assert provider.profile.name == "own"
+
+
+def test_the_usage_of_gemini_is_settled_without_being_asked():
+    """The file names no profile; the wait of a 429 is in its body, and the usage in usageMetadata."""
+    limits = ["100/1m", "100_000/1m unit=tokens name=tpm"]
+    (provider,) = Providers.of({"domain": "generativelanguage.googleapis.com", "limits": limits})
+    (asked,) = Providers.of({"domain": "generativelanguage.googleapis.com", "limits": limits, "profile": "google"})
+    assert provider.counting == asked.counting

@@ -95,7 +95,7 @@ INTERNAL = {
     "tidegate.budget.batch._Batch.__init__": "made by `TaskBudget.batch`",
     "tidegate.budget.settings.model.BudgetSettings.plan": "read by the budget",
     "tidegate.inbound.limiting.route_limit.RouteLimit.category": "set by the middleware",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.make_charge": "called by the adapters of frameworks",
+    "tidegate.inbound.limiting.route_limit.RouteLimit.make_charge_flow": "called by the adapters of frameworks",
     "tidegate.inbound.limiting.route_limit.RouteLimit.own_request_limiter": "called by the adapters of frameworks",
     "tidegate.inbound.limiting.route_limit.RouteLimit.plain_limiter": "called by the adapters of frameworks",
     "tidegate.inbound.limiting.route_limit.RouteLimit.choose_key": "called by the adapters of frameworks",

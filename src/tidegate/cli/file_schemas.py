@@ -128,6 +128,7 @@ def profile_schema() -> JsonSchema:
         "output_counted": {"enum": list(get_args(OutputCounted))},
         "failed": {"enum": list(get_args(FailedCost))},
         "endpoints": {"type": "array", "items": {"type": "object", "required": ["path"]}},
+        "domains": {"anyOf": [STRING, {"type": "array", "items": STRING}]},
     }
     return document("profile", closed(PROFILE_FIELDS, own))
 

@@ -40,7 +40,7 @@ class Request:
         address: str | None,
         raw: object,
         header: Callable[[str], str | None],
-        mapping: MutableMapping[str, Any] | None = None,
+        mapping: MutableMapping[str, object] | None = None,
     ) -> None:
         """Create a request; the middlewares do this. `mapping` keeps what tidegate stores in it (default: `raw`)."""
         self.method: str = method

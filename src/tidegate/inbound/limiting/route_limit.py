@@ -334,14 +334,14 @@ class RouteLimit:
     def _choose_key_flow(
         self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
     ) -> CallFlow[Key | None]:
-        """Return the key of a request, as `make_key` does; the key function is called once per request."""
+        """Return the key of a request, as `_make_key` does; the key function is called once per request."""
         chosen = None
         if self._key_of is not None and client.key is not None:
             results = key_results(mapping)
             if id(self) not in results:
                 results[id(self)] = yield from self._call_flow("key", self._key_of, native)
             chosen = results[id(self)]
-        return self.make_key(chosen, client, request_limiter)
+        return self._make_key(chosen, client, request_limiter)
 
     def _read_dynamic_flow(self, native: object) -> CallFlow[tuple[Limit, ...] | None]:
         """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
@@ -393,13 +393,13 @@ class RouteLimit:
     def choose_key(
         self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
     ) -> Key | None:
-        """Return the key of a request of a plain limit, as `make_key` does."""
+        """Return the key of a request of a plain limit, as `_make_key` does."""
         chosen = None
         if self._key_of is not None and client.key is not None:
             chosen = key_results(mapping)[id(self)] = self._key_of(native)
-        return self.make_key(chosen, client, request_limiter)
+        return self._make_key(chosen, client, request_limiter)
 
-    def make_key(self, chosen: object, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
+    def _make_key(self, chosen: object, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
         """Return the key of a request; None if it is not limited: exempt clients and clients without an address.
 
         `chosen` is what the key function returned; None limits by the key of the client.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tidegate.errors import Denied
+from tidegate.errors import ConfigError, Denied
 from tidegate.outbound.quota.decoding import ACCEPT_ENCODING
 from tidegate.outbound.quota.exchange import (
     AddedKey,
@@ -71,6 +71,12 @@ class HttpxLibrary:
 
     def to_outbound_request(self, request: Any) -> OutboundRequest:  # noqa: ANN401 - of either library
         """Describe a request as an OutboundRequest."""
+        if not isinstance(request, self._module.Request):
+            own, other = self._module.__name__, type(request).__module__.partition(".")[0]
+            raise ConfigError(
+                f"this transport is for {own}, and the client is of {other}: import RateLimitTransport or "
+                f"AsyncRateLimitTransport from tidegate.outbound.{other}"
+            )
         replayable = isinstance(request.stream, self._module.ByteStream)
 
         def body() -> bytes | None:

@@ -35,8 +35,8 @@ from tidegate.outbound.providers.model_fields import (
 from tidegate.outbound.providers.money import check_unit, parse_limit, to_micros
 from tidegate.outbound.providers.pool_file import read_ceilings, read_pool
 from tidegate.outbound.providers.prices import MILLION, find_prices
-from tidegate.outbound.providers.profile import TOKEN_UNITS
-from tidegate.outbound.providers.profile_file import NO_PROFILES, find_profile
+from tidegate.outbound.providers.profile import TOKEN_UNITS, Profile
+from tidegate.outbound.providers.profile_file import NO_PROFILES, find_profile, profile_of_domain
 from tidegate.outbound.providers.provider import (
     CONCURRENCY_UNIT,
     EndpointCost,
@@ -116,7 +116,7 @@ def read_provider(source: str | Path | Mapping[str, object], profiles: Mapping[s
 def _read_fields(
     section: ConfigValue, fields: Fields, profiles: Mapping[str, Path], name: str | None = None
 ) -> Provider:
-    prices = _prices(fields)
+    prices = _prices(fields, profiles)
     models = read_model_limits(fields, partial(read_limit, algorithm=_text(fields, "algorithm"), prices=prices))
     limits = _limits(section, fields, dict(models).get(ANY_MODEL), prices)
     key, key_from = _api_key(fields)
@@ -130,7 +130,7 @@ def _read_fields(
         "on_store_error": cast("OnStoreError", _choice(fields, "on_store_error", get_args(OnStoreError), "deny")),
         "retries": _retries(fields),
         "estimate": _estimate(fields, limits + tuple(limit for each in models for limit in each.limits)),
-        "profile": find_profile(fields["profile"], profiles) if "profile" in fields else None,
+        "profile": _profile(fields, profiles),
         "models": models,
         "aliases": read_aliases(fields),
         "output_reserve": read_output_reserve(fields),
@@ -147,11 +147,18 @@ def _read_fields(
     return provider
 
 
-def _prices(fields: Fields) -> Prices | None:
+def _profile(fields: Fields, profiles: Mapping[str, Path]) -> Profile | None:
+    """Return the profile that the file names, or else the one of its domain."""
+    if "profile" in fields:
+        return find_profile(fields["profile"], profiles)
+    return profile_of_domain(_domain(fields["domain"]), profiles)
+
+
+def _prices(fields: Fields, profiles: Mapping[str, Path]) -> Prices | None:
     """Read `price: prices.yaml`; the profile says what a response reports, and so what is paid for."""
     if "price" not in fields:
         return None
-    if "profile" not in fields:
+    if _profile(fields, profiles) is None:
         raise fields["price"].error("needs a profile, which says how tokens are counted, such as profile: openai")
     return find_prices(fields["price"])
 

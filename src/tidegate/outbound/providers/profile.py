@@ -151,6 +151,7 @@ class Profile:
     denial: Any = None  # a JSON document with {message}, {seconds} in its strings
     endpoints: tuple[ProfileEndpoint, ...] = ()
     unbounded: Unbounded = NOTHING_UNBOUNDED
+    domains: tuple[str, ...] = ()  # whose providers use it if their file names none; `*` is one label
     file: str | None = field(default=None, compare=False)
     media_pattern: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)  # finds media in a body
     usage_markers: tuple[bytes, ...] = field(init=False, repr=False, compare=False)

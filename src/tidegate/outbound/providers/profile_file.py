@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -51,6 +52,7 @@ PROFILE_FIELDS: Final = (
     "denial",
     "endpoints",
     "unbounded",
+    "domains",
 )
 USAGE_PARTS: Final = get_args(UsagePart)
 SUBTRACTED_PARTS: Final = ("-cache_read",)  # parts of the reported input that do not count
@@ -75,6 +77,19 @@ def find_profile(setting: ConfigValue, added: Mapping[str, Path] = NO_PROFILES) 
     if not path.is_file():
         raise setting.error(f"cannot read {path}: there is no such file")
     return read_profile(path)
+
+
+def profile_of_domain(domain: str, added: Mapping[str, Path] = NO_PROFILES) -> Profile | None:
+    """Return the profile whose `domains` include a domain; an added one takes precedence; None if there is none."""
+    profiles = (*map(read_profile, added.values()), *map(shipped_profile, shipped_names()))
+    return next((each for each in profiles if any(is_domain_of(domain, known) for known in each.domains)), None)
+
+
+def is_domain_of(domain: str, known: str) -> bool:
+    """Return whether a domain is a known one or one of its subdomains; `*` in the known one is any label."""
+    labels, wanted = domain.split("."), known.split(".")
+    last = labels[-len(wanted) :]
+    return len(last) == len(wanted) and all(map(fnmatchcase, last, wanted))
 
 
 def find_profile_files(paths: Iterable[Path]) -> dict[str, Path]:
@@ -138,6 +153,8 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     for field, read_entry in entries:
         if field in fields:
             options[field] = tuple(read_entry(entry) for entry in fields[field].items())
+    if "domains" in fields:
+        options["domains"] = tuple(entry.string().lower() for entry in fields["domains"].one_or_many())
     _check_media(fields, options)
     return Profile(name, **options, file=section.file)
 

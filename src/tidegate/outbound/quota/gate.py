@@ -115,6 +115,9 @@ class _Gate(GateReservations):
         self._defaults = RequestOptions(
             None if timeout is None else seconds("timeout", timeout), seconds("priority", priority)
         )
+        if not isinstance(store, str) and clock is not None and clock is not store.clock:
+            message = "cannot be combined with a Store, which has its own clock: give the clock to the store"
+            raise ConfigError(message, field="clock")
         self._opened = OpenedStore.open(store, clock=clock)
         self.store: Store = self._opened.store
         self.clock: Clock = self.store.clock
