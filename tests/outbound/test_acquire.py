@@ -189,3 +189,76 @@ async def test_the_asynchronous_gate_has_the_same_methods(store, clock):
     with pytest.raises(Denied):
         await gate.acquire("x", 4)
     await gate.close()
+
+
+@pytest.mark.parametrize("verb", ["try_acquire", "acquire"])
+@pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "calendar_window"])
+@pytest.mark.parametrize("kind", [Gate, AsyncGate])
+async def test_a_worker_that_settles_nothing_has_the_whole_limit_in_every_period(
+    kind, algorithm, verb, store, clock
+):
+    gate = kind(limited(f"5/1m {algorithm}"), store, timeout=0)
+
+    async def worker():
+        try:
+            charge = getattr(gate, verb)("x.example")
+            return bool(await charge if kind is AsyncGate else charge)
+        except Denied:
+            return False
+
+    for _ in range(4):
+        assert [await worker() for _ in range(7)] == [True] * 5 + [False] * 2
+        clock.advance(60)
+    await gate.close() if kind is AsyncGate else gate.close()
+
+
+def test_permits_of_try_acquire_count_from_when_they_were_taken_even_if_they_are_kept(store, clock):
+    gate, kept = Gate(limited("5/1m fixed_window"), store), []
+    for _ in range(3):
+        kept += [gate.try_acquire("x.example") for _ in range(6)]
+        clock.advance(60)
+    assert sum(map(bool, kept)) == 15
+    assert not gate.account_of(CALL).delays.busy
+    gate.close()
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window"])
+async def test_a_permit_of_try_acquire_is_in_flight_in_a_block(algorithm, store, clock):
+    gate = Gate(limited(f"2/1m {algorithm}"), store)
+    with gate.try_acquire("x.example"):
+        clock.advance(61)
+        assert [bool(gate.try_acquire("x.example")) for _ in range(2)] == [True, False]
+    gate.close()
+    other = AsyncGate(limited(f"2/1m {algorithm}"), MemoryStore(clock=clock))
+    async with await other.try_acquire("x.example"):
+        clock.advance(61)
+        assert [bool(await other.try_acquire("x.example")) for _ in range(2)] == [True, False]
+    await other.close()
+
+
+def test_a_settled_permit_of_try_acquire_counts_from_a_slow_response(store, clock):
+    gate = Gate(providers(1), store)
+    charge = gate.try_acquire("x.example")
+    clock.advance(40)
+    charge.commit()
+    clock.advance(50)
+    assert not gate.try_acquire("x.example")
+    gate.close()
+
+
+def test_a_slot_that_nobody_releases_is_named_once_in_a_warning(store, clock, caplog):
+    gate = Gate(named(limit=30, concurrency={"limit": 4, "lease": "30s"}), store)
+    with gate.try_acquire("x"):
+        pass
+    gate.try_acquire("x").cancel()
+    assert not caplog.messages
+    for _ in range(2):
+        gate.try_acquire("x")
+    (message,) = caplog.messages
+    assert message == (
+        "a permit of provider x was not settled: its slot of 'concurrency' stays taken until its lease ends (30s). "
+        "Call commit() or cancel(), or use the permit in a with block"
+    )
+    clock.advance(30)
+    assert [bool(gate.try_acquire("x")) for _ in range(5)] == [True] * 4 + [False]
+    gate.close()

@@ -100,6 +100,7 @@ class Account:
         self.last_used: int = self.clock.steady()  # when it was last used
         self.refused: int = 0  # responses with status 429 or 503
         self.spent: int = 0  # what its calls cost, in micros, in this process
+        self.warned_unsettled: bool = False  # that a permit with a slot was never settled
         self._key_trouble = KeyTrouble()
         self._refused_charges: deque[tuple[int, int]] = deque(maxlen=MAX_REFUSED_CHARGES)  # when charged, and how much
         self._provider_charges = ProviderCharges()

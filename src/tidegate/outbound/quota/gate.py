@@ -308,7 +308,11 @@ class _Gate(GateReservations):
             if raises:
                 raise
             return make(candidates[0].account, None, denied.decision)
-        return make(candidate.account, charge)
+        pending = make(candidate.account, charge)
+        pending.owned = True
+        if not raises:
+            pending.set_in_flight(False)
+        return pending
 
     def _current_options(self) -> RequestOptions:
         """Return the options of the gate, or those of `request_options`."""
@@ -383,11 +387,15 @@ class Gate(_Gate):
 
         `target` is a URL, a domain, or the name of a provider. None means the provider's cost, and the gate's `timeout`
         and `priority`. Settle the charge that is returned: `commit()` once the provider has responded, or `cancel()`.
+        It counts as in flight until then, or until the program drops it.
         """
         return self.run(self._acquire_flow(partial(PendingCharge, self.run), target, cost, timeout, priority))
 
     def try_acquire(self, target: object, cost: Cost | None = None) -> PendingCharge:
-        """Take permits if there are enough now; the charge that is returned says whether it is `allowed`."""
+        """Take permits if there are enough now; the charge that is returned says whether it is `allowed`.
+
+        A charge that is not settled counts from now on; a slot of `concurrency` is held until it is settled.
+        """
         return self.run(self._acquire_flow(partial(PendingCharge, self.run), target, cost, 0, raises=False))
 
     def peek(self, call: OutboundRequest, times: int = 1) -> Decision | None:
@@ -433,7 +441,7 @@ class AsyncGate(_Gate):
         return Reserving(lambda: self.run(self._acquire_flow(make, target, cost, timeout, priority)))
 
     async def try_acquire(self, target: object, cost: Cost | None = None) -> AsyncPendingCharge:
-        """Take permits if there are enough now; the charge that is returned says whether it is `allowed`."""
+        """Take permits if there are enough now, as `Gate.try_acquire`."""
         make = partial(AsyncPendingCharge, self.run)
         return await self.run(self._acquire_flow(make, target, cost, 0, raises=False))
 

@@ -7,15 +7,21 @@ A permit must count until the provider has counted the request (see `arrival`). 
     cancel()        the request was never sent: its permits are returned
 
 At the end of a `with` block, a charge that is not settled is committed, after an exception too: the request may have
-arrived.
+arrived. A charge that nobody settles counts from when it was taken:
+
+    `acquire`           in flight until it is settled, or until the program drops the charge
+    `try_acquire`       not in flight, except in a `with` block: the program may only want to know whether it may send
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core.limit import period_text
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.flow import complete_flow
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
@@ -32,9 +38,13 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.charge import Charge
     from tidegate.policy import Cost
 
+log: logging.Logger = logging.getLogger(__name__)
+
 
 class _PendingCharge:
     """Base class of PendingCharge and AsyncPendingCharge."""
+
+    owned: bool = False  # whether only the holder of this object can settle the charge
 
     def __init__(
         self,
@@ -75,6 +85,37 @@ class _PendingCharge:
         """Show the provider and the state."""
         state = "denied" if not self.allowed else "settled" if self.settled else "open"
         return f"<{type(self).__name__} {self.provider or 'unlimited'} {state}>"
+
+    # ---- permits that nobody settles ---------------------------------------------------------------------------------
+
+    def set_in_flight(self, in_flight: bool) -> None:  # noqa: FBT001 - a setter
+        """Set whether the permit counts as that of a request in flight, until it is settled."""
+        account, charge = self.account, self.charge
+        if account is None or charge is None or self.settled:
+            return
+        until = MAX_INTEGER if in_flight else 0
+        if charge.tracked_until == until:
+            return
+        charge.tracked_until = until
+        account.delays.untrack(charge)
+        if in_flight:
+            account.delays.track(charge)
+
+    def __del__(self) -> None:
+        """Count a charge that was dropped from when it was taken, and warn once if it holds a slot."""
+        account, charge = getattr(self, "account", None), getattr(self, "charge", None)
+        if not self.owned or account is None or charge is None or self.settled:
+            return
+        charge.tracked_until = 0
+        lease = next((limit.length for limit in account.provider.limits if limit.rules.holds_slots), None)
+        if lease is not None and not account.warned_unsettled:
+            account.warned_unsettled = True
+            log.warning(
+                "a permit of provider %s was not settled: its slot of 'concurrency' stays taken until its lease ends "
+                "(%s). Call commit() or cancel(), or use the permit in a with block",
+                self.provider,
+                period_text(lease),
+            )
 
     # ---- flows -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +196,8 @@ class PendingCharge(_PendingCharge):
         self._run(self._cancel_flow())
 
     def __enter__(self) -> Self:
-        """Settle at the end of the block."""
+        """Settle at the end of the block; the request is in flight until then."""
+        self.set_in_flight(True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,7 +222,8 @@ class AsyncPendingCharge(_PendingCharge):
         await self._run(self._cancel_flow())
 
     async def __aenter__(self) -> Self:
-        """Settle at the end of the block."""
+        """Settle at the end of the block; the request is in flight until then."""
+        self.set_in_flight(True)
         return self
 
     async def __aexit__(self, *_: object) -> None:

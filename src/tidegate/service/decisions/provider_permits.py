@@ -70,6 +70,7 @@ class ProviderPermits:
         account, charge = pending.account, pending.charge
         if account is None or charge is None:
             return ReserveResult(None, None), None
+        pending.owned = False  # its id settles it
         charge.answered = ttl is None
         reservation: AsyncReservation = charge.reservation  # type: ignore[assignment]  # of an asynchronous gate
         try:
