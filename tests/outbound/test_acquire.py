@@ -194,9 +194,7 @@ async def test_the_asynchronous_gate_has_the_same_methods(store, clock):
 @pytest.mark.parametrize("verb", ["try_acquire", "acquire"])
 @pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "calendar_window"])
 @pytest.mark.parametrize("kind", [Gate, AsyncGate])
-async def test_a_worker_that_settles_nothing_has_the_whole_limit_in_every_period(
-    kind, algorithm, verb, store, clock
-):
+async def test_a_worker_that_settles_nothing_has_the_whole_limit_in_every_period(kind, algorithm, verb, store, clock):
     gate = kind(limited(f"5/1m {algorithm}"), store, timeout=0)
 
     async def worker():

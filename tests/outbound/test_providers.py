@@ -1,10 +1,11 @@
 """Providers from files: which are refused, and how a changed file is reloaded."""
 
 import logging
+import time
 
 import pytest
 
-from tidegate import ConfigError, Denied
+from tidegate import ConfigError, Denied, ResourceUnknown
 from tidegate.outbound import Gate, OutboundRequest, Providers
 from tidegate.testing import ManualClock
 
@@ -241,3 +242,32 @@ def _reply():
     from tidegate.outbound.quota.exchange import ProviderResponse  # noqa: PLC0415 - not public
 
     return ProviderResponse(200, (), lambda: None, "answer")
+
+
+@pytest.mark.parametrize("target", ["n7", "d7.example", "API.d7.example", "free.example"])
+def test_finding_a_provider_takes_as_long_with_many_providers(target):
+    def quickest(count):
+        known = Providers.of(
+            *({"domain": f"d{i}.example", "name": f"n{i}", "limit": 1, "period": "1m"} for i in range(count))
+        )
+        times = []
+        for _ in range(20):
+            began = time.perf_counter()
+            for _ in range(20):
+                known.find(target)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    assert quickest(1000) < 10 * quickest(10)
+
+
+def test_a_name_is_found_again_after_a_reload(tmp_path):
+    file = write(tmp_path, "a.yaml", "a.test")
+    known = Providers.load(directories=[tmp_path])
+    assert (known.find("a").domain, known.find("b.test")) == ("a.test", None)
+    file.unlink()
+    write(tmp_path, "b.yaml", "b.test")
+    known.reload()
+    assert (known.find("b").domain, known.find("b.test").name) == ("b.test", "b")
+    with pytest.raises(ResourceUnknown):
+        known.find("a")

@@ -56,6 +56,8 @@ def show(args: argparse.Namespace, output: Output) -> None:
 def format_source(source: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a source's row."""
     state = source["state"] if source["state"] != "idle" else format_instant(source["due"])
+    if source["skip_reason"]:
+        state = f"skipped: {source['skip_reason']}"
     last = f"{format_instant(source['last_at'])} {source['last_result']}" if source["last_at"] else "-"
     counts = (str(source[name]) for name in ("ok", "failed", "skipped", "requeued"))
     return (source["name"], source["provider"] or "unlimited", state, last, *counts)

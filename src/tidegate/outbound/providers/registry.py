@@ -27,8 +27,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 Permissions = Literal["warn", "refuse", "ignore"]
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-MAX_MATCHED: Final = 1024  # URLs whose provider is remembered
-MAX_URL_LENGTH: Final = 2000  # characters of a URL that is remembered
+MAX_MATCHED: Final = 1024  # URLs, domains and names whose provider is remembered
+MAX_URL_LENGTH: Final = 2000  # characters of one that is remembered
 
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
 Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
@@ -50,8 +50,7 @@ class Providers:
 
     def __init__(self, providers: Iterable[Provider] = ()) -> None:
         """Use these providers; `load` reads them from files."""
-        self._loaded = {provider.domain: LoadedProvider(provider, None) for provider in providers}
-        self._matched: dict[object, Provider | None] = {}  # by URL
+        self._use({provider.domain: LoadedProvider(provider, None) for provider in providers})
         self._files: tuple[Path, ...] = ()
         self._directories: tuple[Path, ...] = ()
         self._profiles: tuple[Path, ...] = ()
@@ -87,15 +86,21 @@ class Providers:
         self._directories = tuple(Path(folder) for folder in directories)
         self._permissions = permissions
         self._profiles = tuple(Path(path) for path in profiles)
-        self._loaded = _by_domain(self._load(path) for path in self._paths())
+        self._use(_by_domain(self._load(path) for path in self._paths()))
         return self
 
     @classmethod
     def of(cls, *settings: Mapping[str, object]) -> Providers:
         """Build providers from mappings with the fields of a file."""
         self = cls()
-        self._loaded = _by_domain(LoadedProvider(read_provider(setting), None) for setting in settings)
+        self._use(_by_domain(LoadedProvider(read_provider(setting), None) for setting in settings))
         return self
+
+    def _use(self, loaded: dict[str, LoadedProvider]) -> None:
+        """Use these providers from now on, by domain."""
+        self._loaded = loaded
+        self._named = {each.provider.name: each.provider for each in loaded.values()}
+        self._matched: dict[object, Provider | None] = {}  # by URL, domain or name; replaced last
 
     # ---- lookup ------------------------------------------------------------------------------------------------------
 
@@ -104,16 +109,11 @@ class Providers:
 
         Returns None if no provider matches: then there are no limits. Raises ConfigError for a URL without a host.
         """
-        matched = self._matched  # before `_loaded` is read: `reload` replaces them in the other order
+        matched = self._matched  # before `_loaded` is read: `_use` replaces them in the other order
         try:
             return matched[url]
         except (KeyError, TypeError):
-            provider = self.match_host(host_of(url))
-        if isinstance(url, str) and len(url) <= MAX_URL_LENGTH:
-            if len(matched) >= MAX_MATCHED:
-                matched.clear()
-            matched[url] = provider
-        return provider
+            return _remember(matched, url, self.match_host(host_of(url)))
 
     def match_host(self, host: str) -> Provider | None:
         """Return the provider of a normalised host (see `host_of`)."""
@@ -128,16 +128,21 @@ class Providers:
 
         Returns None for a URL or a domain that no provider limits. Raises ResourceUnknown for an unknown name.
         """
+        matched = self._matched  # first, as in `match`
+        try:
+            return matched[target]
+        except (KeyError, TypeError):
+            pass
         text = str(target)
         if "://" in text:
             return self.match(target)
-        named = {provider.name: provider for provider in self}
+        named = self._named
         host = normal_host(text)
         found = named.get(text) or (None if host is None else self.match_host(host))
         if found is None and (host is None or "." not in host):
             advice = did_you_mean(text, named) or f"known providers are {', '.join(named) or 'none'}"
             raise ResourceUnknown(f"there is no provider {text[:MAX_COMPARED_LENGTH]!r}: {advice}")
-        return found
+        return _remember(matched, target, found)
 
     def explain(self, url: object) -> str:
         """Describe whether requests to a URL are limited, and by which provider."""
@@ -181,8 +186,7 @@ class Providers:
         self.problems = tuple(problems)
         changed = {*found, *before}
         changed = {name for name in changed if found.get(name, (None,))[0] != before.get(name, (None,))[0]}
-        self._loaded = found
-        self._matched = {}
+        self._use(found)
         self.changes += bool(changed)
         for domain in sorted(changed):
             log.info("provider %s was %s", domain, "loaded" if domain in found else "removed")
@@ -275,6 +279,15 @@ class Providers:
                 if self._permissions == "refuse":
                     raise ConfigError(message, file=str(path))
                 log.warning("%s %s", path, message)
+
+
+def _remember(matched: dict[object, Provider | None], target: object, provider: Provider | None) -> Provider | None:
+    """Remember the provider of a URL, domain or name."""
+    if isinstance(target, str) and len(target) <= MAX_URL_LENGTH:
+        if len(matched) >= MAX_MATCHED:
+            matched.clear()
+        matched[target] = provider
+    return provider
 
 
 def _by_domain(providers: Iterable[LoadedProvider]) -> dict[str, LoadedProvider]:

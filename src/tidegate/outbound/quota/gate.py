@@ -173,6 +173,8 @@ class _Gate(GateReservations):
             tries += 1
             candidate, charge = yield from self._reserve_flow(candidates, options, began, call, provider, call.url)
             own, account, plan, _ = candidate
+            if account.delays.has_movable:
+                account.delays.track(charge)
             sent, progress = self.clock.steady(), CallProgress(began, options.timeout, attempt)
             response = yield from self._send_or_drop_flow(candidates, candidate, call, send, charge, progress)
             if response is None:
@@ -310,8 +312,10 @@ class _Gate(GateReservations):
             return make(candidates[0].account, None, denied.decision)
         pending = make(candidate.account, charge)
         pending.owned = True
-        if not raises:
-            pending.set_in_flight(False)
+        if raises:
+            candidate.account.delays.track(charge)
+        else:
+            charge.tracked_until = 0
         return pending
 
     def _current_options(self) -> RequestOptions:

@@ -74,8 +74,6 @@ class GateReservations(GateResponses):
                     yield from suppress_errors_flow(charge.cancel)
                     if charge.settled:
                         continue
-            if account.delays.has_movable:
-                account.delays.track(charge)
             self._counts["sent"] += 1
             if candidate.provider.prices is not None:
                 charge.set_label(label_of(candidate, options), self.spending)

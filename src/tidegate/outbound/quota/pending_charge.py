@@ -88,17 +88,11 @@ class _PendingCharge:
 
     # ---- permits that nobody settles ---------------------------------------------------------------------------------
 
-    def set_in_flight(self, in_flight: bool) -> None:  # noqa: FBT001 - a setter
-        """Set whether the permit counts as that of a request in flight, until it is settled."""
+    def _track(self) -> None:
+        """Count the permit as that of a request in flight, until it is settled."""
         account, charge = self.account, self.charge
-        if account is None or charge is None or self.settled:
-            return
-        until = MAX_INTEGER if in_flight else 0
-        if charge.tracked_until == until:
-            return
-        charge.tracked_until = until
-        account.delays.untrack(charge)
-        if in_flight:
+        if account is not None and charge is not None and not charge.tracked_until:
+            charge.tracked_until = MAX_INTEGER
             account.delays.track(charge)
 
     def __del__(self) -> None:
@@ -197,7 +191,7 @@ class PendingCharge(_PendingCharge):
 
     def __enter__(self) -> Self:
         """Settle at the end of the block; the request is in flight until then."""
-        self.set_in_flight(True)
+        self._track()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -223,7 +217,7 @@ class AsyncPendingCharge(_PendingCharge):
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block; the request is in flight until then."""
-        self.set_in_flight(True)
+        self._track()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -4,6 +4,9 @@
 permit is requested. Requests that were in flight may have arrived or not, at an unknown time: the next service charges
 them again when it starts, and replaces that charge once more after `grace` seconds. So a quota is never exceeded; at
 most one permit per request in flight stays unused, for one period, and the service logs that.
+
+**While the ledger cannot be written**, because the disk is full or the file is locked, no request is sent: sources are
+`paused`, requests in flight end, and their results are kept in memory until the ledger can be written.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import httpx
 
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.files import make_private_folder
 from tidegate.limiter import seconds
 from tidegate.outbound.httpx import AsyncRateLimitTransport
@@ -89,6 +92,7 @@ class SourceRunner:
         self._cycle = round(cycle * SECOND)
         self.scheduler: Scheduler = Scheduler(self.ledger, self.gate, self._cycle, Interval(every))
         self.recovered: list[str] = []
+        self.paused: str | None = None  # why nothing is fetched
         self._workers = workers
         self._grace = round(grace * SECOND)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,6 +102,7 @@ class SourceRunner:
             self.scheduler.add(source, self.now())
             if source.schedule is None:
                 log.info("%s: %s", source.name, self._describe_default(source))
+        self.ledger.save_now()
 
     def now(self) -> int:
         """Return the time, in microseconds since 1970."""
@@ -108,28 +113,69 @@ class SourceRunner:
     async def run(self, stop_within: float = 10.0) -> None:
         """Fetch until `stop` is called; then wait up to `stop_within` seconds for requests in flight."""
         self._wake = TaskSignal()
-        settling = await self._recover()
+        settling = await self._recover_when_stored()
         try:
             while not self._stopping:
                 self._wake.clear()
                 await self._cycle_once()
                 if not self._stopping:
-                    await self.clock.wait_async(self._wake, self.clock.steady() + self._pause())
+                    await self.clock.wait_async(self._wake, self.clock.steady() + self._sleep_time())
         finally:
             await self._drain(stop_within)
             if settling is not None:
                 settling.cancel()
                 with suppress(asyncio.CancelledError):
                     await settling
+            if not await self._save():
+                log.error(
+                    "the last results of sources are not stored: requests that were in flight are charged again at the "
+                    "next start"
+                )
 
-    def _pause(self) -> int:
+    async def _recover_when_stored(self) -> asyncio.Task[None] | None:
+        """Recover, as soon as the stores are available; None: nothing is left to settle, or the runner was stopped."""
+        while True:
+            try:
+                return await self._recover()
+            except StoreUnavailable as error:
+                self._pause_because(error)
+            if self._stopping:
+                return None
+            await self.clock.wait_async(self._wake or TaskSignal(), self.clock.steady() + self._cycle)
+
+    def _pause_because(self, error: StoreUnavailable) -> None:
+        if self.paused is None:
+            log.error("sources are paused, decisions are not: %s; fetching resumes when this is repaired", error)
+        self.paused = str(error)
+
+    async def _save(self) -> bool:
+        """Write the ledger; returns whether that succeeded, and pauses if not."""
+        try:
+            await self.ledger.save()
+        except StoreUnavailable as error:
+            self._pause_because(error)
+            return False
+        return True
+
+    async def health(self) -> dict[str, object]:
+        """Return whether sources are fetched (`ok` or `paused`), and why not."""
+        return {"status": "ok"} if self.paused is None else {"status": "paused", "reason": self.paused}
+
+    def _sleep_time(self) -> int:
         """Return how long to sleep: until a source is due, or until a worker may be free."""
+        if self.paused is not None:
+            return self._cycle
         due = self.scheduler.next_due()
         ahead = MAX_SLEEP if due is None else due - self.now()
         return min(MAX_SLEEP, ahead) if ahead > 0 else self._cycle
 
     async def _cycle_once(self) -> None:
         """Queue the sources that may be fetched; each one runs in its own task."""
+        if not await self._save():
+            return
+        if self.paused is not None:
+            log.warning("sources are fetched again: their state is stored")
+            self.paused = None
         for source in await self.scheduler.choose(self.now(), self._workers - len(self._tasks)):
             task = asyncio.create_task(self._work(source))
             self._tasks.add(task)
@@ -147,6 +193,9 @@ class SourceRunner:
         account = self.gate.account_of(to_outbound_request(source))
         self.ledger.begin(source.name, None if account is None else (account.provider.domain, account.key))
         try:
+            if not await self._save():
+                self.scheduler.requeue(source, self.now())
+                return
             outcome = await fetch(
                 self._transport, source, self.data, self.now(), partial(self.scheduler.permit_requested, source)
             )
@@ -160,6 +209,7 @@ class SourceRunner:
         finally:
             self.scheduler.permit_requested(source)
         self._report(source, outcome)
+        await self._save()
 
     def _report(self, source: Source, outcome: FetchResult) -> None:
         if outcome.status is FetchStatus.RATE_LIMIT_EXCEEDED:
@@ -191,11 +241,12 @@ class SourceRunner:
     # ---- after a crash -----------------------------------------------------------------------------------------------
 
     async def _recover(self) -> asyncio.Task[None] | None:
-        self.ledger.recover(self.now())
+        await self.ledger.recover(self.now())
         found = self.ledger.unsettled()
         if not found:
             return None
         await self._settle(found)
+        await self.ledger.save()
         domains = sorted({each.domain for each in found})
         message = (
             f"{len(found)} requests may have been in flight when a service was killed; they are charged again, "
@@ -206,8 +257,13 @@ class SourceRunner:
         return asyncio.create_task(self._settle_later())
 
     async def _settle_later(self) -> None:
-        await self.clock.wait_async(TaskSignal(), self.clock.steady() + self._grace)
-        await self._settle(self.ledger.unsettled())
+        pause = self._grace
+        while self.ledger.unsettled():
+            await self.clock.wait_async(TaskSignal(), self.clock.steady() + pause)
+            with suppress(StoreUnavailable):  # tried again
+                await self._settle(self.ledger.unsettled())
+            pause = self._cycle
+        await self._save()
 
     async def _settle(self, found: list[UnsettledRequest]) -> None:
         """Charge requests again; those that had enough time to arrive are settled with that."""
@@ -261,7 +317,7 @@ class SourceRunner:
     async def close(self) -> None:
         """Close everything."""
         await self._transport.aclose()
-        self.ledger.close()
+        await asyncio.to_thread(self.ledger.close)
 
     async def __aenter__(self) -> Self:
         """Close at the end of the block."""

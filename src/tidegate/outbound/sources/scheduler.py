@@ -14,13 +14,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
+from tidegate.errors import StoreUnavailable
 from tidegate.outbound.quota.exchange import OutboundRequest
 from tidegate.outbound.sources.ledger import SourceRow
 from tidegate.outbound.sources.schedule import Interval
+from tidegate.policy.durations import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tidegate.core import Decision
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources.ledger import SourceLedger
     from tidegate.outbound.sources.schedule import Schedule
@@ -37,6 +40,13 @@ class DueSource(NamedTuple):
 
     source: Source
     due: int
+
+
+class NoCapacity(NamedTuple):
+    """Why an account cannot be charged now, and after how many seconds to check again, if that is known."""
+
+    reason: str
+    wait: float | None = None
 
 
 class Scheduler:
@@ -62,6 +72,7 @@ class Scheduler:
         self._planned: dict[str, int] = {}  # the scheduled time; a retry after a failure comes earlier
         self._attempts: dict[str, int] = {}
         self._not_before: dict[str, int] = {}  # skipped or requeued: until when
+        self._skip_reasons: dict[str, str] = {}  # of sources that were skipped when they were last checked
         self._busy: set[str] = set()
         self._queued: dict[str, str] = {}  # permit not requested yet: the account of each
         self._taken: Counter[str] = Counter()  # ... and how many at each account
@@ -85,6 +96,7 @@ class Scheduler:
         self._due.pop(name, None)
         self._planned.pop(name, None)
         self._not_before.pop(name, None)
+        self._skip_reasons.pop(name, None)
 
     def next_due(self) -> int | None:
         """Return when to check the next source that is not in flight."""
@@ -109,26 +121,41 @@ class Scheduler:
     async def choose(self, now: int, max_sources: int) -> list[Source]:
         """Queue sources that may be fetched now, up to `max_sources`; skip those whose provider has no capacity."""
         chosen: list[Source] = []
-        exhausted: dict[str, float | None] = {}
+        exhausted: dict[str, NoCapacity] = {}
         for due_source in self.due_sources(now):
             if len(chosen) >= max_sources:
                 break
             name, account = due_source.source.name, self.account(due_source.source)
             if account is not None:
                 if account not in exhausted:
-                    decision = await self._gate.peek(to_outbound_request(due_source.source), self._taken[account] + 1)
-                    if decision is not None and not decision.allowed:
-                        exhausted[account] = decision.retry_after  # later sources of this account wait behind this one
+                    found = await self._check_capacity(due_source.source, self._taken[account] + 1)
+                    if found is not None:
+                        exhausted[account] = found  # later sources of this account wait behind this one
                 if account in exhausted:
-                    self._ledger.count(name, "skipped")
-                    self._delay(name, now, exhausted[account])
+                    self._skip(name, now, exhausted[account])
                     continue
                 self._taken[account] += 1
                 self._queued[name] = account
             self._busy.add(name)
-            self._ledger.set(name, state="queued")
+            self._skip_reasons.pop(name, None)
+            self._ledger.note(name, state="queued")
             chosen.append(due_source.source)
         return chosen
+
+    async def _check_capacity(self, source: Source, times: int) -> NoCapacity | None:
+        """Return why this number of requests cannot be sent now; None: they can."""
+        try:
+            decision = await self._gate.peek(to_outbound_request(source), times)
+        except StoreUnavailable:
+            return NoCapacity("the store is unavailable")
+        return None if decision is None or decision.allowed else NoCapacity(skip_reason(decision), decision.retry_after)
+
+    def _skip(self, name: str, now: int, why: NoCapacity) -> None:
+        """Count a source that cannot be fetched in this cycle; nothing is written for that."""
+        record = self._ledger.record(name)
+        self._ledger.note(name, skipped=0 if record is None else record.skipped + 1)
+        self._skip_reasons[name] = why.reason
+        self._delay(name, now, why.wait)
 
     def account(self, source: Source) -> str | None:
         """Return the account that a source is charged to; None: no provider limits it."""
@@ -147,17 +174,17 @@ class Scheduler:
 
     def rate_limited(self, source: Source, now: int, wait: float | None, result: str = "RateLimitExceeded") -> None:
         """Requeue: denied between the two checks. Not a failure; it stays due and keeps its position."""
-        self._ledger.count(source.name, "requeued")
-        self._ledger.set(source.name, last_at=now, last_result=result)
+        record = self._ledger.record(source.name)
+        requeued = 1 if record is None else record.requeued + 1
+        self._ledger.set(source.name, state="idle", last_at=now, last_result=result, requeued=requeued)
         self._delay(source.name, now, wait)
-        self._set_idle(source)
+        self._busy.discard(source.name)
 
-    def requeue(self, source: Source) -> None:
-        """Requeue a source that was not sent because the service stops."""
-        self._set_idle(source)
-
-    def _set_idle(self, source: Source) -> None:
-        self._ledger.set(source.name, state="idle", account=None)
+    def requeue(self, source: Source, now: int | None = None) -> None:
+        """Requeue a source that was not sent: because the service stops, or until the cycle after `now`."""
+        self._ledger.set(source.name, state="idle")
+        if now is not None:
+            self._delay(source.name, now, None)
         self._busy.discard(source.name)
 
     def succeeded(self, source: Source, now: int, result: str) -> None:
@@ -182,10 +209,8 @@ class Scheduler:
         return self.schedule_of(source).after(min(now, self._planned.get(source.name, now)), now)
 
     def _ended(self, source: Source, now: int, result: str, column: str, attempt: int, due: int) -> None:
-        self._ledger.count(source.name, column)
-        self._ledger.set(
-            source.name, state="idle", account=None, attempt=attempt, due=due, last_at=now, last_result=result
-        )
+        count = {column: getattr(self._ledger.record(source.name), column) + 1}
+        self._ledger.set(source.name, state="idle", attempt=attempt, due=due, last_at=now, last_result=result, **count)
         self._busy.discard(source.name)
         self._not_before.pop(source.name, None)
         if source.name in self._due:
@@ -206,9 +231,17 @@ class Scheduler:
                     priority=source.priority,
                     url=source.url,
                     provider=provider.name if provider else None,
+                    skip_reason=self._skip_reasons.get(name),
                 )
             )
         return rows
+
+
+def skip_reason(decision: Decision) -> str:
+    """Describe why there is no capacity, and for how long."""
+    why = f"denied by {', '.join(decision.violated)}" if decision.violated else "paused after a refusal"
+    wait = decision.retry_after
+    return f"{why}, for {format_duration(wait)} more" if wait else why
 
 
 def to_outbound_request(source: Source) -> OutboundRequest:

@@ -55,7 +55,8 @@ def sources_panel(service: SourceRunner) -> Panel:
     async def read() -> dict[str, Any]:
         now = service.now()
         sources = [_describe_source(row, now) for row in service.describe()[:MAX_ROWS]]
-        return {**await _describe_providers(service.gate), "sources": sources, "notes": service.recovered[-5:]}
+        notes = [*service.recovered[-5:], *([] if service.paused is None else [f"paused: {service.paused}"])]
+        return {**await _describe_providers(service.gate), "sources": sources, "notes": notes}
 
     return read
 

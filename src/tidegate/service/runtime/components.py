@@ -165,6 +165,7 @@ class Components:
         if self.sources.gate.bus is not None:
             self._add_bus(self.sources.gate.bus, str(settings.bus))
         self.app.panels["sources"] = sources_panel(self.sources)
+        self.app.reports["sources"] = self.sources.health
 
     def _open_spending(self) -> Spending | None:
         """Record what calls cost, and warn, as the settings say."""
