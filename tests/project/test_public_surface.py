@@ -253,7 +253,7 @@ def test_internal_methods_exist():
         (BudgetOptions, {field.name for field in dataclasses.fields(BudgetSettings)}),
         (GateOptions, set(inspect.signature(Gate).parameters) - {"providers", "store"}),
         (RequestKeywords, set(RequestOptions._fields)),
-        (SourceRow, {*SourceRecord._fields, "schedule", "priority", "url", "provider"}),
+        (SourceRow, {*SourceRecord._fields, "schedule", "priority", "url", "provider", "skip_reason"}),
     ],
 )
 def test_typed_keywords_are_those_of_what_they_describe(options, fields):
