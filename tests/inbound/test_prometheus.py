@@ -1,10 +1,13 @@
 """Prometheus metrics: their values, and that clients cannot create labels."""
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tidegate import Limiter, Policy
-from tidegate.observe.prometheus import PrometheusObserver, StoreCollector
+from tests.inbound.servers import serving
+from tests.servers.process import until
+from tidegate import ConfigError, Limiter, Policy
+from tidegate.observe.prometheus import PrometheusObserver, StoreCollector, worker_registry
 from tidegate.testing import ManualClock
 
 
@@ -55,3 +58,35 @@ def test_the_number_of_policy_labels_is_bounded(registry):
     assert value(registry, "tidegate_decisions_total", policy="p3", outcome="allowed") is None
     assert value(registry, "tidegate_decisions_total", policy="other", outcome="allowed") == 47
     assert value(registry, "tidegate_denials_total", policy="other", limit="other") == 47
+
+
+def ask_both(url, replies, workers):
+    """Send a request; return whether both workers have answered, and one of them a denial."""
+    replies.append(httpx.get(f"{url}/page", trust_env=False))
+    workers.add(replies[-1].headers["x-worker"])
+    return len(workers) > 1 and replies[-1].status_code == 429
+
+
+def test_several_workers_add_up_their_metrics(tmp_path):
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    more = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "STORE": f"sqlite:///{tmp_path / 'limits.db'}"}
+    with serving("uvicorn", "metrics_site:app", "--workers", "2", **more) as url:
+        replies, workers = [], set()
+        until(lambda: ask_both(url, replies, workers), "a response of each worker")
+        for _ in range(4):  # whichever worker answers
+            lines = httpx.get(f"{url}/metrics/", trust_env=False).text.splitlines()
+            counts = {line.partition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+            statuses = [reply.status_code for reply in replies]
+            assert counts['tidegate_decisions_total{outcome="allowed",policy="pages"}'] == statuses.count(200)
+            assert counts['tidegate_decisions_total{outcome="denied",policy="pages"}'] == statuses.count(429)
+            assert 'tidegate_last_denied_timestamp_seconds{policy="pages"}' in counts
+    assert len(workers) == 2
+
+
+def test_one_process_uses_its_registry(registry, monkeypatch):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    assert worker_registry(registry) is registry
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/no/such/folder")
+    with pytest.raises(ConfigError, match="PROMETHEUS_MULTIPROC_DIR: '/no/such/folder' is not a folder"):
+        worker_registry(registry)

@@ -10,25 +10,27 @@ creates policies dynamically, those beyond `max_policies` are counted together a
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.errors import ConfigError
 from tidegate.observe.labels import OTHER_LABEL, LabelNames
 
 try:
-    from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.multiprocess import MultiProcessCollector
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("Prometheus metrics need prometheus-client: pip install 'tidegate[prometheus]'") from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from prometheus_client import CollectorRegistry
-
     from tidegate.observe.record import Record
 
-__all__ = ["HasMetrics", "PrometheusObserver", "StoreCollector"]
+__all__ = ["HasMetrics", "PrometheusObserver", "StoreCollector", "worker_registry"]
+
+FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus_client
 
 DESCRIPTIONS: Final = {
     "tidegate_store": "Counters of the store",
@@ -66,6 +68,7 @@ class PrometheusObserver:
             "Time of the last denial of a policy.",
             ["policy"],
             registry=registry,
+            multiprocess_mode="max",
         )
 
     def __call__(self, record: Record) -> None:
@@ -90,6 +93,24 @@ class PrometheusObserver:
         if found is None:
             found = self._children[place] = metric.labels(*labels)
         return found
+
+
+def worker_registry(registry: CollectorRegistry = REGISTRY) -> CollectorRegistry:
+    """Return a registry with the metrics of all worker processes of a server; with one process, the given registry.
+
+    Several workers add up their metrics in the folder `PROMETHEUS_MULTIPROC_DIR`, which must be set, and be empty, when
+    they start. Pass the result to `make_asgi_app` or `make_wsgi_app` of prometheus_client. Counters of stores
+    (`StoreCollector`) are not added up.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
+        return registry
+    if not os.path.isdir(folder):  # noqa: PTH112 - a name from the environment
+        message = f"{folder!r} is not a folder: create it, and empty it, before the server starts"
+        raise ConfigError(message, field=FOLDER_VARIABLE)
+    found = CollectorRegistry()
+    MultiProcessCollector(found, folder)
+    return found
 
 
 class HasMetrics(Protocol):
