@@ -109,7 +109,7 @@ def worker_registry(registry: CollectorRegistry = REGISTRY) -> CollectorRegistry
         message = f"{folder!r} is not a folder: create it, and empty it, before the server starts"
         raise ConfigError(message, field=FOLDER_VARIABLE)
     found = CollectorRegistry()
-    MultiProcessCollector(found, folder)
+    MultiProcessCollector(found, folder)  # type: ignore[no-untyped-call]  # it has no annotations
     return found
 
 
