@@ -78,7 +78,7 @@ def test_the_command_changes_nothing(environ, path, capsys):
         (["--storage", "missing.db"], {}, 2, "storage: missing.db does not exist"),
         ([], {"RATE_LIMIT_PER_DAY": "x", "RATE_LIMIT_STRATEGY": "y"}, 2, "2 settings of the budget are invalid"),
         (["--config", "missing.yaml"], {}, 2, "missing.yaml: "),
-        (["--storage", "."], {}, 3, "cannot read the storage ."),
+        (["--storage", "."], {}, 2, "is a directory: expected the path of a file"),
     ],
 )
 def test_wrong_arguments_and_settings_are_reported(environ, capsys, arguments, variables, code, message):

@@ -13,7 +13,7 @@ from tidegate.testing import ManualClock
 
 
 def test_limits_for_each_task_type(open_budget):
-    budget = open_budget(per_hour=100, types={"embedding": {"hour": 10}, "completion": {"hour": 30}})
+    budget = open_budget(per_hour=100, types={"embedding": {"hour": 10}, "completion": {"hour": 30}, "other": {}})
     assert budget.check_all_limits(10, task_type="embedding")
     denied = budget.check_all_limits(1, task_type="embedding")
     assert (denied.tier, denied.limits["hour:embedding"]) == ("hour:embedding", 10)
@@ -33,7 +33,9 @@ def test_a_type_given_only_when_recording_is_counted(open_budget):
 
 
 def test_costs_are_limited_by_unit(open_budget):
-    budget = open_budget(per_hour=100, costs={"usd_micros": {"day": 1_000_000}, "tokens": {"minute": 9000}})
+    budget = open_budget(
+        per_hour=100, costs={"usd_micros": {"day": 1_000_000}, "tokens": {"minute": 9000}, "anything": {}}
+    )
     result = budget.check_all_limits(10, cost={"usd_micros": 600_000, "tokens": 4000})
     assert result.current_usage == {"hour": 10, "day:usd_micros": 600_000, "minute:tokens": 4000}
     budget.record_completed_tasks(10, cost={"usd_micros": 750_000, "tokens": 4800})

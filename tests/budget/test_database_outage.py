@@ -103,12 +103,12 @@ def test_tasks_that_failed_meanwhile_are_returned(open_budget, path):
 
 
 def test_a_budget_can_be_opened_while_the_database_is_lost(open_budget, path):
-    path.mkdir()  # a directory instead of the file
-    budget = open_budget(per_minute=5, per_day=100, deadline=0.3)
-    assert budget.check_all_limits(5).local
-    assert not budget.check_all_limits(1)
-    budget.record_completed_tasks(5)
-    path.rmdir()
+    path.touch()
+    with locked(path):
+        budget = open_budget(per_minute=5, per_day=100, deadline=0.3)
+        assert budget.check_all_limits(5).local
+        assert not budget.check_all_limits(1)
+        budget.record_completed_tasks(5)
     wait_for_database(budget)
     assert used(budget) == {"minute": 5, "day": 5}
 

@@ -129,7 +129,9 @@ def test_the_directory_of_the_file_is_created(environ, tmp_path):
         assert budget.check_all_limits(1)
     assert path.exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"RATE_LIMIT_STORAGE_PATH: cannot create the directory .*: Not a directory"):
+    with pytest.raises(
+        ConfigError, match=r"RATE_LIMIT_STORAGE_PATH: cannot create the directory .* is not a directory"
+    ):
         TaskBudget.from_env(environ | {"RATE_LIMIT_STORAGE_PATH": str(tmp_path / "file" / "x" / "limits.db")})
 
 
@@ -201,3 +203,27 @@ def test_secrets_and_urls_may_be_in_files(environ, tmp_path):
         read_environment({**without, **missing})
     assert "RATE_LIMIT_STORAGE_PATH_FILE: cannot read" in str(error.value)
     assert "RATE_LIMIT_PER_DAY" in str(error.value), "one error lists every wrong variable"
+
+
+@pytest.mark.parametrize("kind", [TaskBudget, AsyncTaskBudget])
+def test_a_path_alone_reads_the_environment(environ, monkeypatch, tmp_path, kind):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RATE_LIMIT_ENABLED", "true")
+    monkeypatch.setenv("RATE_LIMIT_STORAGE_PATH", str(tmp_path / "other.db"))
+    settings = kind(tmp_path / "x.db").settings
+    assert (settings.enabled, settings.per_minute, settings.per_month) == (True, 20, 7500)
+    assert settings.storage == tmp_path / "x.db"
+    assert not (tmp_path / "other.db").exists()
+    assert kind(str(tmp_path / "x.db"), per_day=3).settings.per_minute is None  # settings of the call replace them all
+
+
+def test_a_path_alone_is_disabled_unless_the_environment_enables_it(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("RATE_LIMIT_PER_DAY", "5")
+    assert not TaskBudget(tmp_path / "x.db").settings.enabled
+    assert "RATE_LIMIT_ENABLED is not set" in caplog.text
+
+
+def test_a_path_without_any_settings_is_an_error(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match=r"the budget has no limits: .* or RATE_LIMIT_ENABLED and RATE_LIMIT_PER_"):
+        TaskBudget(tmp_path / "x.db")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.budget.open_batch import OpenBatch
-from tidegate.budget.operations import read_task_ids
+from tidegate.budget.operations import read_cost, read_task_ids
 from tidegate.errors import Denied, RateLimitError
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class _Batch:
         ids = read_task_ids(task_ids)
         count = task_count if task_count is not None else len(ids) or 1
         batch = self._open_batch()
+        if batch is not None:
+            self._operations.settings.check_task(None, read_cost(cost))
         self._recorded = True
         self.completed += count
         if batch is not None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from tidegate.budget.batch import AsyncBatch, Batch
 from tidegate.budget.operations import BudgetOperations
-from tidegate.budget.settings.environment import read_environment
+from tidegate.budget.settings.environment import VARIABLES, read_environment
 from tidegate.budget.settings.file import read_config
 from tidegate.budget.settings.model import BudgetSettings
+from tidegate.budget.storage.settlements import locate_storage_errors
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
 from tidegate.limiter import AsyncLimiter, Limiter
@@ -42,16 +43,20 @@ class _ConfiguredBudget:
     ) -> None:
         """Open a budget with settings, or with their fields as keywords, such as `per_minute=20, per_day=500`.
 
-        A path or URL as the first argument is the storage: `TaskBudget("rate_limits.db", per_day=500)`.
+        A path or URL as the first argument is the storage: `TaskBudget("rate_limits.db", per_day=500)`. Without further
+        settings, `TaskBudget("rate_limits.db")` reads them from the environment, as `from_env` does.
         `load` returns the system load, from 0 to 1, for the rules of the schedule; the default is the machine's load
         average divided by its processors. `clock` replaces the clock, for tests.
         """
         if isinstance(settings, (str, Path)):
             if "storage" in options:
                 raise ConfigError("cannot be combined with a path as the first argument", field="storage")
-            options["storage"] = settings
-            settings = None
-        if settings is None:
+            if options:
+                options["storage"] = settings
+                settings = BudgetSettings(**options)
+            else:
+                settings = read_environment(storage=settings)
+        elif settings is None:
             settings = BudgetSettings(**options)
         elif not isinstance(settings, BudgetSettings):
             message = f"expected BudgetSettings, or the path or URL of the storage, not {settings!r}"
@@ -73,7 +78,8 @@ class _ConfiguredBudget:
 
         One ConfigError lists every wrong variable. RATE_LIMIT_CONFIG may name a YAML file with further settings.
         """
-        return cls(read_environment(environ), clock=clock, load=load)
+        with locate_storage_errors(field=VARIABLES["storage"]):
+            return cls(read_environment(environ), clock=clock, load=load)
 
     @classmethod
     def from_config(
@@ -84,7 +90,15 @@ class _ConfiguredBudget:
         load: Callable[[], float] | None = None,
     ) -> Self:
         """Read the settings from a YAML file or a mapping of the same shape; see `tidegate.budget.settings.file`."""
-        return cls(BudgetSettings(**read_config(source)), clock=clock, load=load)
+        with locate_storage_errors(file=str(source) if isinstance(source, (str, Path)) else None):
+            return cls(BudgetSettings(**read_config(source)), clock=clock, load=load)
+
+    @classmethod
+    def to_read(cls, settings: BudgetSettings, *, clock: Clock | None = None) -> Self:
+        """Open a budget that is only shown: it creates no file, and reports a missing one as unavailable."""
+        budget = cls.__new__(cls)
+        budget.operations = BudgetOperations(settings, cls._limiter_type, clock, None, only_reads=True)
+        return budget
 
     @property
     def settings(self) -> BudgetSettings:

@@ -16,6 +16,7 @@ from tidegate.budget.open_batch import OpenBatch, OpenBatches
 from tidegate.budget.result import BudgetHealth, RateLimitResult, instant, result_of, usage_of
 from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
 from tidegate.budget.short_term import ShortTermLimits
+from tidegate.budget.storage.recount import CountedLimits
 from tidegate.budget.storage.retry_queue import RetryQueue
 from tidegate.budget.storage.settlements import open_storage
 from tidegate.budget.storage.sqlite import Completion, Settlement
@@ -73,8 +74,10 @@ class BudgetOperations:
         limiter_type: type[Limiter | AsyncLimiter],
         clock: Clock | None,
         load: Callable[[], float] | None,
+        *,
+        only_reads: bool = False,
     ) -> None:
-        """Open the storage, unless the budget is disabled."""
+        """Open the storage, unless the budget is disabled; with `only_reads`, no file is created."""
         self.settings = settings
         self.plan: TierPlan = settings.plan
         self.webhook: Webhook | None = (
@@ -88,8 +91,6 @@ class BudgetOperations:
             on_database_error=settings.on_database_error,
         )
         self.ledger: Ledger | None = None
-        if settings.enabled and settings.ledger is not None:
-            self.ledger = Ledger(settings.ledger, settings.timezone, clock)
         self._open_batches = OpenBatches()
         self._last_usage: dict[str, Usage] = {}  # as the database last reported it
         self._closed = False
@@ -97,7 +98,13 @@ class BudgetOperations:
             for message in settings.unreachable_tiers:
                 log.warning("%s", message)
             self._tier_policies = TierPolicies(settings, self.plan, load)
-            self.store, self.settlements = open_storage(settings, clock)
+            first = self._tier_policies.current((clock or SystemClock()).ns() // 1000, SystemClock.steady())
+            limits = CountedLimits(
+                first.unlimited,
+                KEY,
+                lambda count, task_type, cost: first.costs(self.plan.charges(count, task_type, cost, 0)),
+            )
+            self.store, self.settlements = open_storage(settings, clock, limits, only_reads=only_reads)
             self.store.report_outages(self._report_outage)
             self.clock: Clock = clock or self.store.clock
             test_clock = None if self.clock is self.store.clock else self.clock
@@ -108,6 +115,8 @@ class BudgetOperations:
             self.limiter: AsyncLimiter | Limiter = limiter_type(
                 self._tier_policy.policy, store=self.store, clock=test_clock
             )
+            if settings.ledger is not None:
+                self.ledger = Ledger(settings.ledger, settings.timezone, clock)
 
     # ---- check -------------------------------------------------------------------------------------------------------
 
@@ -126,6 +135,7 @@ class BudgetOperations:
         estimate = read_cost(cost)
         if not self.settings.enabled:
             return RateLimitResult(allowed=True, task_count=task_count)
+        self.settings.check_task(task_type, estimate)
         yield from self._maintain_flow()
         tier_policy = self._refresh_policy()
         started = SystemClock.steady()
@@ -195,6 +205,7 @@ class BudgetOperations:
             raise ConfigError(f"expected one ID for each of {count} tasks, not {len(ids)} IDs", field="task_ids")
         if not self.settings.enabled:
             return
+        self.settings.check_task(task_type, read_cost(cost))
         started = SystemClock.steady()
         batch = self._open_batches.claim(count, task_type, result)
         if batch is not None:

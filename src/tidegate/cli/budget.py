@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         return 0
     spending.refuse_unused_options(args)
     settings = read_settings(args)
-    with TaskBudget(replace(shown_budget(settings), milestones=())) as budget:  # a view logs nothing
+    with TaskBudget.to_read(replace(shown_budget(settings), milestones=())) as budget:  # a view logs nothing
         watch(lambda: show(budget, output, enabled=settings.enabled), output, args.watch)
     return 0
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.budget.settings.file import FIELDS as BUDGET_FIELDS
 from tidegate.budget.settings.file import read_config
+from tidegate.budget.settings.model import BudgetSettings
 from tidegate.budget.settings.tiers import PERIODS
+from tidegate.budget.storage.settlements import check_storage, locate_storage_errors
 from tidegate.cli.file_schemas import (
     SOURCE_FIELDS,
     budget_schema,
@@ -136,6 +138,8 @@ def check_inbound(file: str) -> tuple[list[str], dict[str, object]]:
 def check_budget(file: str) -> tuple[list[str], dict[str, object]]:
     """Check a task budget file."""
     values = read_config(file)
+    with locate_storage_errors(file=file):
+        check_storage(BudgetSettings(**values | {"enabled": False}))
     tiers = {period: values[f"per_{period}"] for period in PERIODS if values.get(f"per_{period}")}
     text = ", ".join(f"{quota} per {period}" for period, quota in tiers.items()) or "no tiers"
     return [f"budget: {text}"], {"tiers": tiers}

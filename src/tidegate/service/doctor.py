@@ -384,6 +384,29 @@ def check_proxies(trusted: Sequence[str], environment: Mapping[str, str]) -> Ite
         yield ok(f"trusted proxies: {', '.join(trusted)}")
 
 
+def check_budget(settings: Settings) -> Iterator[Finding]:
+    """Check the settings of the task budget that the service reports, and the path of its storage."""
+    if not settings.budget:
+        return
+    from tidegate.budget.storage.settlements import check_storage, find_path  # noqa: PLC0415 - most services show no budget
+    from tidegate.service.runtime.components import read_budget_settings, shown_budget  # noqa: PLC0415 - as above
+
+    try:
+        budget = shown_budget(read_budget_settings(settings.budget if isinstance(settings.budget, Path) else None))
+        check_storage(budget)
+    except ConfigError as error:
+        yield problem(f"the budget cannot be opened: {error}", "correct the RATE_LIMIT_* variables, or the budget file")
+        return
+    path = find_path(budget.storage)
+    if path is not None and not path.exists():
+        yield note(
+            f"the database of the budget does not exist yet: {path}",
+            "start a program that uses the budget: it creates the file; the service only reads it",
+        )
+    else:
+        yield ok(f"the storage of the budget is {redact(str(budget.storage))}")
+
+
 CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     check_policies,
     check_store,
@@ -391,5 +414,6 @@ CHECKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     check_addresses,
     check_files,
     check_disk_space,
+    check_budget,
 )
 APPLICATION_CHECKS: Final = (check_store, check_buses)

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from tidegate import Limiter
 from tidegate.core.limit import Limit
 from tidegate.errors import Closed, StoreUnavailable
 from tidegate.policy import Policy
@@ -108,8 +109,11 @@ def test_a_file_that_is_not_a_database_raises(store, path, opened):
         name.unlink()
     (path.parent / "other").write_bytes(b"hello " * 2000)
     (path.parent / "other").replace(path)
+    if opened:
+        with pytest.raises(StoreUnavailable, match="was replaced by another file while it was in use"):
+            charge(store)
     with pytest.raises(StoreUnavailable, match=r"not an SQLite database|is damaged"):
-        charge_often(store)  # an open file is checked every 16 transactions
+        charge(store)
     path.unlink()
     for name in path.parent.glob("limits.db-*"):
         name.unlink()
@@ -161,18 +165,62 @@ def test_an_unreadable_row_is_removed_when_it_is_due(store, path):
     db.close()
 
 
-def test_a_replaced_file_is_detected(store, path, tmp_path):
+def remove(path):
+    for name in path.parent.glob(f"{path.name}*"):
+        name.unlink()
+
+
+def test_a_replaced_file_is_reported_once_and_then_used(store, path, tmp_path):
     other = SQLiteStore(tmp_path / "backup.db")
     for _ in range(500):
         assert charge(other)
     other.close()
     assert charge(store)
+    remove(path)
     (tmp_path / "backup.db").replace(path)
-    for name in path.parent.glob("limits.db-*"):
-        name.unlink()
-    for _ in range(20):
-        assert charge(store)
-    assert 480 <= remaining(store)[0] < 500
+    with pytest.raises(StoreUnavailable, match="was replaced by another file while it was in use"):
+        charge(store)
+    assert charge(store)
+    assert remaining(store)[0] == 499
+
+
+@pytest.mark.parametrize("use", [charge, remaining])
+def test_a_file_that_is_removed_while_it_is_used_is_not_created_again(store, path, use):
+    assert charge(store)
+    remove(path)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"was removed while it was in use .* Restore the file"):
+            use(store)
+    assert not path.exists()
+    path.touch()  # the operator decides to start with an empty store
+    assert charge(store)
+    assert remaining(store)[0] == 999
+
+
+def test_a_removed_file_that_is_restored_is_used_again(store, path, tmp_path):
+    assert charge(store)
+    store.close()
+    backup = tmp_path / "backup.db"
+    backup.write_bytes(path.read_bytes())
+    store = SQLiteStore(path)
+    assert charge(store)
+    remove(path)
+    with pytest.raises(StoreUnavailable, match="was removed"):
+        charge(store)
+    backup.replace(path)
+    assert remaining(store)[0] == 999
+    store.close()
+
+
+def test_a_limiter_denies_and_logs_when_its_file_is_removed(path, caplog):
+    with Limiter("5/1d", store=f"sqlite:///{path}") as limiter:
+        for _ in range(5):
+            assert limiter.try_acquire("k")
+        remove(path)
+        assert not limiter.try_acquire("k")
+        assert not path.exists()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "was removed while it was in use" in caplog.text
 
 
 def test_a_closed_store_raises_closed(store):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.settings.file import read_config
 from tidegate.budget.settings.model import NO_TIERS, BudgetSettings, Problem, problems, refuse
 from tidegate.budget.settings.tiers import PERIODS
 from tidegate.errors import ConfigError
-from tidegate.files import make_private_folder
 from tidegate.policy.config_value import BOOLEANS
 from tidegate.policy.setting_values import read_variable
 from tidegate.suggestions import hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 log: logging.Logger = logging.getLogger("tidegate.budget")
 
@@ -40,8 +39,12 @@ SWITCH_WORDS: Final = {**BOOLEANS, "1": True, "0": False}
 NUMERIC_SETTINGS: Final = (*(f"per_{period}" for period in PERIODS), "concurrency")
 
 
-def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings:
-    """Read the settings; one error lists every wrong variable. An empty variable counts as not set."""
+def read_environment(environ: Mapping[str, str] | None = None, *, storage: str | Path | None = None) -> BudgetSettings:
+    """Read the settings; one error lists every wrong variable. An empty variable counts as not set.
+
+    `storage` is a path that a program gives in place of RATE_LIMIT_STORAGE_PATH; then it is an error if no variable
+    configures the budget.
+    """
     environ = os.environ if environ is None else environ
     for name in unknown_variables(environ):
         known = [variable.removeprefix(VARIABLE_PREFIX) for variable in (*VARIABLES.values(), CONFIG_VARIABLE)]
@@ -59,6 +62,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
             from_file = read_config(path)
         except ConfigError as error:
             found.append((CONFIG_VARIABLE, str(error)))
+    if storage is not None:
+        if not (found or from_file or values.keys() - {"storage"}):
+            message = f"the budget has no limits: {NO_TIERS}, or RATE_LIMIT_ENABLED and RATE_LIMIT_PER_* variables"
+            raise ConfigError(message, field="per_minute")
+        values["storage"] = storage
     values = {"enabled": False, **from_file, **values}
     for name, message in problems(values):
         variable = VARIABLES.get(name, name)
@@ -67,8 +75,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> BudgetSettings
             if found:  # the file that may set them could not be read
                 continue
         found.append((variable, message))
-    if not found and values["enabled"]:
-        found += _storage_problems(str(values.get("storage", "rate_limits.db")))
     refuse(found)
     return BudgetSettings(**values)
 
@@ -104,15 +110,3 @@ def _read_value(name: str, text: str) -> object:
     if name == "batch_ttl" and text.isdecimal():
         return int(text)
     return text.lower() if name in ("strategy", "on_database_error") else text
-
-
-def _storage_problems(storage: str) -> list[Problem]:
-    """Create the directory of the SQLite file if it does not exist."""
-    if "://" in storage:
-        return []
-    directory = Path(storage).absolute().parent
-    try:
-        make_private_folder(directory)
-    except OSError as error:
-        return [(VARIABLES["storage"], f"cannot create the directory {directory}: {error.strerror}")]
-    return []

@@ -62,7 +62,8 @@ class BudgetOptions(TypedDict, total=False):
 class BudgetSettings:
     """The settings of a budget. A tier that is None does not exist.
 
-    `costs` and `types` set quotas by unit (`{"tokens": {"day": 2_000_000}}`) and by task type. `reserved` maps
+    `costs` and `types` set quotas by unit (`{"tokens": {"day": 2_000_000}}`) and by task type; an entry may be empty
+    (`{"tokens": {}}`) to allow a name without a limit. `reserved` maps
     priorities to shares: `{1: 0.2}` reserves a fifth of each tier for tasks of priority 1 and above. `schedule` changes
     quotas by time of day and load. `storage` is the path of an SQLite file, or the URL of any store.
     """
@@ -127,6 +128,23 @@ class BudgetSettings:
         text = str(self.storage)
         return 3600 * SECOND if "://" not in text or text.startswith("sqlite:") else 600 * SECOND
 
+    def check_task(self, task_type: str | None, cost: Mapping[str, int]) -> None:
+        """Refuse names that nothing counts: a unit without an entry in `costs`, and a type if there are `types`.
+
+        A unit that is not similar to one in `costs` is accepted if there is a ledger, which records it.
+        """
+        if task_type is not None and self.types and task_type not in self.types:
+            known = f"the types of the budget are {', '.join(self.types)}; add one without limits as {task_type}: {{}}"
+            message = f"unknown task type {task_type!r}: {known}{hint(task_type, self.types)}"
+            raise ConfigError(message, field="task_type")
+        for unit in cost:
+            near = hint(unit, self.costs)
+            if unit in self.costs or (self.ledger is not None and not near and unit != TASKS_UNIT):
+                continue
+            known = f"counts {', '.join(self.costs)}" if self.costs else "counts no costs"
+            message = f"unknown unit {unit!r}: the budget {known}; add one without limits as costs: {{{unit}: {{}}}}"
+            raise ConfigError(message + near, field="cost")
+
     def _tiers(self) -> Iterator[Tier]:
         for period in PERIODS:
             if (quota := getattr(self, f"per_{period}")) is not None:
@@ -169,7 +187,9 @@ def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
             yield "types", f"{name!r} is a task type and a unit of costs: rename one of them"
     quotas = [values[f"per_{period}"] for period in PERIODS]
     has_limits = any(quota is not None for quota in (*quotas, values["concurrency"]))
-    if values["enabled"] is True and not (has_limits or values["types"] or values["costs"]):
+    tables = [values[name] for name in ("types", "costs") if isinstance(values[name], Mapping)]
+    has_limits = has_limits or any(quotas for table in tables for quotas in table.values())
+    if values["enabled"] is True and not has_limits:
         yield "per_minute", f"the budget is enabled but has no limits: {NO_TIERS}"
 
 
@@ -194,7 +214,7 @@ def _tier_quotas(what: str, name: object, quotas: object) -> str | None:
         return f"expected a {what} without ':' and '<', not {name!r}"
     if name in (TASKS_UNIT, SLOTS_UNIT, *PERIODS, CONCURRENCY):
         return f"{name!r} cannot be a {what}: it is a reserved name"
-    if not isinstance(quotas, Mapping) or not quotas:
+    if not isinstance(quotas, Mapping):
         return f"{name}: expected quotas such as {{'day': 1000}}, not {quotas!r}"
     for period, quota in quotas.items():
         if period not in PERIODS:

@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import json
 import secrets
+import sqlite3
 import threading
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.budget.storage.document_tables import is_document_database, rename_tables
+from tidegate.budget.storage.file_check import check_path, refuse_wrong_path
 from tidegate.budget.storage.process_lock import ProcessLock
+from tidegate.budget.storage.recount import INSERT_COMPLETION, CountedLimits, count_again
 from tidegate.clock import yield_thread
+from tidegate.errors import StoreUnavailable
+from tidegate.files import make_private_folder
 from tidegate.fork import fork_safe
 from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
 from tidegate.stores.sqlite.database import Migration, read_migrations
@@ -49,9 +55,6 @@ SELECT_OVERDUE: Final = (
 SELECT_OPEN: Final = "SELECT costs FROM budget_open WHERE owner = ? AND at = ? AND number = ?"
 DELETE_OPEN: Final = "DELETE FROM budget_open WHERE owner = ? AND at = ? AND number = ?"
 UPDATE_OPEN: Final = "UPDATE budget_open SET costs = ?, expires = ? WHERE owner = ? AND at = ? AND number = ?"
-INSERT_COMPLETION: Final = (
-    "INSERT INTO budget_completion (policy, completed, tasks, task_type, task_id, cost) VALUES (?, ?, ?, ?, ?, ?)"
-)
 DELETE_COMPLETIONS: Final = (
     "DELETE FROM budget_completion WHERE id IN "
     "(SELECT id FROM budget_completion WHERE completed < ? ORDER BY completed LIMIT ?)"
@@ -109,9 +112,17 @@ class BudgetStore(SQLiteStore):
         retention: int,
         busy_timeout: float = 5.0,
         clock: Clock | None = None,
+        limits: CountedLimits | None = None,
+        only_reads: bool = False,
     ) -> None:
-        """Return batches after `batch_ttl`, and remove completions after `retention`, both in microseconds."""
+        """Return batches after `batch_ttl`, and remove completions after `retention`, both in microseconds.
+
+        `limits` are those of the budget; completed tasks are counted again for those that have no state in the file. A
+        store that `only_reads` creates no file.
+        """
         super().__init__(path, busy_timeout=busy_timeout, clock=clock)
+        self._creates = not only_reads
+        self._limits = None if only_reads else limits
         self.owner: int = secrets.randbits(53)
         self._process_lock = ProcessLock(self.path, self.owner)
         self._numbers = count()
@@ -123,6 +134,22 @@ class BudgetStore(SQLiteStore):
         self._batch_ttl = batch_ttl
         self._retention = retention
         self._next_removal = 0
+
+    def open(self) -> bool:
+        """Open the file, and create it and its folder. Raises ConfigError if the path can never work.
+
+        Returns false if the file is unavailable for another reason: then the first call opens it.
+        """
+        check_path(self.path, creates=self._creates)
+        try:
+            if self._creates:
+                make_private_folder(self.path.parent)
+            self._exclusively(self._open)
+        except (StoreUnavailable, sqlite3.Error, OSError) as error:
+            self._close_locked()
+            refuse_wrong_path(error, self.path, creates=self._creates)
+            return False
+        return True
 
     def take_number(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
         """Return the number of a batch that was just reserved; together with its instant it identifies the batch.
@@ -188,6 +215,24 @@ class BudgetStore(SQLiteStore):
 
     def _migrations(self) -> list[Migration]:
         return [*super()._migrations(), *read_migrations(__package__, creates="budget_open")]
+
+    def _adopt(self, db: sqlite3.Connection) -> None:
+        """Take over a database with the tables of the document; `count_again` imports them."""
+        if not is_document_database(db):
+            return
+        if not self._creates:
+            raise StoreUnavailable(f"{self.path} is not imported yet: the first program that uses the budget does that")
+        rename_tables(db)
+
+    def _open(self) -> StateRows:
+        rows = super()._open()
+        if self._limits is not None:
+            try:
+                count_again(rows, self._limits, self.clock.ns() // 1000)
+            except BaseException:
+                self._rows = None  # the next call opens the file again
+                raise
+        return rows
 
     def _reset_after_fork(self) -> None:
         """Become another owner in a forked process: the open batches of the parent stay with the parent."""

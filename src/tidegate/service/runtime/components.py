@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from tidegate.errors import ConfigError
-from tidegate.files import make_private_folder
 from tidegate.policy.setting_values import read_variable
 
 if TYPE_CHECKING:
@@ -224,9 +223,8 @@ class Components:
 
         setting = self.settings.budget
         settings = shown_budget(read_budget_settings(setting if isinstance(setting, Path) else None))
-        if "://" not in str(settings.storage):
-            make_private_folder(Path(settings.storage).absolute().parent)
-        self.budget = TaskBudget(settings)
+        # The service only reads; the traffic of the demo uses the budget.
+        self.budget = TaskBudget(settings) if self.settings.demo else TaskBudget.to_read(settings)
         self._stack.callback(self.budget.close)
         self.app.panels["budgets"] = budget_panel(self.budget)
         reports = BudgetReports(self.budget)

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +29,7 @@ from tidegate.stores.outage.server_clock import ServerClock
 from tidegate.stores.outage.store_calls import OUTAGE_ERRORS, StoreCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from tidegate.clock import Signal
     from tidegate.core.decision import Decision
@@ -185,6 +185,17 @@ class GuardedStore(Store):
                 self._calls.tries = 1
                 return answers if sent is asks else original_decisions(asks, sent, answers, self._heartbeat)
         return self._fallback.decide(verb, asks, now, at, in_doubt=bool(sent))
+
+    @contextmanager
+    def observe_call(self) -> Iterator[None]:
+        """Observe a call to the store that bypasses this wrapper: a failure starts an outage, and is raised."""
+        outages = self._breaker.outages
+        try:
+            yield
+        except OUTAGE_ERRORS as error:
+            self._record_failure(error, outages)
+            raise
+        self._calls.tries = 1  # connected: the next failure is not one of connecting
 
     def report_outages(self, report: Callable[[str | None], object]) -> None:
         """Call `report` in place of logging: with the reason when an outage starts, with None when it ends."""

@@ -24,6 +24,7 @@ WAL_BYTES: Final = 16 * 2**20  # the write-ahead log is truncated to this size a
 
 CREATED_VIEW: Final = re.compile(r"-- Applied to files without the view (\w+)\.")
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+DAMAGED_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 ADVICE: Final = {
     sqlite3.SQLITE_BUSY: "another connection kept the file locked for too long: look for a program with a long "
     "transaction on it, or allow more time with ?busy_timeout=10s",
@@ -40,6 +41,13 @@ ADVICE: Final = {
     "an empty store",
 }
 ADVICE[sqlite3.SQLITE_LOCKED] = ADVICE[sqlite3.SQLITE_BUSY]
+# Errors of opening a file that no retry repairs: the path is wrong, or this user may not use it.
+WRONG_PATH_CODES: Final = (
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+)
 DEFAULT_ADVICE: Final = "SQLite reported an error; the next call retries"
 
 
@@ -52,6 +60,10 @@ def explain(error: sqlite3.Error, attempt: str, path: Path) -> StoreUnavailable:
     """Build an error that says what was attempted, what went wrong and what to do."""
     advice = ADVICE.get(error_code(error), DEFAULT_ADVICE)
     return StoreUnavailable(f"could not {attempt} in {path}; nothing was charged. {error}: {advice}")
+
+
+class WrongFileError(StoreUnavailable):
+    """The file is the database of another program, or of a newer version."""
 
 
 class Migration(NamedTuple):
@@ -68,12 +80,13 @@ class Migration(NamedTuple):
     creates: str | None = None
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Open the file, and create it if it is missing, readable only for its owner; call `prepare` next."""
-    with suppress(OSError):  # SQLite reports the error below
-        make_private_file(path)
+def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
+    """Open the file; call `prepare` next. With `create`, a missing file is created, readable only for its owner."""
+    if create:
+        with suppress(OSError):  # SQLite reports the error below
+            make_private_file(path)
     return sqlite3.connect(
-        f"{path.as_uri()}?mode=rwc",
+        f"{path.as_uri()}?mode={'rwc' if create else 'rw'}",
         uri=True,
         timeout=0,  # the store itself waits for locks
         isolation_level=None,
@@ -133,14 +146,14 @@ def has_object(db: sqlite3.Connection, name: str) -> bool:
 
 
 def find_version(db: sqlite3.Connection, path: Path) -> int:
-    """Return the schema version of the file; raise StoreUnavailable if it is newer, or of another program."""
+    """Return the schema version of the file; raise WrongFileError if it is newer, or of another program."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         if version or db.execute("SELECT * FROM sqlite_master LIMIT 1").fetchone():
-            raise StoreUnavailable(f"{path} is the database of another program: use another path for the store")
+            raise WrongFileError(f"{path} is the database of another program: use another path")
         return 0
     if version > SCHEMA_VERSION:
-        raise StoreUnavailable(
+        raise WrongFileError(
             f"{path} was written by a newer tidegate (schema {version}, expected at most {SCHEMA_VERSION}): upgrade "
             "tidegate, or use another path"
         )

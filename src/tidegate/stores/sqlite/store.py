@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from contextlib import suppress
@@ -23,6 +24,7 @@ from tidegate.stores.merged_asks import merge
 from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
 from tidegate.stores.sqlite.database import (
     BUSY_CODES,
+    DAMAGED_CODES,
     Migration,
     connect,
     discard,
@@ -35,7 +37,6 @@ from tidegate.stores.sqlite.rows import KeyRow, StateRows, storable
 from tidegate.urls import redact, split_url, unknown_option
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
     from tidegate.core.decision import States
@@ -50,7 +51,7 @@ R = TypeVar("R")
 Synchronous = Literal["normal", "full", "extra"]
 
 OPTIONS: Final = ("synchronous", "busy_timeout")  # of the URL
-# After this many transactions, one checks whether the file was replaced, and the next write removes expired rows.
+# After this many transactions, the next write removes expired rows.
 CALLS_BETWEEN_SWEEPS: Final = 16
 # Seconds between attempts while other processes keep the file locked. A single transaction ends soon, so the first
 # pause is short. When many processes use the file constantly, pauses of milliseconds let each run several transactions
@@ -87,6 +88,9 @@ class SQLiteStore(Store):
     first call opens the file, and the first call after an error opens it again, so the store works as soon as the disk
     does. The same holds after a call that a signal handler interrupted: `_unfinished` is set during a transaction, and
     a call that finds it set discards the connection.
+
+    If the file is removed or replaced while it is in use, the next call raises StoreUnavailable. A removed file is not
+    created again; the file that replaced it is used from then on.
     """
 
     decides_alternatives = True
@@ -104,6 +108,8 @@ class SQLiteStore(Store):
         if synchronous not in get_args(Synchronous):
             raise ConfigError(f"must be 'normal', 'full' or 'extra', not {synchronous!r}", field="synchronous")
         self.path: Path = Path(path).absolute()
+        self._path_text = str(self.path)
+        self._creates = True  # whether a missing file is created
         self.synchronous = synchronous
         self._busy_timeout = read_timeout(busy_timeout)
         self.lock: Lock = Lock(spins=0, pause=CONNECTION_POLL_INTERVAL)
@@ -111,7 +117,8 @@ class SQLiteStore(Store):
         self._db: sqlite3.Connection | None = None
         self._rows: StateRows | None = None
         self._unfinished = False
-        self._inode = (0, 0)
+        self._inode = (0, 0)  # of the file in use
+        self._removed = False  # whether it was found to be removed
         self._forking = 0  # steady time before which no connection is opened
         self._workers: list[AsyncWorker] = []
         self._worker: AsyncWorker | None = None
@@ -259,8 +266,7 @@ class SQLiteStore(Store):
         self._transactions += 1
         if self._transactions % CALLS_BETWEEN_SWEEPS == 1:
             self._sweep_due = True
-            if self._db is not None and self._replaced():
-                self._close()
+        self._check_file()
         self._unfinished = True
         rows = self._rows or self._open()
         read_only = calls[0][0] == "peek" and all(call[0] == "peek" for call in calls)
@@ -288,16 +294,20 @@ class SQLiteStore(Store):
             raise Closed("the store is closed")
         while SystemClock.steady() < self._forking:
             yield_thread(MAX_LOCK_PAUSE)
-        self._db = db = connect(self.path)
+        self._db = db = connect(self.path, create=self._creates)
+        self._adopt(db)
         prepare(db, self.path, self.synchronous, self._migrations())
         stat = self.path.stat()
-        self._inode = (stat.st_dev, stat.st_ino)
+        self._inode, self._removed = (stat.st_dev, stat.st_ino), False
         self._rows = rows = StateRows(db.cursor())
         return rows
 
     def _migrations(self) -> list[Migration]:
         """Return the migrations of the schema; a subclass with tables of its own adds theirs."""
         return read_migrations("tidegate.stores.sqlite")
+
+    def _adopt(self, db: sqlite3.Connection) -> None:
+        """Prepare a file of another program for the migrations, in a subclass that can read it."""
 
     def _close(self) -> None:
         """Close the connection. `_db` is cleared last, so that an interrupted close is repeated."""
@@ -309,6 +319,8 @@ class SQLiteStore(Store):
 
     def _recover(self, error: sqlite3.Error | None) -> None:
         """Roll back a failed transaction; unless the file was only locked, the next call opens it again."""
+        if error is not None and error_code(error) in DAMAGED_CODES:
+            self._inode = (0, 0)  # reported: to move the file away is how to start with an empty store
         if self._rows is not None and self._db is not None and (error is None or error_code(error) in BUSY_CODES):
             try:
                 if self._db.in_transaction:
@@ -320,13 +332,31 @@ class SQLiteStore(Store):
                 return
         self._close()
 
-    def _replaced(self) -> bool:
-        """Return whether the path now leads to another file, or to none."""
+    def _check_file(self) -> None:
+        """Raise StoreUnavailable if the file in use was removed, or once if another one was put in its place."""
+        if self._inode == (0, 0):
+            return
         try:
-            stat = self.path.stat()
-        except OSError:
-            return True
-        return (stat.st_dev, stat.st_ino) != self._inode
+            stat = os.stat(self._path_text)  # noqa: PTH116 - half as long as Path.stat, for every transaction
+        except OSError as error:
+            self._close()
+            self._removed = True
+            self._failures += 1
+            raise StoreUnavailable(
+                f"{self.path} was removed while it was in use ({error.strerror}), and no new file is created in its "
+                "place; nothing was charged. Restore the file; to start with an empty store, create an empty file or "
+                "restart the program"
+            ) from None
+        if (stat.st_dev, stat.st_ino) == self._inode:
+            return
+        self._close()
+        self._inode = (0, 0)
+        if not self._removed:
+            self._failures += 1
+            raise StoreUnavailable(
+                f"{self.path} was replaced by another file while it was in use; nothing was charged. The next call "
+                "uses that file, whose counts may be lower"
+            )
 
     @locked
     def _close_locked(self) -> None:
