@@ -89,7 +89,8 @@ class Capacities:
     """The capacities of an agent's resources. Thread-safe; no method waits.
 
     `changed(resource)` is called, without a lock held, after the capacity of a resource changed. `received` is called
-    with each update of another agent that had an effect. Updates without effect are counted in `metrics()`: our own, of
+    with each update of another agent that had an effect, and `synced` each time after the retained updates of the bus
+    were read. Updates without effect are counted in `metrics()`: our own, of
     resources that are not configured here, above the original, stale (already known), expired (its sender has recovered
     since then; or signed, but too old or from a clock that is too far ahead), malformed.
 
@@ -107,6 +108,7 @@ class Capacities:
         namespace: str = "",
         changed: Callable[[str], object] | None = None,
         received: Listener | None = None,
+        synced: Callable[[], object] | None = None,
     ) -> None:
         """Subscribe to the bus, if there is one, under this agent's name; `close` does not close the bus."""
         if not is_name(agent_id):
@@ -123,6 +125,7 @@ class Capacities:
         self._subject = subject = subject_in(namespace, SUBJECT)
         self._changed = changed or (lambda _resource: None)
         self._received = received or (lambda _update: None)
+        self._on_synced = synced or (lambda: None)
         self._lock = fork_safe(threading.Lock())
         self._resources: dict[str, _TrackedResource] = {}
         self._unconfigured: OrderedDict[str, list[tuple[CapacityUpdate, bytes, int]]] = OrderedDict()
@@ -363,6 +366,7 @@ class Capacities:
                             lost.append((payload, retain))
         for payload, retain in lost:
             self._publish(payload, retain, late=True)
+        self._on_synced()
 
     def _lost_clearings(self, retained: Mapping[str, int]) -> list[tuple[bytes, Retain]]:
         lost = []

@@ -7,10 +7,13 @@ thread is needed.
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import Decision
+from tidegate.fork import fork_safe
 from tidegate.stores.base import Store
 from tidegate.stores.opened import OpenedStore
 
@@ -22,6 +25,16 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueueRefs
 
 PERMIT_VERBS = frozenset(("acquire", "hold", "peek"))
+CHARGING_VERBS = frozenset(("acquire", "hold"))
+
+
+@dataclass(slots=True)
+class Share:
+    """The permits that a policy may still grant until an instant, and how many it has granted."""
+
+    left: int
+    until: int
+    granted: int = 0
 
 
 class GatedStore(Store):
@@ -29,6 +42,8 @@ class GatedStore(Store):
 
     `freeze(name, until)` freezes the policy of that name until an instant of the clock's steady time. Corrections
     (refunds, settlements) are always forwarded.
+
+    `set_share(name, permits, until)` grants only that many permits of a policy until that instant, or `end_shares`.
 
     `recovery_of(name)` may return, for a policy that was reduced, the maximum of each limit after recovery and the
     instant of its next recovery step: a cost that is too large only for now gets a retry time instead of a permanent
@@ -43,6 +58,8 @@ class GatedStore(Store):
         self.instant: bool = inner.instant  # type: ignore[misc]  # same as the wrapped store
         self._opened = OpenedStore(inner, owns)
         self._frozen: dict[str, int] = {}
+        self._shares: dict[str, Share] = {}
+        self._sharing = fork_safe(threading.Lock())
         self.recovery_of: Callable[[str], tuple[tuple[int, ...], int] | None] = lambda _name: None
 
     def freeze(self, name: str, until: int) -> None:
@@ -63,37 +80,83 @@ class GatedStore(Store):
             self._frozen.pop(name, None)
         return max(0, left)
 
+    def set_share(self, name: str, permits: int, until: int) -> None:
+        """Grant at most this many permits of a policy until an instant."""
+        with self._sharing:
+            self._shares[name] = Share(permits, until)
+
+    def end_shares(self) -> dict[str, int]:
+        """Grant permits of all policies again; returns how many were granted of each."""
+        with self._sharing:
+            granted = {name: share.granted for name, share in self._shares.items()}
+            self._shares.clear()
+        return granted
+
+    def _take(self, verb: str, asks: Sequence[Ask]) -> int:
+        """Take the costs from the shares of their policies; returns the wait in microseconds if one does not fit."""
+        if verb not in CHARGING_VERBS:
+            return 0
+        now = self.clock.steady()
+        with self._sharing:
+            for name in [name for name, share in self._shares.items() if share.until <= now]:
+                del self._shares[name]
+            found = [(self._shares.get(policy.name), sum(costs)) for policy, _, costs in asks]
+            active = [(share, cost) for share, cost in found if share is not None]
+            for share, cost in active:
+                if cost > share.left:
+                    return share.until - now
+            for share, cost in active:
+                share.left -= cost
+                share.granted += cost
+        return 0
+
+    def _return_denied(self, verb: str, asks: Sequence[Ask], decisions: Sequence[Decision]) -> None:
+        """Return the costs of denied asks to the shares of their policies."""
+        if verb not in CHARGING_VERBS:
+            return
+        with self._sharing:
+            for (policy, _, costs), decision in zip(asks, decisions, strict=True):
+                share = self._shares.get(policy.name)
+                if share is not None and not decision.allowed:
+                    share.left += sum(costs)
+                    share.granted -= sum(costs)
+
     def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
         """Apply, unless one of the policies is frozen."""
-        wait = self._wait(verb, asks) if self._frozen else 0
+        wait = self._gate(verb, asks)
         if wait:
             return self._denied(asks, wait, now)
-        return self._with_retry_times(self.inner.apply(verb, asks, now, at), asks)
+        decisions = self.inner.apply(verb, asks, now, at)
+        if self._shares:
+            self._return_denied(verb, asks, decisions)
+        return self._with_retry_times(decisions, asks)
+
+    def _gate(self, verb: str, asks: Sequence[Ask]) -> int:
+        """Return for how many microseconds the asks are denied: a policy is frozen, or its share is used up."""
+        wait = self._wait(verb, asks) if self._frozen else 0
+        return wait or (self._take(verb, asks) if self._shares else 0)
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply to one key, unless its policy is frozen."""
-        if self._frozen:
-            asks = ((policy, key, costs),)
-            wait = self._wait(verb, asks)
-            if wait:
-                return self._denied(asks, wait, now)[0]
+        if self._frozen or self._shares:
+            return self.apply(verb, ((policy, key, costs),), now, at)[0]
         decision = self.inner.apply_one(verb, policy, key, costs, now, at)
         return decision if decision[0] else self.with_retry_time(decision, policy, key, costs)
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
-        """Build the fast path of the wrapped store; `slow_path` decides while a policy is frozen.
+        """Build the fast path of the wrapped store; `slow_path` decides while a policy is frozen or has a share.
 
         It also decides on a cost that may fit after recovery.
         """
         fast_path = self.inner.fast_path(policy, slow_path, disablers)
         if fast_path is None:
             return None
-        frozen = self._frozen
+        frozen, shares = self._frozen, self._shares
 
         def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-            if frozen:
+            if frozen or shares:
                 return slow_path(key, cost)
             decision = fast_path(key, cost)
             if not isinstance(decision, Decision) or decision[0] or decision.retry != NEVER:
@@ -106,10 +169,13 @@ class GatedStore(Store):
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Apply without blocking the event loop, unless one of the policies is frozen."""
-        wait = self._wait(verb, asks) if self._frozen else 0
+        wait = self._gate(verb, asks)
         if wait:
             return self._denied(asks, wait, now)
-        return self._with_retry_times(await self.inner.apply_async(verb, asks, now, at), asks)
+        decisions = await self.inner.apply_async(verb, asks, now, at)
+        if self._shares:
+            self._return_denied(verb, asks, decisions)
+        return self._with_retry_times(decisions, asks)
 
     def _with_retry_times(self, decisions: list[Decision], asks: Sequence[Ask]) -> list[Decision]:
         return [self.with_retry_time(decision, *ask) for decision, ask in zip(decisions, asks, strict=True)]

@@ -2,6 +2,7 @@
 
 capacity.py        Capacity: the state of a resource
 resources.py       shared by the four limiters: resources, their buckets, reductions and recovery
+bus_sync.py        waits until an agent that joins has read the reductions in effect
 sync_limiters.py   MemoryLimiter and SwarmLimiter
 async_limiters.py  AsyncMemoryLimiter and AsyncSwarmLimiter: the same methods as coroutines
 limited_calls.py   limits around tool calls, as blocks and decorators, that detect a 429

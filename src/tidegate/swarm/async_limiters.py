@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.errors import Closed
-from tidegate.limiter import AsyncLimiter
+from tidegate.limiter import AsyncLimiter, seconds
 from tidegate.reservation import AsyncReservation, Reserving
 from tidegate.swarm.limited_calls import AsyncLimitedCall
 from tidegate.swarm.resources import AgentResources, MemoryResources, SwarmResources
@@ -57,12 +57,34 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
     ) -> Decision:
         """Wait for a permit, and take it; see `SwarmLimiter.acquire`."""
         entry = self._require(resource)
+        if not self._sync.over:
+            timeout = await self._join(timeout)
         try:
             decision = await entry.limiter.acquire(resource, cost, timeout, priority)
         except Closed:
             raise self._missing_error(resource) from None
         entry.begin_call()
         return decision
+
+    async def wait_until_synced(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - as for `acquire`
+    ) -> bool:
+        """Wait until the state of the bus was read, at most `timeout` seconds; see `SwarmLimiter.wait_until_synced`."""
+        synced = await self._sync.wait_async(None if timeout is None else seconds("timeout", timeout))
+        if self._closed:
+            raise Closed("the limiter is closed")
+        return synced
+
+    async def _join(
+        self,
+        timeout: float | None,  # noqa: ASYNC109 - as for `acquire`
+    ) -> float | None:
+        """Wait for the state of the bus; returns what is left of the timeout of a call."""
+        timeout = None if timeout is None else seconds("timeout", timeout)
+        started = self._sync.started()
+        await self._sync.wait_async(self._sync.bounded(timeout))
+        return self._after_join(timeout, started)
 
     async def try_acquire(self, resource: str, cost: int = 1) -> bool:
         """Take a permit if one is free; returns whether it did, never waits."""
@@ -97,6 +119,8 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         priority: float,
     ) -> AsyncReservation:
         entry = self._require(resource)
+        if not self._sync.over and timeout != 0:
+            timeout = await self._join(timeout)
         try:
             reservation = await entry.limiter.reserve(resource, cost, ttl, timeout, priority)
         except Closed:

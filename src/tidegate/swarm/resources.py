@@ -24,6 +24,7 @@ from tidegate.fork import fork_safe
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.policy import Policy
 from tidegate.stores.opened import OpenedStore
+from tidegate.swarm.bus_sync import SYNC_TIMEOUT, BusSync
 from tidegate.swarm.capacity import Capacity
 from tidegate.swarm.presence import Presence
 
@@ -98,6 +99,7 @@ class SwarmResources(Generic[L]):
         store: str | Store | None = None,
         lease: bool | float | Lease | None = None,
         clock: Clock | None = None,
+        sync_timeout: float | timedelta = SYNC_TIMEOUT,
     ) -> None:
         """Keep buckets in memory, or share them in `store`."""
         subject_in(namespace, "")  # refuses an invalid one before anything is opened
@@ -115,6 +117,7 @@ class SwarmResources(Generic[L]):
         self._store.recovery_of = self._recovery_of
         self.clock: Clock = clock or self._store.clock
         self._owns_bus = isinstance(bus, str)
+        self._sync = BusSync(None if bus is None else _seconds("sync_timeout", sync_timeout))
         self._bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         try:
             self._capacities = Capacities(
@@ -126,6 +129,7 @@ class SwarmResources(Generic[L]):
                 namespace=namespace,
                 changed=self._apply_capacity,
                 received=self._notify,
+                synced=self._on_synced,
             )
         except ConfigError:
             if self._owns_bus and self._bus is not None:
@@ -181,6 +185,10 @@ class SwarmResources(Generic[L]):
                 resource.limiter.clock = RecoveringClock(
                     resource.limiter.clock, resource.next_step, lambda: self._apply_capacity(name)
                 )
+                if not self._sync.over:
+                    share = self._capacities.settings.reduced(policy.limits[0].quota)
+                    until = self.clock.steady() + round(self._sync.timeout * SECOND)
+                    self._store.set_share(policy.name, share, until)
             resource.window, resource.original = length, capacity
         self._apply_capacity(name)
         return None
@@ -196,6 +204,33 @@ class SwarmResources(Generic[L]):
 
     def _policy(self, name: str, capacity: int, window: int) -> Policy:
         return _policy_of(self._policy_prefix + name, capacity, window, self.shared)
+
+    # ---- joining -----------------------------------------------------------------------------------------------------
+
+    def _on_synced(self) -> None:
+        """Use the state of the bus, which was read: the shares end, and permits granted from them count."""
+        with self._lock:
+            granted = self._store.end_shares()
+            self._sync.finish()
+            early = [(each, granted.get(each.policy.name, 0)) for each in self._resources.values()]
+        for resource, permits in early:
+            if permits and not self.shared:  # a shared store counts them as used
+                self._charge_early(resource, permits)
+
+    def _charge_early(self, resource: Resource[L], permits: int) -> None:
+        """Leave a reduced bucket as if it had been reduced before these permits were granted."""
+        with resource.changing:
+            quota = resource.policy.limits[0].quota
+            excess = self._available(resource) - max(0, quota - permits)
+            if quota < resource.original and excess > 0:
+                self._store.inner.apply_one("acquire", resource.policy, resource.name, (excess,))
+
+    def _after_join(self, timeout: float | None, started: int) -> float | None:
+        """Return what is left of a timeout after waiting for the state of the bus."""
+        left = self._sync.left_of(timeout, started)
+        if self._sync.over and not self._sync.synced:
+            self._store.end_shares()
+        return left
 
     # ---- capacity ----------------------------------------------------------------------------------------------------
 
@@ -317,6 +352,7 @@ class SwarmResources(Generic[L]):
                 raise Closed("the limiter is already closed")
             self._closed = True
             resources, self._resources = list(self._resources.values()), {}
+        self._sync.close()
         self._capacities.close()
         if self._presence is not None:
             self._presence.close()
@@ -360,6 +396,7 @@ class AgentResources(SwarmResources[L]):
         store: str | Store | None = None,
         lease: bool | float | Lease | None = None,
         clock: Clock | None = None,
+        sync_timeout: float | timedelta = SYNC_TIMEOUT,
     ) -> None:
         """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
         check_swarm(bus, agent_id)
@@ -380,6 +417,7 @@ class AgentResources(SwarmResources[L]):
             store=store,
             lease=lease,
             clock=clock,
+            sync_timeout=sync_timeout,
         )
 
 
@@ -402,6 +440,10 @@ def _is_nothing(window: Window) -> bool:
     if isinstance(window, timedelta):
         return window <= timedelta(0)
     return isinstance(window, (int, float)) and not isinstance(window, bool) and window <= 0
+
+
+def _seconds(name: str, value: float | timedelta) -> float:
+    return seconds(name, value.total_seconds() if isinstance(value, timedelta) else value)
 
 
 def check_swarm(bus: object, agent_id: object) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.errors import Closed
-from tidegate.limiter import Limiter
+from tidegate.limiter import Limiter, seconds
 from tidegate.swarm.limited_calls import LimitedCall
 from tidegate.swarm.resources import AgentResources, MemoryResources, SwarmResources
 
@@ -44,12 +44,32 @@ class _Limiter(SwarmResources[Limiter]):
         Raises Denied after `timeout` seconds, ResourceUnknown if no capacity is set, Closed if the limiter is closed.
         """
         entry = self._require(resource)
+        if not self._sync.over:
+            timeout = self._join(timeout)
         try:
             decision = entry.limiter.acquire(resource, cost, timeout, priority)
         except Closed:
             raise self._missing_error(resource) from None
         entry.begin_call()
         return decision
+
+    def wait_until_synced(self, timeout: float | None = None) -> bool:
+        """Wait until the state of the bus was read, at most `timeout` seconds; returns whether it was.
+
+        From then on, this agent knows the reductions that other agents announced before it joined. True at once without
+        a bus. Raises Closed if the limiter is closed.
+        """
+        synced = self._sync.wait(None if timeout is None else seconds("timeout", timeout))
+        if self._closed:
+            raise Closed("the limiter is closed")
+        return synced
+
+    def _join(self, timeout: float | None) -> float | None:
+        """Wait for the state of the bus; returns what is left of the timeout of a call."""
+        timeout = None if timeout is None else seconds("timeout", timeout)
+        started = self._sync.started()
+        self._sync.wait(self._sync.bounded(timeout))
+        return self._after_join(timeout, started)
 
     def try_acquire(self, resource: str, cost: int = 1) -> bool:
         """Take a permit if one is free; returns whether it did, never waits."""
@@ -82,6 +102,8 @@ class _Limiter(SwarmResources[Limiter]):
     ) -> Reservation:
         """Charge an estimate now and settle it later: `commit` the actual cost, or `cancel`; see `Limiter.reserve`."""
         entry = self._require(resource)
+        if not self._sync.over and timeout != 0:
+            timeout = self._join(timeout)
         try:
             reservation = entry.limiter.reserve(resource, cost, ttl, timeout, priority)
         except Closed:
