@@ -2,6 +2,7 @@
 
 python -m bench.swarm_recovery                       every mode and recovery, about two minutes
 python -m bench.swarm_recovery --recovery remember   both modes with one recovery
+python -m bench.swarm_recovery --retry-after 1       the server sends Retry-After with each refusal
 
 The server serves 600 calls a second and refuses the others. In per-agent mode each agent assumes 100 a second; in
 shared mode all agents share 2,000 a second in a Valkey server. A call takes 5 ms.
@@ -39,13 +40,19 @@ class TooManyRequests(Exception):  # noqa: N818 - the name of the status
 
     status_code = 429
 
+    def __init__(self, headers: dict[str, str]) -> None:
+        """Carry the header fields of the response."""
+        super().__init__("429")
+        self.headers = headers
+
 
 class HiddenServer:
     """Serves as many calls as its limit allows."""
 
-    def __init__(self, *, shared: bool) -> None:
+    def __init__(self, *, shared: bool, retry_after: int | None = None) -> None:
         """A shared quota is a number of calls in any second, so its server counts windows, too."""
         self.limiter = Limiter(f"{HIDDEN}/1s sliding_log" if shared else f"{HIDDEN}/1s burst={HIDDEN // 6}")
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         self.served = self.refused = 0
 
     async def call(self) -> None:
@@ -56,12 +63,12 @@ class HiddenServer:
         self.served += allowed
         self.refused += not allowed
         if not allowed:
-            raise TooManyRequests
+            raise TooManyRequests(self.headers)
 
 
-async def measure(nats: str, store: str | None, recovery: Recovery, settle: float, seconds: float) -> dict[str, Any]:
+async def measure(nats: str, store: str | None, recovery: Recovery, options: argparse.Namespace) -> dict[str, Any]:
     """Let the agents call as often as they may, and count after they have settled."""
-    server = HiddenServer(shared=store is not None)
+    server = HiddenServer(shared=store is not None, retry_after=options.retry_after)
     ended = asyncio.Event()
 
     async def work(limiter: AsyncSwarmLimiter) -> None:
@@ -81,7 +88,7 @@ async def measure(nats: str, store: str | None, recovery: Recovery, settle: floa
                 f"agent-{number}",
                 namespace=f"bench-{recovery}-{'own' if store is None else 'shared'}",
                 recovery=recovery,
-                recovery_interval=INTERVAL,
+                recovery_interval=options.interval,
                 store=store,
             )
             await stack.enter_async_context(limiter)
@@ -90,13 +97,13 @@ async def measure(nats: str, store: str | None, recovery: Recovery, settle: floa
             limiters.append(limiter)
         # As many calls at once as the assumed rate needs, with room for waiting
         workers = [asyncio.create_task(work(limiter)) for limiter in limiters for _ in range(2)]
-        await asyncio.sleep(settle)
+        await asyncio.sleep(options.settle)
         served, refused = server.served, server.refused
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(options.seconds)
         served, refused = server.served - served, server.refused - refused
         ended.set()
         await asyncio.gather(*workers)
-    used, share = served / (HIDDEN * seconds), refused / max(1, served + refused)
+    used, share = served / (HIDDEN * options.seconds), refused / max(1, served + refused)
     return {"used": round(used, 4), "refused": round(share, 5), "calls": served + refused}
 
 
@@ -105,6 +112,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recovery", choices=["gradual", "remember"])
     parser.add_argument("--settle", type=float, default=12.0, help="seconds before counting starts")
+    parser.add_argument("--retry-after", type=int, help="seconds that the server sends with each refusal")
+    parser.add_argument("--interval", type=float, default=INTERVAL, help="seconds between recovery steps")
     parser.add_argument("--seconds", type=float, default=18.0, help="seconds to count")
     args = parser.parse_args()
     missed = False
@@ -112,7 +121,7 @@ def main() -> int:
         for recovery in ("gradual", "remember"):
             if args.recovery in (None, recovery):
                 for mode, store in (("per-agent", None), ("shared", valkey.url)):
-                    found = asyncio.run(measure(nats.url, store, recovery, args.settle, args.seconds))
+                    found = asyncio.run(measure(nats.url, store, recovery, args))
                     print(json.dumps({"recovery": recovery, "mode": mode, **found}), flush=True)
                     met = found["used"] >= MIN_USED and found["refused"] <= MAX_REFUSED
                     missed = missed or (recovery == "remember" and not met)

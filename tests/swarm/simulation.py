@@ -156,12 +156,15 @@ class Simulation:
         recovery_interval: float = 60.0,
         recovery: str = "gradual",
         blind: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         """Set the hidden limit to a `share` of the configured capacity of all agents.
 
         If agents that share a store are `blind`, they do not know the limit either: they share the whole capacity.
+        A refusal says `retry_after`.
         """
         self.recovery = recovery
+        self.retry_after = retry_after
         self.blind = blind
         self.calls_server = blind or not shared
         self.rng = random.Random(seed)
@@ -237,7 +240,7 @@ class Simulation:
             if self.calls_server and not self.server.try_acquire("api"):
                 self._refused += 1
                 self.outcome.announcements += 1
-                limiter.announce_reduced("api", "received 429 response")
+                limiter.announce_reduced("api", "received 429 response", self.retry_after)
         if not self.shared:
             wait = 60 / limiter._resources["api"].policy.limits[0].quota  # noqa: SLF001 - a quick get_capacity
         self.after(wait * self.rng.uniform(0.9, 1.1), self._call, number)

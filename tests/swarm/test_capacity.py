@@ -232,3 +232,29 @@ def test_capacity_changes_only_at_next_change(arrivals):
         now, value = change, state.current(change)
     assert value == 20
     assert state.recovered_at(now) == max(now, state.frozen_until or 0)
+
+
+def test_duplicates_that_freeze_do_not_prolong_the_time_for_duplicates():
+    """A server that refuses every second call with Retry-After: 1 is still called too often after the interval."""
+    settings = read_recovery_settings(recovery="remember", recovery_interval=30)
+    state = CapacityState(100, settings).reduce(0, 1, "me", retry_after=SECOND)
+    for second in range(2, 31, 2):
+        state = state.reduce(second * SECOND, second, "me", retry_after=SECOND)
+        assert state.current(second * SECOND) == 50
+    state = state.reduce(32 * SECOND, 32, "me", retry_after=SECOND)
+    assert state.current(32 * SECOND) == 25
+
+
+def test_cooldown_is_not_prolonged_by_duplicates_that_freeze():
+    settings = read_recovery_settings(cooldown=5)
+    state = CapacityState(100, settings).reduce(0, 1, "me", retry_after=SECOND)
+    for second in (2, 4):
+        state = state.reduce(second * SECOND, second, "me", retry_after=SECOND)
+    assert state.reduce(6 * SECOND, 6, "me", retry_after=SECOND).current(6 * SECOND) == 25
+
+
+def test_a_duplicate_remembers_the_capacity_that_was_refused():
+    settings = read_recovery_settings(recovery="remember", recovery_interval=30)
+    state = CapacityState(100, settings).reduce(0, 1, "me").reduce(SECOND, 2, "me", retry_after=SECOND)
+    assert [reduction.refused_at for reduction in state.reductions] == [100, 100]
+    assert state.current(70 * SECOND) == 94

@@ -325,3 +325,35 @@ async def test_a_cancelled_task_takes_nothing(clock):
         await limiter.release("api")
         assert await second
         assert await limiter.get_capacity("api") == Capacity("api", 0, 1, 3600.0, 1)
+
+
+def test_a_bucket_does_not_refill_during_a_freeze(face, limiter, clock):
+    """Otherwise all agents of a swarm would start with full buckets when it ends."""
+    face.run(limiter.set_capacity("api", 100, 60))
+    for _ in range(100):
+        face.run(limiter.acquire("api"))
+    face.run(limiter.announce_reduced("api", "429", retry_after=12))
+    face.run(limiter.announce_reduced("api", "429", retry_after=30))
+    clock.advance(30)
+    assert face.run(limiter.get_capacity("api")).available == 0
+    clock.advance(60)
+    capacity = face.run(limiter.get_capacity("api"))
+    assert capacity.available == capacity.total
+
+
+def test_a_bucket_refills_at_once_when_a_freeze_is_ended(face, limiter, clock):
+    face.run(limiter.set_capacity("api", 100, 60))
+    for _ in range(60):
+        face.run(limiter.acquire("api"))
+    face.run(limiter.announce_reduced("api", "429", retry_after=3600))
+    face.run(limiter.set_capacity("api", 100, 60))
+    assert face.run(limiter.get_capacity("api")).available == 40
+    clock.advance(30)
+    assert face.run(limiter.get_capacity("api")).available == 90
+
+
+def test_permits_that_were_free_before_a_freeze_are_free_after_it(face, limiter, clock):
+    face.run(limiter.set_capacity("api", 100, "1d"))
+    face.run(limiter.announce_reduced("api", "429", retry_after=1))
+    clock.advance(1)
+    assert face.run(limiter.get_capacity("api")).available == 75

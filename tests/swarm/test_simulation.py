@@ -35,17 +35,35 @@ def test_agents_that_share_never_exceed_the_quota_together(seed):
     assert outcome.crashes > 0
 
 
+def remembering(*, shared=False, retry_after=None):
+    return Simulation(
+        20,
+        60,
+        seed=1,
+        shared=shared,
+        blind=True,
+        own_capacity=40,
+        recovery_interval=15.0,
+        recovery="remember",
+        retry_after=retry_after,
+    ).run()
+
+
+@pytest.mark.parametrize("retry_after", [None, 1.0], ids=["without Retry-After", "Retry-After: 1"])
 @pytest.mark.parametrize("shared", [False, True], ids=["per agent", "shared"])
-def test_agents_that_remember_refusals_use_most_of_a_limit_they_do_not_know(shared):
+def test_agents_that_remember_refusals_use_most_of_a_limit_they_do_not_know(shared, retry_after):
     """With the usual faults of the network, and crashes."""
-    simulation = Simulation(
-        20, 60, seed=1, shared=shared, blind=True, own_capacity=40, recovery_interval=15.0, recovery="remember"
-    )
-    outcome = simulation.run()
+    outcome = remembering(shared=shared, retry_after=retry_after)
     assert outcome.settled is not None
     assert outcome.settled <= 10
     assert outcome.utilisation >= 0.9
     assert outcome.refused_share <= 0.01
+
+
+def test_fewer_calls_are_refused_if_the_server_says_when_to_retry():
+    without, with_header = remembering(), remembering(retry_after=1.0)
+    assert with_header.refused_share < without.refused_share
+    assert with_header.utilisation > without.utilisation - 0.02
 
 
 def test_the_same_seed_gives_the_same_simulation():

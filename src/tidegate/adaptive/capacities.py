@@ -208,16 +208,17 @@ class Capacities:
             after = before.reduce(now, epoch, self.agent_id, pause, None if began is None else round(began * SECOND))
             if after is before:
                 return None
-            end = after.recovered_at(now)
+            end, current = after.recovered_at(now), before.current(now)
+            reduction = next(r for r in after.reductions if (r.epoch, r.agent) == (epoch, self.agent_id))
             update = CapacityUpdate(
                 resource,
                 self.agent_id,
-                next(r.value for r in after.reductions if (r.epoch, r.agent) == (epoch, self.agent_id)),
+                reduction.value,
                 reason.encode("utf-8", "replace").decode()[:MAX_NAME],
                 EPOCH + timedelta(microseconds=wall),
                 epoch,
                 retry_after,
-                before.current(now),
+                reduction.refused_at or (current if reduction.value < current else None),  # None: it only freezes
                 None if end is None else (end - now) / SECOND,
             )
             payload = update.to_json(self._signer.secret, self._subject)

@@ -154,20 +154,33 @@ class CapacityState:
         The refusal of a call that `began` before the latest reduction took effect is a duplicate: it has the same
         cause. Without `began`, only the settings say how long refusals are duplicates.
         """
-        value = self.current(now)
-        refused_at = 0
+        value = refused_at = self.current(now)
         if not self._has_same_cause(now, began):
-            refused_at, value = value, self.settings.reduced(value)
+            value = self.settings.reduced(value)
         elif not retry_after:
             return self
+        else:
+            refused_at = self.reductions[-1].refused_at
         return self.merge(now, epoch, agent, value, retry_after=retry_after, refused_at=refused_at)
 
     def _has_same_cause(self, now: int, began: int | None) -> bool:
         """Return whether a refusal has the same cause as the latest reduction."""
         if not self.reductions:
             return False
-        since, instant = self.reductions[-1].since, now if began is None else began
-        return (began is not None and began < since) or instant - since < self.settings.same_cause
+        latest, first, instant = self.reductions[-1], self._first_of_cause(), now if began is None else began
+        # What is remembered is compared after the freeze, when the server is expected to admit calls again.
+        start = first.until if self.settings.remember else first.since
+        return (began is not None and began < latest.since) or instant - start < self.settings.same_cause
+
+    def _first_of_cause(self) -> Reduction:
+        """Return the reduction that the latest ones repeat: duplicates do not prolong the time for duplicates."""
+        first = self.reductions[-1]
+        for earlier in reversed(self.reductions[:-1]):
+            same = (earlier.value, earlier.refused_at) == (first.value, first.refused_at)
+            if not same or first.since - max(earlier.since, earlier.until) >= self.settings.same_cause:
+                break
+            first = earlier
+        return first
 
     def merge(
         self,

@@ -52,6 +52,7 @@ class Resource(Generic[L]):
         self.changing: threading.Lock = fork_safe(threading.Lock())  # one change of capacity at a time
         self.original = 0
         self.due: int | None = None  # when the capacity changes next
+        self.paused_until = 0  # the bucket does not refill before that instant
         self._lock = fork_safe(threading.Lock())
         self._calls = 0
         self._reservations: WeakSet[Reservation | AsyncReservation] = WeakSet()
@@ -249,6 +250,7 @@ class SwarmResources(Generic[L]):
             else:
                 self._store.freeze(resource.policy.name, snapshot.frozen_until)
             self._change(resource, snapshot.current, self.clock.steady())
+            self._pause(resource, snapshot.frozen_until)
             resource.due = snapshot.due
             resource.limiter.update(resource.policy)  # also wakes waiters
 
@@ -281,6 +283,21 @@ class SwarmResources(Generic[L]):
             store.apply_one("acquire", new, key, (gained,), now)
         else:
             _settle(store, new, key, now)
+
+    def _pause(self, resource: Resource[L], until: int | None) -> None:
+        """Refill a bucket only after a freeze, or again: agents do not all start with full buckets at its end."""
+        steady, key, policy = self.clock.steady(), resource.name, resource.policy
+        end = steady if until is None else until
+        if self.shared or end == resource.paused_until or max(end, resource.paused_until) <= steady:
+            return
+        resource.paused_until = end
+        store, now = self._store.inner, self.clock.ns() // 1000
+        available = store.apply_one("peek", policy, key, (0,), now).remaining
+        store.apply_one("reset", policy, key, (0,))
+        taken = policy.limits[0].quota - available
+        store.apply_one("acquire", policy, key, (taken,), now + end - steady)
+        if not taken:
+            _settle(store, policy, key, now + end - steady)
 
     def _recovery_of(self, policy: str) -> tuple[tuple[int, ...], int] | None:
         """Return the capacity of a reduced resource after recovery, and the instant of its next step."""
