@@ -34,9 +34,21 @@ def all_lines(caplog):
 
 def test_the_start_is_logged(make_app, caplog):
     make_app(ONE)
+    named = "read (1/1m), expensive (5/1h), moderately (10/1h), very_expensive (3/1h)"
     defaulted = "expensive, moderately, very_expensive"
-    line = f"rate limiter initialized: categories read, {defaulted}; with their default limits: {defaulted}"
+    line = f"rate limiter initialized: categories {named}; with their default limits: {defaulted}"
     assert all_lines(caplog) == [("INFO", line)]
+
+
+def test_disabled_limits_are_logged_at_the_start(make_app, caplog):
+    make_app({"enabled": False, **ONE})
+    assert ("WARNING", "rate limiter disabled: `enabled` is false, so no request is limited") in all_lines(caplog)
+
+
+def test_a_limit_of_zero_is_logged_at_the_start(make_app, caplog):
+    make_app({"categories": {"read": {"limit": 0}}})
+    warnings = [line for level, line in all_lines(caplog) if level == "WARNING"]
+    assert warnings == ["the limit of category read is 0: all of its requests are denied"]
 
 
 def test_without_a_config_the_defaults_apply_and_are_logged_once(make_app, caplog, tmp_path, monkeypatch):
@@ -46,7 +58,7 @@ def test_without_a_config_the_defaults_apply_and_are_logged_once(make_app, caplo
     assert api.statuses(61).count(200) == 60
     (line,) = [line for line in all_lines(caplog) if "initialized" in line[1]]
     text = "rate limiter initialized with the default limits, because it has no config: categories "
-    assert line == ("INFO", f"{text}expensive, moderately, read, very_expensive")
+    assert line == ("INFO", f"{text}expensive (5/1h), moderately (10/1h), read (60/1m), very_expensive (3/1h)")
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         make_app("config.yaml")
 

@@ -79,6 +79,7 @@ def test_the_administrator_names_an_address_of_the_network(make_app):
 
 OWN = {"limit": 2, "endpoints": ["/own"]}
 DEFAULTS = "expensive, moderately, read, very_expensive"
+DESCRIBED = "expensive (5/1h), moderately (10/1h), read (60/1m), very_expensive (3/1h)"
 ALL = set(DEFAULTS.split(", "))
 
 
@@ -122,10 +123,10 @@ def test_a_default_category_that_is_named_keeps_its_endpoints(make_app):
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"categories": {"own": OWN}}, "rate limiter initialized: categories own"),
+        ({"categories": {"own": OWN}}, "rate limiter initialized: categories own (2/1h)"),
         (
             {"exempt": ["/health"]},
-            f"rate limiter initialized: categories {DEFAULTS}; with their default limits: {DEFAULTS}",
+            f"rate limiter initialized: categories {DESCRIBED}; with their default limits: {DEFAULTS}",
         ),
     ],
 )

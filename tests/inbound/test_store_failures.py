@@ -4,8 +4,11 @@ import json
 import logging
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from tests.servers.process import free_port
 from tidegate.errors import StoreUnavailable
+from tidegate.observe.prometheus import PrometheusObserver
 from tidegate.stores import MemoryStore
 
 
@@ -57,3 +60,18 @@ def test_requests_get_503_when_the_store_fails_and_the_policy_denies(make_app, e
     assert (reply.status, reply["retry-after"]) == (503, "1")
     assert json.loads(reply.body)["type"].endswith("#temporary-reduced-capacity")
     assert not api.reached
+
+
+def test_a_store_that_was_never_reached_is_not_an_exceeded_limit(make_app, caplog):
+    """With `on_store_error: local`, the default, a process that does not know its share denies."""
+    registry = CollectorRegistry()
+    store, observer = f"redis://127.0.0.1:{free_port()}", PrometheusObserver(registry)
+    api = make_app({"categories": {"read": {"limit": 1}}}, store=store, observer=observer)
+    reply = api.request()
+    assert (reply.status, reply["retry-after"]) == (503, "1")
+    assert reply.body == b"Rate limits cannot be checked at the moment. Try again later."
+    lines = [record.getMessage() for record in caplog.records if record.name == "tidegate.inbound"]
+    assert [line for line in lines if line.startswith("denied without the store: read: ")]
+    assert not [line for line in lines if line.startswith("rate limit exceeded")]
+    labels = {"policy": "read", "limit": "store-unavailable"}
+    assert registry.get_sample_value("tidegate_denials_total", labels) == 1

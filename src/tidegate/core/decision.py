@@ -224,6 +224,17 @@ class LocalDecision(Decision):
     __slots__ = ()
 
 
+def denied_without_store(decision: Decision, limits: tuple[Limit, ...]) -> bool:
+    """Return whether a denial only says that the store was unavailable: the share of this process was not exceeded.
+
+    `limits` are those of the policy; the limits of a share are other objects.
+    """
+    if not isinstance(decision, LocalDecision) or decision.within_limits:
+        return False
+    own = {id(limit) for limit in limits}
+    return any(id(limit) in own and view[1] for limit, view in zip(decision.policy_limits, decision.views, strict=True))
+
+
 class ShadowDecision(Decision):
     """A decision of a policy in shadow mode: always allowed; `violated` names the limits that would have denied it."""
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidegate.core.decision import denied_without_store
+
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.observe.record import Record
 
 COUNTED_VERBS: Final = ("acquire", "hold")
 OTHER_LABEL: Final = "other"
+STORE_UNAVAILABLE: Final = "store-unavailable"  # the limit of a denial without the store
 
 
 class LabelNames:
@@ -37,6 +40,13 @@ class LabelNames:
         if record.verb not in COUNTED_VERBS:
             return None
         return self.label(record.policy.name), outcome_of(record.decision)
+
+
+def limit_label(record: Record, policy: str, name: str) -> str:
+    """Return the label of a limit that denied a call, below the label of its policy."""
+    if policy == OTHER_LABEL:
+        return OTHER_LABEL
+    return STORE_UNAVAILABLE if denied_without_store(record.decision, record.policy.limits) else name
 
 
 def outcome_of(decision: Decision) -> str:

@@ -3,6 +3,7 @@
     INFO     read: 203.0.113.9 allowed, 59 of 60 left: GET /api/feeds          every `every`-th allowed call; 0: none
     WARNING  rate limit exceeded: read: 203.0.113.9, retry in 12 s: GET /api/feeds
     WARNING  rate limit exceeded: read: 290 more denials within one second
+    WARNING  denied without the store: read: 203.0.113.9, retry in 1 s: GET /api/feeds
 
 Many denials must not flood the log: for each policy, the first `burst` denials of a second have their own lines. The
 others are counted, and one line reports their number after the second, at the next denial or the next call of `flush`.
@@ -15,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND, ceil_div
+from tidegate.core.decision import denied_without_store
 from tidegate.lock import Lock, locked
 from tidegate.policy import join_key
 
@@ -28,6 +30,8 @@ __all__ = ["DecisionLog"]
 MAX_LOGGED_LENGTH: Final = 200  # characters of a value from a client in a line
 MAX_NAMES: Final = 1000  # kinds of lines that are counted separately: a program may create any number of policies
 DEFAULT_LOG_BURST: Final = 10  # lines of a kind in a second
+EXCEEDED: Final = "rate limit exceeded"
+WITHOUT_STORE: Final = "denied without the store"
 SHADOW_SUFFIX: Final = " (shadow mode: allowed)"
 
 
@@ -122,12 +126,14 @@ class DecisionLog:
             return
         decision = record.decision
         self.flush(decision.at)
-        kind = (SHADOW_SUFFIX if decision.allowed else "", record.policy.name)
+        lost = denied_without_store(decision, record.policy.limits)
+        cause = f"{WITHOUT_STORE if lost else EXCEEDED}{SHADOW_SUFFIX if decision.allowed else ''}"
+        kind = (cause, record.policy.name)
         if not self._throttle.may_write(kind, decision.at):
             return
         retry = decision.retry
         self._logger.warning(
-            "rate limit exceeded%s: %s: %s, %s%s",
+            "%s: %s: %s, %s%s",
             *kind,
             shown_key(record),
             "never allowed" if retry < 0 else f"retry in {max(1, ceil_div(retry, SECOND))} s",
@@ -137,8 +143,8 @@ class DecisionLog:
     def flush(self, now: int | None = None) -> None:
         """Log the number of suppressed denials of ended seconds; None: of all seconds."""
         for name, lines in self._throttle.unwritten(now):
-            shadow, policy = name if isinstance(name, tuple) else ("", "other policies")
-            self._logger.warning("rate limit exceeded%s: %s: %d more denials within one second", shadow, policy, lines)
+            cause, policy = name if isinstance(name, tuple) else (EXCEEDED, "other policies")
+            self._logger.warning("%s: %s: %d more denials within one second", cause, policy, lines)
 
 
 def shown_key(record: Record) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.labels import OTHER_LABEL, LabelNames
+from tidegate.observe.labels import LabelNames, limit_label
 
 try:
     from opentelemetry import metrics, trace
@@ -54,7 +54,7 @@ class OpenTelemetryObserver:
             return
         violated = decision.violated
         for name in violated:
-            self._denials.add(1, {POLICY: policy, LIMIT: OTHER_LABEL if policy == OTHER_LABEL else name})
+            self._denials.add(1, {POLICY: policy, LIMIT: limit_label(record, policy, name)})
         span = trace.get_current_span()
         if span.is_recording():
             retry = decision.retry_after

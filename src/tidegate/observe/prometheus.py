@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.errors import ConfigError
-from tidegate.observe.labels import OTHER_LABEL, LabelNames
+from tidegate.observe.labels import LabelNames, limit_label
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -85,7 +85,7 @@ class PrometheusObserver:
             self._child(self._last, policy).set(decision.at / 1_000_000)
             for limit, view in zip(decision.policy_limits, views, strict=True):
                 if view[1]:
-                    self._child(self._denials, policy, OTHER_LABEL if policy == OTHER_LABEL else limit.name).inc()
+                    self._child(self._denials, policy, limit_label(record, policy, limit.name)).inc()
 
     def _child(self, metric: Any, *labels: str) -> Any:  # noqa: ANN401 - a metric of any kind
         place = (metric, *labels)

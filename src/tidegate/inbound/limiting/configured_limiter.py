@@ -21,6 +21,7 @@ from tidegate.inbound.limiting.route_limiters import RouteLimiters
 from tidegate.inbound.limiting.throttled_log import ThrottledLog
 from tidegate.inbound.responses.response import ResponseWriter
 from tidegate.inbound.rules.block_rule import read_block
+from tidegate.inbound.rules.closed_limit import is_closed
 from tidegate.inbound.rules.extra_limits import ExtraLimits
 from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS
 from tidegate.inbound.rules.reload import RulesSource
@@ -51,6 +52,12 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 EXTRA_LIMITS: Final = (APPLICATION_LIMITS, DEFAULT_LIMITS)
+
+
+def _describe(category_limiter: CategoryLimiter) -> str:
+    """Return a category with its limits, for the log."""
+    limits = " and ".join(f"{limit.quota}/{limit.period}" for limit in category_limiter.limits)
+    return f"{category_limiter.category.name} ({limits})"
 
 
 def charge_nothing(keys: Sequence[Key]) -> None:
@@ -153,8 +160,8 @@ class ConfiguredLimiter:
         return limits if limit is None else limit.category
 
     def _log_start(self, *, has_config: bool) -> None:
-        """Log the categories, and which of them are defaults that the configuration does not name."""
-        names, defaulted = ", ".join(self.category_limiters) or "none", self.rules.defaulted
+        """Log the categories and their limits, and which of them are defaults that the configuration does not name."""
+        names, defaulted = ", ".join(map(_describe, self.category_limiters.values())) or "none", self.rules.defaulted
         if not has_config:
             log.info("rate limiter initialized with the default limits, because it has no config: categories %s", names)
         elif defaulted:
@@ -162,6 +169,12 @@ class ConfiguredLimiter:
             log.info(message, names, ", ".join(defaulted))
         else:
             log.info("rate limiter initialized: categories %s", names)
+        if not self.rules.enabled:
+            log.warning("rate limiter disabled: `enabled` is false, so no request is limited")
+            return
+        for name, category_limiter in self.category_limiters.items():
+            if is_closed(category_limiter.limits):
+                log.warning("the limit of category %s is 0: all of its requests are denied", name)
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from operator import mod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from tidegate.core.bounds import SECOND, ceil_div
-from tidegate.core.decision import Decision, LocalDecision
+from tidegate.core.decision import Decision, LocalDecision, denied_without_store
 from tidegate.headers import PROBLEM_TYPE, problem, write
 from tidegate.headers.dialects import RETRY_AFTER
 from tidegate.headers.writer import find_tightest
@@ -236,7 +236,7 @@ def special_detail(decision: Decision) -> str | None:
 def denial_kind(decision: Decision, policy: Policy, kind: Kind) -> Kind:
     """Return the kind of a denial; a store error is not the client's fault."""
     lost = isinstance(decision, LocalDecision) and policy.on_store_error == "deny"
-    if lost:
+    if lost or denied_without_store(decision, policy.limits):
         return "temporary-reduced-capacity"
     return "abnormal-usage-detected" if isinstance(decision, BlockedDecision) else kind
 
