@@ -89,7 +89,7 @@ def test_a_key_that_is_never_sent_is_reported_once(provider, caplog):
     known = Providers.load([path])
     (record,) = caplog.records
     assert "provider fmp has an api_key that is never sent" in record.getMessage()
-    assert "key: {header: Authorization, prefix: Bearer}" in record.getMessage()
+    assert "'key: bearer', 'key: header X-Api-Key' or 'key: query apikey'" in record.getMessage()
     assert "hunter2" not in caplog.text
     provider("api_key: hunter3\n")
     assert known.reload() == ("fmp.example",)
@@ -97,3 +97,36 @@ def test_a_key_that_is_never_sent_is_reported_once(provider, caplog):
     caplog.clear()
     Providers.load([provider("api_key: hunter2\n" + SENT)])
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("short", "location"),
+    [
+        ("bearer", ("header", "Authorization", "Bearer ", False)),
+        ("header X-Api-Key", ("header", "X-Api-Key", "", False)),
+        ("query apikey", ("query", "apikey", "", False)),
+    ],
+)
+def test_a_key_location_has_a_short_form(provider, short, location):
+    (found,) = Providers.load([provider(f"api_key: hunter2\nkey: {short}\n")])
+    assert found.key_location == location
+
+
+@pytest.mark.parametrize("wrong", ["Bearer", "apikey", "cookie sid", "query a b", "5"])
+def test_an_unknown_short_form_is_refused(provider, wrong):
+    with pytest.raises(ConfigError, match="key: expected bearer, 'header NAME' or 'query NAME', such as query apikey"):
+        Providers.load([provider(f"api_key: hunter2\nkey: {wrong}\n")])
+
+
+@pytest.mark.parametrize("domain", ["financialmodelingprep.com", "alphavantage.co"])
+def test_the_warning_about_a_key_of_a_known_provider_says_what_to_add(tmp_path, caplog, domain):
+    file = tmp_path / "p.yaml"
+    file.write_text(f"domain: {domain}\nlimit: 5\nperiod: 1m\napi_key: hunter2\n")
+    file.chmod(0o600)
+    Providers.load([file])
+    (message,) = caplog.messages
+    assert message == "provider p has an api_key that is never sent: add 'key: query apikey', or remove the api_key"
+    file.write_text(f"{file.read_text()}key: query apikey\n")
+    caplog.clear()
+    (found,) = Providers.load([file])
+    assert (found.key_location.kind, found.key_location.name, caplog.messages) == ("query", "apikey", [])

@@ -27,6 +27,7 @@ SOURCE_FIELDS: Final = (
     "name", "url", "interval", "cron", "timezone", "method", "headers", "body", "priority", "timeout", "max_bytes",
     "retries", "to",
 )  # fmt: skip
+KEY_PRESET: Final = r"^\s*(bearer|(header|query)\s+\S+)\s*$"
 STRING: Final[JsonSchema] = {"type": "string", "minLength": 1}
 NUMBER: Final[JsonSchema] = {"type": "number"}
 BOOLEAN: Final[JsonSchema] = {"type": "boolean"}
@@ -92,10 +93,16 @@ def provider_schema() -> JsonSchema:
         "per": {"anyOf": [scope, {"type": "array", "items": scope}]},
         "api_key": {"type": ["string", "null"], "description": "the key, or ${NAME} for an environment variable"},
         "api_key_file": {**STRING, "description": "a file that contains the key"},
-        "key": closed(
-            ("header", "query", "prefix", "plain_http"),
-            {"header": STRING, "query": STRING, "prefix": STRING, "plain_http": BOOLEAN},
-        ),
+        "key": {
+            "anyOf": [
+                {"type": "string", "pattern": KEY_PRESET, "description": "bearer, header NAME or query NAME"},
+                closed(
+                    ("header", "query", "prefix", "plain_http"),
+                    {"header": STRING, "query": STRING, "prefix": STRING, "plain_http": BOOLEAN},
+                    oneOf=[{"required": ["header"]}, {"required": ["query"]}],
+                ),
+            ]
+        },
         "learn": {"enum": list(get_args(Learn))},
         "retries": {"anyOf": [COUNT, closed(("max", "within"), {"max": COUNT, "within": PERIOD})]},
         "estimate": {"type": "object", "additionalProperties": COUNT},

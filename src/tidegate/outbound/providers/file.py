@@ -329,9 +329,14 @@ def _key_in_file(setting: ConfigValue) -> tuple[Secret, str]:
 
 
 def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
-    """Read where the key is sent: `key: {header: Authorization, prefix: Bearer}` or `key: {query: apikey}`."""
+    """Read where the key is sent: `key: {header: Authorization, prefix: Bearer}` or `key: {query: apikey}`.
+
+    A string is short for one of them: `bearer`, `header X-Api-Key`, `query apikey`.
+    """
     if "key" not in fields:
         return None
+    if not fields["key"].is_mapping:
+        fields = {**fields, "key": _key_preset(fields["key"])}
     location = fields["key"].fields("header", "query", "prefix", "plain_http")
     if ("header" in location) == ("query" in location):
         raise fields["key"].error("expected either header or query, such as {header: X-Api-Key} or {query: apikey}")
@@ -350,6 +355,16 @@ def _key_location(fields: Fields, key: Secret | None) -> KeyLocation | None:
         raise place.error("contains a character that is not allowed in a header: use printable ASCII characters")
     prefix = _text(location, "prefix")
     return KeyLocation("header", name, f"{prefix} " if prefix else "", plain)
+
+
+def _key_preset(setting: ConfigValue) -> ConfigValue:
+    """Return the mapping that a short form stands for."""
+    words = setting.string().split()
+    if words == ["bearer"]:
+        return replace(setting, raw={"header": "Authorization", "prefix": "Bearer"})
+    if len(words) == 2 and words[0] in ("header", "query"):  # noqa: PLR2004 - the kind and its name
+        return replace(setting, raw={words[0]: words[1]})
+    raise setting.error(f"expected bearer, 'header NAME' or 'query NAME', such as query apikey, not {setting}")
 
 
 def _per(fields: Fields) -> tuple[QuotaScope, ...]:

@@ -30,6 +30,14 @@ GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 MAX_MATCHED: Final = 1024  # URLs, domains and names whose provider is remembered
 MAX_URL_LENGTH: Final = 2000  # characters of one that is remembered
 
+# How providers that are often used take their key: what to set if it is not sent.
+KNOWN_KEYS: Final = {
+    "financialmodelingprep.com": "query apikey",
+    "alphavantage.co": "query apikey",
+    "api.openai.com": "bearer",
+    "api.anthropic.com": "header x-api-key",
+}
+
 FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
 Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
 
@@ -267,10 +275,11 @@ class Providers:
             return
         if provider.key_location is None and provider.domain not in self._unsent:
             self._unsent.add(provider.domain)
+            advice = KNOWN_KEYS.get(provider.domain)
             log.warning(
-                "provider %s has an api_key that is never sent: set key, such as key: {header: Authorization, prefix: "
-                "Bearer} or key: {query: apikey}, or remove the api_key",
+                "provider %s has an api_key that is never sent: add %s, or remove the api_key",
                 provider.title,
+                f"'key: {advice}'" if advice else "'key: bearer', 'key: header X-Api-Key' or 'key: query apikey'",
             )
         if provider.key_from is None and self._permissions != "ignore":
             mode = path.stat().st_mode
