@@ -1,12 +1,14 @@
 """Providers from files: which are refused, and how a changed file is reloaded."""
 
+import asyncio
 import logging
 import time
 
 import pytest
 
 from tidegate import ConfigError, Denied, ResourceUnknown
-from tidegate.outbound import Gate, OutboundRequest, Providers
+from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers
+from tidegate.service.runtime.components import watch_providers
 from tidegate.testing import ManualClock
 
 SENT = "key: {header: X-Api-Key}\n"
@@ -271,3 +273,32 @@ def test_a_name_is_found_again_after_a_reload(tmp_path):
     assert (known.find("b").domain, known.find("b.test").name) == ("b.test", "b")
     with pytest.raises(ResourceUnknown):
         known.find("a")
+
+
+def test_a_directory_without_provider_files_is_reported(tmp_path, caplog):
+    write(tmp_path, "a.txt")
+    Providers.load(directories=[tmp_path])
+    assert caplog.messages == [f"{tmp_path} contains no provider file: their names end in .yaml or .yml"]
+    caplog.clear()
+    write(tmp_path, "a.yaml")
+    Providers.load(directories=[tmp_path])
+    assert not caplog.messages
+
+
+async def test_a_service_without_calls_reports_a_bad_file_when_it_appears(tmp_path, caplog):
+    write(tmp_path, "a.yaml")
+    clock = ManualClock(1_728_000_000)
+    gate = AsyncGate(Providers.load(directories=[tmp_path]), clock=clock, reload=None)
+    watching = asyncio.create_task(watch_providers(gate))
+    await asyncio.sleep(0)
+    write(tmp_path, "b.yaml", "b.test", limit="many")
+    write(tmp_path, "c.yaml", "c.test")
+    clock.advance(5)
+    for _ in range(1000):
+        if gate.providers.problems:
+            break
+        await asyncio.sleep(0.005)
+    assert "a provider file is invalid, it is ignored" in caplog.text
+    assert {provider.name for provider in gate.providers} == {"a", "c"}
+    watching.cancel()
+    await gate.close()

@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "swarm": "show the agents of a swarm and their capacities, live",
     "sources": "list the sources of a running service",
     "add": "add a source to a running service",
+    "remove": "remove a source from a running service",
     "block": "deny all calls with a key for some time; list the blocks",
     "reset": "reset the usage of a key",
     "completion": "print a script that completes commands in your shell",
@@ -47,7 +48,7 @@ GROUPS: Final = {
     "run": ("start", "egress", "demo"),
     "take permits from a running service": ("acquire", "peek", "commit", "cancel"),
     "watch": ("top", "usage", "policies", "budget", "swarm", "sources"),
-    "administer a running service": ("add", "block", "reset"),
+    "administer a running service": ("add", "remove", "block", "reset"),
     "set up your shell": ("completion",),
 }
 EXAMPLES: Final = (
@@ -62,6 +63,7 @@ PROGRESS: Final = {
     **dict.fromkeys(("peek", "commit", "cancel", "top", "usage", "policies", "block", "reset"), "calling the service"),
     "acquire": "waiting for permits",
     "add": "calling the service",
+    "remove": "calling the service",
     "sources": "calling the service",
     "budget": "reading the budget",
     "doctor": "checking the deployment",

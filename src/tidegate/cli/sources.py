@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     ("tidegate sources", "when each was and will be fetched"),
     ("tidegate sources --watch", "follow the fetches"),
+    ("tidegate sources --run fmp-aapl-prices", "fetch this source now"),
 )
 COLUMNS: Final = (
     TableColumn("name", shrinks=True),
@@ -35,10 +36,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the data folder of the service."""
     add_data_option(parser)
     add_watch_option(parser)
+    parser.add_argument(
+        "--run", dest="run_name", metavar="NAME", help="fetch a source now, within the quota of its provider"
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Write the sources as a table."""
+    """Write the sources as a table, or fetch one."""
+    if args.run_name is not None:
+        reply = send_command(args.data, verb="run", name=args.run_name)
+        output.write_line(reply["says"])
+        output.write_json(reply)
+        return 0
     watch(lambda: show(args, output), output, args.watch)
     return 0
 

@@ -171,4 +171,4 @@ def write_sources(runner: SourceRunner, output: Output) -> None:
         schedule = f"{runner.scheduler.schedule_of(source)}{'' if source.schedule else ' (default)'}"
         output.write_line(f"source {source.name}: {schedule}, {runner.gate.providers.explain(source.url)}")
     running = f"{counted(len(providers), 'provider')} and {counted(len(sources), 'source')}"
-    output.write_line(f"running with {running} in {runner.data}")
+    output.write_line(f"running with {running} in {runner.data}, permits in {redact(runner.store_url)}")

@@ -159,3 +159,39 @@ def test_invalid_files_are_refused_before_anything_runs(folder, capsys):
     (folder[0] / "bad.yaml").write_text("name: x\nurl: nowhere\ninterval: 1m\n")
     assert main(["add", "bad.yaml"]) == 2
     assert "bad.yaml:2: url: expected a URL with a host" in capsys.readouterr().err
+
+
+def test_a_source_is_removed_and_fetched_on_demand(folder, capsys):
+    _, server = folder
+    with Running(*START) as service:
+        until(lambda: len(server.requests) == 1, "the first fetch")
+        until(lambda: sources(capsys)["s1"]["ok"] == 1, "its end")
+        assert main(["sources", "--run", "s1"]) == 0
+        assert capsys.readouterr().out == "s1 is due now: limited by provider a (3/1h sliding_log)\n"
+        until(lambda: len(server.requests) == 2, "the fetch on demand")
+        assert main(["add", "s2.yaml"]) == 0
+        capsys.readouterr()
+        assert main(["remove", "s2"]) == 0
+        assert capsys.readouterr().out == "removed s2\n"
+        assert sorted(sources(capsys)) == ["s1"]
+        for command in (["remove", "s3"], ["sources", "--run", "s3"]):
+            assert main(command) == 2
+            assert "there is no source 's3': known sources are s1" in capsys.readouterr().err
+        assert service.stop() == 0
+    assert "permits in sqlite:///" in service.out
+    with Running(*START) as again:
+        assert sorted(sources(capsys)) == ["s1"]
+        assert again.stop() == 0
+
+
+def test_an_added_source_still_replaces_the_configured_one_after_a_restart(folder, capsys):
+    path, server = folder
+    with Running(*START) as service:
+        write(path / "other.yaml", f"name: s1\nurl: {server.url}/other\ninterval: 2h\n")
+        assert main(["add", "other.yaml"]) == 0
+        assert capsys.readouterr().out.startswith("replaced s1: ")
+        assert service.stop() == 0
+    with Running(*START) as again:
+        assert sources(capsys)["s1"]["schedule"] == "every 2h"
+        assert again.stop() == 0
+    assert "source s1: the version that 'tidegate add' stored in" in again.err

@@ -95,6 +95,9 @@ class Providers:
         self._permissions = permissions
         self._profiles = tuple(Path(path) for path in profiles)
         self._use(_by_domain(self._load(path) for path in self._paths()))
+        for folder in self._directories:
+            if not any(Path(provider.file or "").parent == folder for provider in self):
+                log.warning("%s contains no provider file: their names end in .yaml or .yml", folder)
         return self
 
     @classmethod

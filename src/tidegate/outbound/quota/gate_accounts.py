@@ -63,6 +63,10 @@ class GateAccounts:
             if self.providers.reload():
                 self._wake_waiting()
 
+    def wake_waiting(self) -> None:
+        """Let waiting calls find their candidates again: the provider files have changed."""
+        self._wake_waiting()
+
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
         """Return the account that a request is charged to; of a pool, that of its first member."""
         provider = provider if provider.pool is None else provider.pool.members[0].provider

@@ -79,11 +79,18 @@ class ControlServer:
         if verb == "add":
             text = str(command.get("text", ""))
             source = parse_source(text, str(command.get("file")))
-            reply = self._service.add(source)
             self._keep(source.name, text)
+            reply = self._service.add(source)
             provider = self._service.gate.providers.match(source.url)
             return {"added": source.name, "limited": provider is not None, "says": reply,
                     "provider": provider.name if provider else None}  # fmt: skip
+        if verb == "remove":
+            name = str(command.get("name", ""))
+            reply = self._service.remove(name)
+            (self._added_folder / f"{name}.yaml").unlink(missing_ok=True)
+            return {"removed": name, "says": reply}
+        if verb == "run":
+            return {"says": self._service.run_now(str(command.get("name", "")))}
         if verb == "sources":
             return {"sources": self._service.describe(), "metrics": self._service.gate.metrics(),
                     "recovered": self._service.recovered}  # fmt: skip
@@ -94,8 +101,14 @@ class ControlServer:
 
     def _keep(self, name: str, text: str) -> None:
         """Save an added source for restarts, in a private file: its headers may contain secrets."""
-        make_private_folder(self._added_folder)
-        replace_private(self._added_folder / f"{name}.yaml", text)
+        path = self._added_folder / f"{name}.yaml"
+        try:
+            make_private_folder(self._added_folder)
+            replace_private(path, text)
+        except OSError as error:
+            raise ConfigError(
+                f"the source is not added: it cannot be stored: {error.strerror or error}", file=str(path)
+            ) from None
 
 
 def send_command(data: Path, **command: object) -> dict[str, Any]:

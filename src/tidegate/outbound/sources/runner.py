@@ -30,6 +30,7 @@ from tidegate.outbound.sources.fetch import FetchResult, FetchStatus, PermitObse
 from tidegate.outbound.sources.ledger import SourceLedger
 from tidegate.outbound.sources.schedule import Interval
 from tidegate.outbound.sources.scheduler import DEFAULT_INTERVAL, Scheduler, to_outbound_request
+from tidegate.suggestions import MAX_COMPARED_LENGTH, did_you_mean
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class SourceRunner:
         except OSError as error:
             raise ConfigError(f"cannot be created: {error.strerror or error}", file=str(data)) from None
         # Permits are written before use: a killed process loses nothing, whatever SQLite's `synchronous` is.
-        store_url = store or f"sqlite:///{(self.data / 'quota.db').absolute()}?deadline=5s"
+        default = f"sqlite:///{(self.data / 'quota.db').absolute()}"
+        store_url = store or f"{default}?deadline=5s"
+        self.store_url: str = str(store or default)  # where permits are counted, for display
         inner = PermitObserver(transport or httpx.AsyncHTTPTransport())
         self._transport = AsyncRateLimitTransport(providers, store_url, inner, timeout=0, **options)
         self.gate: AsyncGate = self._transport.gate
@@ -301,6 +304,27 @@ class SourceRunner:
             description = f"{description}; {self._describe_default(source)}"
         log.info("%s", description)
         return description
+
+    def remove(self, name: str) -> str:
+        """Remove a source; a request in flight ends by itself. Returns a description."""
+        self._check_known(name)
+        self.scheduler.remove(name)
+        log.info("removed %s", name)
+        return f"removed {name}"
+
+    def run_now(self, name: str) -> str:
+        """Fetch a source as soon as its provider has capacity; returns a description."""
+        self._check_known(name)
+        self.scheduler.run_now(name, self.now())
+        if self._wake is not None:
+            self._wake.set()
+        return f"{name} is due now: {self.gate.providers.explain(self.scheduler.sources[name].url)}"
+
+    def _check_known(self, name: str) -> None:
+        known = self.scheduler.sources
+        if name not in known:
+            advice = did_you_mean(name, known) or f"known sources are {', '.join(sorted(known)[:20]) or 'none'}"
+            raise ConfigError(f"there is no source {name[:MAX_COMPARED_LENGTH]!r}: {advice}")
 
     def _describe_default(self, source: Source) -> str:
         return (

@@ -98,6 +98,11 @@ class Scheduler:
         self._not_before.pop(name, None)
         self._skip_reasons.pop(name, None)
 
+    def run_now(self, name: str, now: int) -> None:
+        """Make a source due now; the provider's quota still applies."""
+        self._due[name] = min(self._due[name], now)
+        self._not_before.pop(name, None)
+
     def next_due(self) -> int | None:
         """Return when to check the next source that is not in flight."""
         waiting = ((name, due) for name, due in self._due.items() if name not in self._busy)

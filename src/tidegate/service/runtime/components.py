@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.policy.setting_values import read_variable
 
@@ -68,6 +69,8 @@ class Components:
         self.fetch_task: asyncio.Task[None] | None = None
         self.demo_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
+        self._gate: AsyncGate | None = None
+        self._provider_task: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -107,6 +110,8 @@ class Components:
 
     def start(self) -> None:
         """Start to fetch sources and, with `--demo`, to generate traffic."""
+        if self._gate is not None and self._gate.providers.reloads:
+            self._provider_task = asyncio.create_task(watch_providers(self._gate))
         if self.sources is not None:
             self.fetch_task = asyncio.create_task(self.sources.run(self.settings.stop_within))
         if self._egress_file is not None:
@@ -124,8 +129,9 @@ class Components:
 
     async def stop(self) -> None:
         """Start no more fetches; wait for active ones, for at most `stop_within`."""
-        if self._watch_task is not None:
-            self._watch_task.cancel()
+        for task in (self._watch_task, self._provider_task):
+            if task is not None:
+                task.cancel()
         if self.demo_task is not None:
             self.demo_task.cancel()
             await asyncio.gather(self.demo_task, return_exceptions=True)
@@ -138,7 +144,9 @@ class Components:
         from tidegate.outbound.quota.gate import AsyncGate  # noqa: PLC0415 - most services have no providers
 
         spending = self._open_spending()
-        gate = AsyncGate(load_providers(self.settings), self.settings.store, bus=self.settings.bus, spending=spending)
+        gate = AsyncGate(
+            load_providers(self.settings), self.settings.store, bus=self.settings.bus, spending=spending, reload=None
+        )
         self._stack.push_async_callback(gate.close)
         self._add_providers(gate)
         if gate.bus is not None:
@@ -157,6 +165,7 @@ class Components:
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
         options["interval"] = settings.source_interval
         options["spending"] = self._open_spending()
+        options["reload"] = None  # `watch_providers` does it
         self.sources = SourceRunner(load_providers(self.settings), found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources))
@@ -182,6 +191,7 @@ class Components:
         from tidegate.outbound.quota.money_metrics import read_money_metrics  # noqa: PLC0415 - most services have none
         from tidegate.service.dashboard.panels import pools_panel  # noqa: PLC0415 - loads the dependencies of the components
 
+        self._gate = gate
         self.app.decider.open_providers(gate)
         self.app.families.append(partial(read_money_metrics, gate))
         if any(provider.pool is not None for provider in gate.providers):
@@ -269,6 +279,22 @@ def load_providers(settings: Settings, permissions: str | None = None) -> Provid
         permissions=cast("Permissions", permissions or settings.permissions),
         profiles=settings.profiles,
     )
+
+
+async def watch_providers(gate: AsyncGate) -> None:
+    """Check the provider files regularly, in a thread, whether the service has calls or not."""
+    from tidegate.clock import TaskSignal  # noqa: PLC0415 - most services have no providers
+    from tidegate.outbound.quota.gate import RELOAD_INTERVAL  # noqa: PLC0415 - as above
+
+    while True:
+        await gate.clock.wait_async(TaskSignal(), gate.clock.steady() + round(RELOAD_INTERVAL * SECOND))
+        try:
+            changed = await asyncio.to_thread(gate.providers.reload)
+        except Exception:  # the next check may succeed
+            log.exception("the provider files were not checked")
+        else:
+            if changed:
+                gate.wake_waiting()
 
 
 def watch_egress(
