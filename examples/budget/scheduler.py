@@ -49,12 +49,10 @@ class TaskScheduler:
         if not tasks:
             return None
         result = await self.budget.check_all_limits(len(tasks))
-        if not result.allowed:
-            fits = min(result.remaining.values(), default=0)  # a part of the batch may fit
-            if 0 < fits < len(tasks):
-                await self.return_tasks(tasks[fits:])
-                tasks = tasks[:fits]
-                result = await self.budget.check_all_limits(len(tasks))
+        if not result.allowed and result.fits:  # a part of the batch
+            await self.return_tasks(tasks[result.fits :])
+            tasks = tasks[: result.fits]
+            result = await self.budget.check_all_limits(len(tasks))
         if not result.allowed:
             log.info("skipping %d tasks: %s", len(tasks), result.reason)
             await self.return_tasks(tasks)

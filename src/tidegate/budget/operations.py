@@ -162,7 +162,10 @@ class BudgetOperations:
                 batch.number = self.settlements.take_number(tier_policy.policy, decision.at, costs)
             self._open_batches.add(batch)
         by_tiers = not local or short_term
-        result = result_of(decision, task_count, usage, by_tiers=by_tiers, local=local, batch=batch)
+        decided = tier_policy.short_term_costs(costs) if local else costs
+        result = result_of(
+            decision, task_count, usage, by_tiers=by_tiers, costs=decided, cost=estimate, local=local, batch=batch
+        )
         self.monitor.record_check(result, None if timeout else SystemClock.steady() - started)
         return result
 

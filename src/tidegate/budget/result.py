@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
-from tidegate.budget.settings.tiers import is_tier, tier_of
+from tidegate.budget.settings.tiers import CONCURRENCY, TASKS_UNIT, is_tier, tier_of
 from tidegate.limiter import Usage
 from tidegate.limiter import usage_of as limiter_usage_of
 
@@ -43,7 +43,9 @@ class RateLimitResult:
     """Whether a batch may be processed, and the usage of every tier including it; truthy if it is allowed.
 
     `tier` is the tier that denied the batch (of several, the one with the longest wait); `exceeded` are all tiers that
-    did. `wait` is the number of seconds after which the same batch would be allowed: 0.0 if it is, None if never.
+    did. `wait` is the number of seconds after which the same batch would be allowed: 0.0 if it is, None if never, or if
+    only `concurrency` denied it: nobody knows when a running task ends. `fits` is how many tasks of the batch would be
+    allowed now.
     `reset_times` are the times at which each tier will be completely unused.
     """
 
@@ -55,6 +57,9 @@ class RateLimitResult:
     wait: float | None = 0.0
     at: datetime = EPOCH
     local: bool = False  # decided without the database, which was unavailable
+    fits: int = 0
+    cost: Mapping[str, int] = field(default_factory=dict)  # the estimate that was given
+    reserved: tuple[int, int] | None = None  # how much of `tier` is kept for priorities from which one on
     batch: object = field(default=None, repr=False, compare=False)  # the open batch, for `result=` of a record
 
     def __bool__(self) -> bool:
@@ -102,9 +107,17 @@ class RateLimitResult:
         if self.tier is None or usage is None:
             when = "" if self.wait is None else f", try again in {self.wait:.3f} s"
             return f"the database is unavailable: {tasks} must wait{when}"
-        what = f"{usage.used} of {usage.quota} {usage.unit.partition(':')[0]} per {self.tier} are used"
-        if self.tier == "concurrency":
-            what = f"{usage.used} of {usage.quota} tasks are running"
+        if self.tier == CONCURRENCY:
+            running = f"{usage.used} of {usage.quota} tasks are running"
+            return f"{running}: {tasks} must wait until a running task ends"
+        unit = usage.unit.partition(":")[0]
+        period = self.tier if unit == TASKS_UNIT else self.tier.partition(":")[0]
+        what = f"{usage.used} of {usage.quota} {unit} per {period} are used"
+        if self.reserved is not None:
+            kept, priority = self.reserved
+            what = f"{what}, and {kept} are reserved for priority {priority} and above"
+        if unit != TASKS_UNIT:
+            tasks = f"{tasks} for {self.cost.get(unit, 0)} {unit}"
         if self.wait is None:
             return f"{what}: {tasks} {'is' if one else 'are'} more than the limit can ever allow"
         return f"{what}: {tasks} must wait, try again in {self.wait:.3f} s"
@@ -121,19 +134,50 @@ def usage_of(decision: Decision) -> dict[str, Usage]:
 
 
 def result_of(
-    decision: Decision, tasks: int, usage: Mapping[str, Usage], *, by_tiers: bool, **more: object
+    decision: Decision,
+    tasks: int,
+    usage: Mapping[str, Usage],
+    *,
+    by_tiers: bool,
+    costs: tuple[int, ...],
+    **more: object,
 ) -> RateLimitResult:
-    """Build the result of a check; a decision that was not made by the tiers names none of them."""
-    denied_by = [limit for limit in decision.limits if not limit.allowed] if by_tiers and not decision.allowed else []
-    never = float("inf")
-    longest = max(denied_by, key=lambda limit: never if limit.retry_after is None else limit.retry_after, default=None)
+    """Build the result of a check; a decision that was not made by the tiers names none of them.
+
+    `costs` is what the batch costs at each limit of the decision.
+    """
+    if decision.allowed or not by_tiers:
+        fits = tasks if decision.allowed else 0
+        wait, at = decision.retry_after, instant(decision.at)
+        return RateLimitResult(decision.allowed, tasks, usage=usage, wait=wait, at=at, fits=fits, **more)  # type: ignore[arg-type]  # the remaining fields
+    denied_by = [limit for limit in decision.limits if not limit.allowed]
+    # The lease of a slot ends after `batch_ttl`, but its task long before that: the wait for a slot is unknown.
+    known = [limit for limit in denied_by if limit.name != CONCURRENCY]
+    longest = max(
+        known or denied_by, key=lambda limit: float("inf") if limit.retry_after is None else limit.retry_after
+    )
+    tier = tier_of(longest.name)
+    reserved = None
+    if not is_tier(longest.name):
+        reserved = usage[tier].quota - longest.quota, int(longest.name.partition("<")[2])
     return RateLimitResult(
-        decision.allowed,
-        tasks,
-        None if longest is None else tier_of(longest.name),
-        tuple(dict.fromkeys(tier_of(limit.name) for limit in denied_by)),
-        usage,
-        decision.retry_after,
-        instant(decision.at),
+        allowed=False,
+        task_count=tasks,
+        tier=tier,
+        exceeded=tuple(dict.fromkeys(tier_of(limit.name) for limit in denied_by)),
+        usage=usage,
+        wait=longest.retry_after if known else None,
+        at=instant(decision.at),
+        fits=count_fitting(decision, tasks, costs),
+        reserved=reserved,
         **more,  # type: ignore[arg-type]  # the remaining fields
     )
+
+
+def count_fitting(decision: Decision, tasks: int, costs: tuple[int, ...]) -> int:
+    """Return how many tasks of a denied batch would be allowed now, each at an equal share of the cost."""
+    fits = tasks
+    for limit, cost in zip(decision.limits, costs, strict=True):
+        if limit.remaining < cost:
+            fits = min(fits, limit.remaining if limit.name == CONCURRENCY else limit.remaining * tasks // cost)
+    return max(0, fits)
