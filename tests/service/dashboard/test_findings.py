@@ -19,6 +19,7 @@ def overview(**changes):
             {"name": "api", "on_store_error": "allow", "mode": "enforce"},
         ],
         "rules": {"adopted": 0, "refused": 0, "error": None, "since": None},
+        "workers": [{"id": 11, "since": SINCE, "seconds_ago": 0.1}, {"id": 12, "since": SINCE, "seconds_ago": 0.3}],
         "panels": {},
     }
     return normal | changes
@@ -50,6 +51,13 @@ def test_a_usual_share_of_denials_is_normal():
     usual = recent(70, 30, [("login", "a", 30)], usual=0.25)
     assert texts(overview(recent=usual)) == [(GOOD, "Normal: 30 % of calls denied", "Not more than usual.")]
     assert texts(overview(recent=recent(9_999, 9)))[0][1] == "Normal: less than 1 % of calls denied"
+
+
+def test_a_worker_that_does_not_respond_is_named():
+    workers = [{"id": 11, "since": SINCE, "seconds_ago": 2.5}, {"id": 12, "since": SINCE, "seconds_ago": 0.3}]
+    ((level, text, meaning),) = texts(overview(workers=workers))
+    assert (level, text) == (BAD, "1 of 2 workers not responding: process 11")
+    assert meaning == "Calls on its connections wait until the service replaces it, within seconds."
 
 
 # ---- denials ---------------------------------------------------------------------------------------------------------
