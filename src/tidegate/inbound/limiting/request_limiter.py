@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError
-from tidegate.flow import run
+from tidegate.flow import run, run_async
 from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge, open_charges
 from tidegate.inbound.limiting.charges import RequestCharge, charge_all_flow
+from tidegate.inbound.limiting.client_check import check_client_flow
 from tidegate.inbound.limiting.configured_limiter import ConfiguredLimiter
 from tidegate.inbound.limiting.reset import reset_all_flow
 from tidegate.inbound.responses.response import BlockedDecision
@@ -236,6 +237,21 @@ class RequestLimiter(ConfiguredLimiter):
         return LimitOutcome(
             allowed=False, decision=LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
         )
+
+    def check(self, address: str | None, category: str, cost: Cost = 1) -> Decision:
+        """Charge a client in a category, without an HTTP request; see `check_client_flow`.
+
+        Raises ConfigError for an unknown category, and if this limiter awaits its store: use `check_async` then.
+        """
+        if self.tasks:
+            raise ConfigError("this middleware awaits its store: use `await check_async(…)` instead of `check(…)`")
+        return run(check_client_flow(self, address, category, cost), call)
+
+    async def check_async(self, address: str | None, category: str, cost: Cost = 1) -> Decision:
+        """Charge a client as `check` does, without blocking the event loop."""
+        if not self.tasks and not self.store.instant:
+            raise ConfigError("this middleware does not await its store: use `check(…)` instead of `check_async(…)`")
+        return await run_async(check_client_flow(self, address, category, cost), call)
 
     def reset_all(self) -> None:
         """Reset the usage of all clients, and unblock clients that were denied too often; see `reset_all_flow`."""
