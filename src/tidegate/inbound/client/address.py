@@ -148,7 +148,7 @@ def client_address(peer: str | None, headers: Headers = (), trusted: TrustedProx
     direct = address.text if address else _host_name(peer)
     if not trusted or (address or peer) not in trusted:
         return direct
-    values = _forwarding_values(headers)
+    values = forwarding_values(headers)
     addresses = {
         _follow_hops(direct, parse_hops(values[name]), trusted)
         for name, parse_hops in HEADER_PARSERS.items()
@@ -316,7 +316,7 @@ HEADER_PARSERS: Final = {"x-forwarded-for": _x_forwarded_for_hops, "forwarded": 
 HEADER_LENGTHS: Final = {len(name) for name in HEADER_PARSERS}
 
 
-def _forwarding_values(headers: Headers) -> dict[str, list[str]]:
+def forwarding_values(headers: Headers) -> dict[str, list[str]]:
     """Return the values of all field lines of each forwarding header, in order."""
     values: dict[str, list[str]] = {name: [] for name in HEADER_PARSERS}
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:

@@ -13,9 +13,11 @@ from tidegate.inbound.client.address import (
     address_group,
     address_key,
     client_address,
+    forwarding_values,
     parse_address,
 )
 from tidegate.inbound.client.request import is_async_callable
+from tidegate.observe.logs import shown
 from tidegate.policy.key import GroupedKey, normal_key
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class ClientIdentifier:
         self.key_function = key
         self.awaits_key: bool = is_async_callable(key)
         self._warned = False
+        self._warned_of_header = False
         self.update_rules(rules)
 
     def update_rules(self, rules: Rules) -> None:
@@ -81,12 +84,15 @@ class ClientIdentifier:
 
     def find(self, peer: str | None, headers: Headers) -> RequestClient:
         """Return the client of a request."""
+        sender = peer
         if self.trusted:
             peer = client_address(peer, headers, self.trusted)
         cache, by_peer = self.cache, self.by_peer
         found = cache.get(peer)
         if found is None:
             found = self._identify(peer)
+            if not self._warned_of_header and sender and sender not in self.trusted:
+                self._warn_of_header(sender, headers)
             if len(cache) >= MAX_CACHED_CLIENTS:
                 cache.clear()
                 by_peer.clear()
@@ -115,6 +121,22 @@ class ClientIdentifier:
                 "set trusted_proxies=['unix']",
                 "allowed without limits" if self.allows_unknown else "limited together",
             )
+
+    def _warn_of_header(self, sender: str, headers: Headers) -> None:
+        """Warn once if a peer that is not trusted forwards an address: it may be a proxy, whose clients share a limit.
+
+        A server that has replaced the peer by the address in the header, as uvicorn does, leaves the header as it is.
+        """
+        for name, values in forwarding_values(headers).items():
+            if values and not any(sender in value for value in values):
+                self._warned_of_header = True
+                log.warning(
+                    "ignored the header %s from %s, which is not in trusted_proxies: if it is a proxy, all its clients "
+                    "share one limit; list its address in trusted_proxies=[…]",
+                    name,
+                    shown(sender),
+                )
+                return
 
     def choose_key(self, request: Request, default: Key) -> Key:
         """Return the key that the application's `key` function chooses, or `default`. Both kinds never collide."""

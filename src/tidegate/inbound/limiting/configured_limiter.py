@@ -19,6 +19,7 @@ from tidegate.inbound.limiting.plan_limiters import PlanLimiters
 from tidegate.inbound.limiting.request_targets import RequestTargets
 from tidegate.inbound.limiting.route_limiters import RouteLimiters
 from tidegate.inbound.limiting.throttled_log import ThrottledLog
+from tidegate.inbound.limiting.worker_processes import count_workers
 from tidegate.inbound.responses.response import ResponseWriter
 from tidegate.inbound.rules.block_rule import read_block
 from tidegate.inbound.rules.closed_limit import is_closed
@@ -175,6 +176,19 @@ class ConfiguredLimiter:
         for name, category_limiter in self.category_limiters.items():
             if is_closed(category_limiter.limits):
                 log.warning("the limit of category %s is 0: all of its requests are denied", name)
+        if self.opened_store.owned and self.store.instant:
+            self._warn_of_workers(count_workers())
+
+    @staticmethod
+    def _warn_of_workers(workers: int) -> None:
+        """Warn if several processes count in memory, each for itself."""
+        if workers > 1:
+            log.warning(
+                "each of the %d worker processes of this server counts in its own memory, so together they allow up to "
+                "%d times each limit; to share the counts, set store='redis://…', 'postgresql://…' or 'sqlite:///…'",
+                workers,
+                workers,
+            )
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
