@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.egress.harness import running, settled
+from tests.egress.harness import OTHER_TOKEN, TOKEN, running, settled
 from tests.outbound.server import as_json
 from tidegate.egress.bodies import MAX_COMPLEXITY
 from tidegate.outbound.providers.profile_file import shipped_profile
@@ -33,6 +33,30 @@ async def test_the_bodies_of_waiting_requests_are_bounded_in_sum(upstream):
         await settled(lambda: gateway.gateway.held.size > 200_000)
         status, headers, answer = await gateway.send("POST", PATH, data=body)
         assert (status, json.loads(answer)["error"]["type"], headers["Retry-After"]) == (503, "bodies-full", "1")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await settled(lambda: gateway.gateway.held.size == 0)
+
+
+async def test_one_caller_cannot_fill_the_memory_for_bodies(upstream):
+    upstream.respond = lambda _request: as_json({"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+    body = json.dumps({"model": "m", "max_tokens": 1, "messages": ["x" * 50_000]}).encode()
+    callers = {"a": {"token": TOKEN}, "b": {"token": OTHER_TOKEN}}
+    settings = {"callers": callers, "max_held_bodies": 220_000, "timeout": "60s"}
+    limits = {"profile": "openai", "limits": ["2/1h", "90_000_000/1h unit=tokens"]}
+    own, other = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, OTHER_TOKEN))
+    async with running(upstream.url, settings, **limits) as gateway:
+        assert (await gateway.send("POST", PATH, data=body, headers=own))[0] == 200
+        await settled(lambda: gateway.gateway.held.size == 0)
+        assert (await gateway.send("POST", PATH, data=body, headers=own))[0] == 200
+        waiting = [asyncio.create_task(gateway.send("POST", PATH, data=body, headers=own)) for _ in range(2)]
+        await settled(lambda: gateway.gateway.held.size > 100_000)
+        status, _, answer = await gateway.send("POST", PATH, data=body, headers=own)
+        assert (status, json.loads(answer)["error"]["type"]) == (503, "bodies-full")
+        assert "of caller a" in json.loads(answer)["error"]["message"]
+        waiting.append(asyncio.create_task(gateway.send("POST", PATH, data=body, headers=other)))
+        await settled(lambda: gateway.gateway.held.size > 150_000)  # another caller is not locked out
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

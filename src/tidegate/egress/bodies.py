@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -23,26 +24,42 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HeldBodies:
-    """The bytes of all bodies that a gateway has in memory at the same time."""
+    """The bytes of all bodies that a gateway has in memory at the same time, in all and by caller."""
 
     def __init__(self) -> None:
         """Start without any."""
         self.size: int = 0
+        self._by_caller: Counter[str] = Counter()
 
-    def add(self, size: int, most: int) -> None:
-        """Count more bytes; raises EgressError (503) if there would be more than `most`."""
-        if self.size + size > most:
-            message = f"the gateway already holds {most} bytes of other requests (max_held_bodies): try again later"
+    def add(self, caller: str, size: int, settings: EgressSettings) -> None:
+        """Count more bytes; raises EgressError (503) if there would be too many.
+
+        If there are several callers, one of them can use half of the bytes, so that it does not lock out the others.
+        """
+        most = settings.max_held_bodies
+        share = most if len(settings.callers) <= 1 else most // 2
+        if self.size + size > most or self._by_caller[caller] + size > share:
+            owner = "requests" if self.size + size > most else f"requests of caller {caller}"
+            message = f"the gateway holds too many bytes of other {owner} (max_held_bodies): try again later"
             raise EgressError(503, "bodies-full", message, {"Retry-After": "1"})
         self.size += size
+        self._by_caller[caller] += size
+
+    def remove(self, caller: str, size: int) -> None:
+        """Count bytes no longer."""
+        self.size -= size
+        self._by_caller[caller] -= size
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
 
 
 class RequestBody:
     """The body of one request. `read_whole` reads it into memory; otherwise `stream` passes it on."""
 
-    def __init__(self, request: web.BaseRequest, settings: EgressSettings, held: HeldBodies) -> None:
+    def __init__(self, request: web.BaseRequest, settings: EgressSettings, held: HeldBodies, caller: str) -> None:
         """Refuse a body that is declared too large; what is read into memory counts in `held` until `release`."""
         self._request = request
+        self._caller = caller
         self._held = held
         self._held_size = 0
         self._settings = settings
@@ -94,12 +111,12 @@ class RequestBody:
         self.whole = bytes(pieces)
 
     def _hold(self, size: int) -> None:
-        self._held.add(size, self._settings.max_held_bodies)
+        self._held.add(self._caller, size, self._settings)
         self._held_size += size
 
     def release(self) -> None:
         """Count its bytes no longer: the request is over."""
-        self._held.size -= self._held_size
+        self._held.remove(self._caller, self._held_size)
         self._held_size = 0
 
     def check_complexity(self) -> None:

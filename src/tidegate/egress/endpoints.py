@@ -82,7 +82,7 @@ class Endpoints:
         """Estimate the cost and the wait of a call, from its URL or path, method and body."""
         gateway = self._gateway
         identity = gateway.identify(request)
-        sent = RequestBody(request, gateway.settings, gateway.held)
+        sent = RequestBody(request, gateway.settings, gateway.held, identity.caller.name)
         try:
             await sent.read_whole()
             sent.check_complexity()

@@ -265,7 +265,7 @@ class EgressGateway:
         self, request: web.BaseRequest, exchange: EgressExchange, caller: EgressCaller, target: Target, *, metered: bool
     ) -> RequestBody:
         """Begin to receive the body of a request; read all of it if it decides what the request costs."""
-        body = exchange.body = RequestBody(request, self.settings, self.held)
+        body = exchange.body = RequestBody(request, self.settings, self.held, caller.name)
         if body.expected:
             await body.accept()
         if (target.provider.reads_requests or self.limits.counts_tokens(caller)) and is_counted(target):
