@@ -16,7 +16,15 @@ from tidegate.outbound.quota.request_tokens import read_request
 
 PATH = "/up/v1/chat/completions"
 LIMITED = {"profile": "openai", "limits": ["1/1h", "90_000_000/1h unit=tokens"]}
-SHAPES = {"lists": b"[]", "mappings": b'{"a":{}}', "numbers": b"1", "strings": b'""', "deep": b"[" * 40 + b"]" * 40}
+SHAPES = {
+    "lists": b"[]",
+    "mappings": b'{"a":{}}',
+    "numbers": b"1",
+    "strings": b'""',
+    "deep": b"[" * 40 + b"]" * 40,
+    "slow floats": b"2.2250738585072011e-308",
+    "long integers": b"1234567890" * 400,
+}
 
 
 def listing(shape, size):
@@ -63,11 +71,31 @@ async def test_one_caller_cannot_fill_the_memory_for_bodies(upstream):
         await settled(lambda: gateway.gateway.held.size == 0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_a_body_that_takes_long_to_parse_is_refused(upstream, shape):
-    body = listing(SHAPES[shape], 7 * 2**20)
+HIDDEN = {
+    "utf-16": lambda rest: ('{"model": "\\"", "input": [' + rest.decode() + "]}").encode("utf-16"),
+    "backslashes": lambda rest: b'{"model": "\\\\", "input": [' + rest + b"]}",
+    "quotes": lambda rest: b'{"model": "\\\\\\"", "input": [' + rest + b"]}",
+}
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+async def test_structure_cannot_be_hidden_in_a_string(upstream, how):
+    """A reader that counts quotes wrongly would take the structure for a part of a string."""
+    body = HIDDEN[how](b",".join([b"[]"] * 500_000))
+    json.loads(body)  # valid, and slow
     async with running(upstream.url, **LIMITED) as gateway:
         status, _, answer = await gateway.send("POST", PATH, data=io.BytesIO(body))
+        assert (status, json.loads(answer)["error"]["type"]) == (413, "too-large")
+    assert not upstream.requests
+
+
+@pytest.mark.parametrize("path", [PATH, "/up/v1/files"])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_body_that_takes_long_to_parse_is_refused(upstream, shape, path):
+    body = listing(SHAPES[shape], 7 * 2**20)
+    headers = {"Content-Type": "application/json"}
+    async with running(upstream.url, **LIMITED) as gateway:
+        status, _, answer = await gateway.send("POST", path, data=io.BytesIO(body), headers=headers)
         assert (status, json.loads(answer)["error"]["type"]) == (413, "too-large")
     assert not upstream.requests
 
@@ -75,7 +103,7 @@ async def test_a_body_that_takes_long_to_parse_is_refused(upstream, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_body_of_the_highest_complexity_is_read_in_time(shape):
     """50 ms of processor time on the machine of the measurements; here, four times that is allowed."""
-    each = complexity(listing(SHAPES[shape], 100_000)) / 100_000
+    each = complexity(listing(SHAPES[shape], 100_000), 0) / 100_000
     body = listing(SHAPES[shape], min(8 * 2**20, int(MAX_COMPLEXITY / each)))
     best = min(_read_time(body) for _ in range(3))
     assert best < 0.2
@@ -87,8 +115,21 @@ def _read_time(body):
     return time.process_time() - began
 
 
-async def test_a_large_text_is_sent(upstream):
+ROWS = json.dumps([{"id": number, "name": f"row {number}", "values": [1, 2, 3]} for number in range(45_000)])
+PROMPTS = {
+    "text": "a word, and another one: [see] below.\n" * 150_000,
+    "code": "def f(a: int, b: str) -> dict[str, int]:\n    return {b: a, 'x': [a, {b: '\\\\'}]}\n" * 35_000,
+    "json": ROWS,
+    "unicode": "wörter, ünd {mehr}: " * 200_000,
+}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+async def test_a_large_prompt_is_sent(upstream, prompt):
+    """Punctuation inside of a string takes no time to parse."""
     upstream.respond = lambda _request: as_json({"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
-    body = json.dumps({"model": "m", "max_tokens": 1, "messages": ["a word, and another one.\n" * 60_000]}).encode()
+    body = json.dumps({"model": "m", "max_tokens": 1, "messages": [PROMPTS[prompt]]}, ensure_ascii=False).encode()
+    assert len(body) > 2_500_000
+    assert _read_time(body) < 0.2
     async with running(upstream.url, **LIMITED) as gateway:
         assert (await gateway.send("POST", PATH, data=io.BytesIO(body)))[0] == 200

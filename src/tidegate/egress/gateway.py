@@ -274,6 +274,7 @@ class EgressGateway:
             body.check_complexity()
         elif metered and is_json(request):
             await body.read_whole()
+            body.check_complexity()
         return body
 
     async def _send(

@@ -21,12 +21,32 @@ if TYPE_CHECKING:
 MALFORMED: Final = (ValueError, RecursionError)  # what `parse_json` raises
 
 
-def complexity(body: bytes) -> int:
-    """Return how much work it is to parse a body, roughly, without parsing it: its structure, and a part of its text.
+def complexity(body: bytes, most: int) -> int:
+    """Return how much work it is to parse a body, in units of about 2 µs, without parsing it.
 
-    Containers and keys take most of the time; ten numbers or escaped characters take as long as one of them.
+    Above `most`, the result may be too high. Punctuation inside strings is not counted: a prompt may contain code.
     """
-    return sum(map(body.count, (b"[", b"{", b":"))) + (body.count(b",") + body.count(b"\\")) // 10
+    text = len(body) // 500 + body.count(b"\\") // 40
+    found = _repeated(body) * (text + _structure(body))
+    if found <= most or b"\0" in body:  # UTF-16 has NUL bytes; its escaped quotes would be misread
+        return found
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    quotes = unescaped.count(b'"')
+    if quotes > 20 * most:  # the strings alone take too long
+        return found
+    outside = b"".join(unescaped.split(b'"')[::2])
+    return _repeated(outside) * (text + quotes // 20 + _structure(outside))
+
+
+def _repeated(body: bytes) -> int:
+    """Return 3 if a body has what only the slower parser accepts: then both parse it."""
+    return 3 if any(map(body.__contains__, (b"\0", b"NaN", b"Infinity"))) else 1
+
+
+def _structure(body: bytes) -> int:
+    """Weigh what is outside of strings: a container or key is 1, a number with an exponent 4, other values less."""
+    exponents = body.count(b"e") + body.count(b"E") - body.count(b"true") - body.count(b"false")
+    return sum(map(body.count, (b"[", b"{", b":"))) + 4 * exponents + body.count(b",") // 40 + len(body) // 100
 
 
 def parse_json(body: bytes | bytearray) -> Any:  # noqa: ANN401 - any JSON value
