@@ -3,12 +3,17 @@
 import json
 
 import pytest
+from fastapi import FastAPI
 from hypothesis import example, given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness
 from tidegate import ConfigError, Decision, Limit, Policy
 from tidegate.headers import write
+from tidegate.inbound import asgi
 from tidegate.inbound.client.request import Request
 from tidegate.inbound.responses.accept import choose_format
 from tidegate.inbound.responses.response import Response, ResponseWriter, combine_decisions
@@ -274,3 +279,15 @@ def test_a_response_that_was_let_through_never_has_retry_after(make_app, style, 
     api = make_app(rules, headers=style)
     reply = api.request(headers=[("x-status", str(status))])
     assert (reply.status, "retry-after" in reply.headers) == (status, False)
+
+
+@pytest.mark.parametrize("framework", [Starlette, FastAPI])
+def test_the_500_of_an_unhandled_exception_has_the_headers_if_the_middleware_wraps_the_application(framework):
+    async def fail(request):
+        raise ValueError("as intended")
+
+    app = framework()
+    app.router.routes.append(Route("/fail", fail))
+    client = TestClient(asgi.RateLimitMiddleware(app), raise_server_exceptions=False)
+    reply = client.get("/fail")
+    assert (reply.status_code, reply.headers["x-ratelimit-remaining"]) == (500, "59")
