@@ -37,6 +37,18 @@ def test_requests_by_category_and_outcome(make_app, registry):
     assert value(registry, "tidegate_store", name="entries") == 2
 
 
+def test_the_number_of_clients_by_category(make_app, registry):
+    api = make_app()
+    StoreCollector(api.limiter, registry, metric="tidegate_clients")
+    for peer in ("203.0.113.1", "203.0.113.2", "203.0.113.1"):
+        api.request(peer=peer)
+    api.request("/api/cluster")
+    counts = {name: value(registry, "tidegate_clients", name=name) for name in ("read", "expensive", "moderately")}
+    assert counts == {"read": 2, "expensive": 1, "moderately": 0}
+    api.clock.advance(60)  # the window of `read` ends
+    assert [value(registry, "tidegate_clients", name=name) for name in ("read", "expensive")] == [0, 1]
+
+
 def test_clients_and_paths_create_no_labels(make_app, registry):
     api = make_app(observer=PrometheusObserver(registry))
     api.request()

@@ -36,6 +36,7 @@ DESCRIPTIONS: Final = {
     "tidegate_store": "Counters of the store",
     "tidegate_outbound": "Counters of outbound requests",
     "tidegate_swarm": "Counters of a swarm agent",
+    "tidegate_clients": "Recently seen clients of a category",
 }
 REMAINING_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -123,7 +124,8 @@ class HasMetrics(Protocol):
 class StoreCollector:
     """Exports the counters of a store (`Store.metrics`) on each scrape.
 
-    It can also export those of a gate (`metric="tidegate_outbound"`) or of a swarm limiter (`metric="tidegate_swarm"`).
+    It can also export those of a gate (`metric="tidegate_outbound"`) or of a swarm limiter (`metric="tidegate_swarm"`),
+    and the number of clients of a middleware's `request_limiter` (`metric="tidegate_clients"`).
     """
 
     def __init__(

@@ -336,6 +336,11 @@ class ConfiguredLimiter:
         given = self.middleware_limits.get(category)
         return [*(each.limiter for each in self.limiters_of(category)), *routes, *(given.limiters if given else ())]
 
+    def metrics(self) -> dict[str, int]:
+        """Return the number of recently seen clients by category: those whose windows have not ended."""
+        now = self.now()
+        return {name: each.recent_clients.remove_expired(now) for name, each in self.category_limiters.items()}
+
     def flush(self) -> None:
         """Log the number of suppressed lines."""
         self.log.flush()

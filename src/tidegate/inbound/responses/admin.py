@@ -102,10 +102,7 @@ def handle_flow(request_limiter: RequestLimiter, request: Request, query: str, b
 def statistics(request_limiter: RequestLimiter, query: dict[str, str]) -> dict[str, Any]:
     """Return the number of recent clients by category; with `top`, also clients, lists and metrics."""
     now = request_limiter.now()
-    counts = {
-        name: category_limiter.recent_clients.remove_expired(now)
-        for name, category_limiter in request_limiter.category_limiters.items()
-    }
+    counts = request_limiter.metrics()
     found: dict[str, Any] = {"total_entries": sum(counts.values()), "by_category": counts}
     top = query.get("top", "")
     if not top.isdecimal() or len(top) > 9:  # noqa: PLR2004 - digits
