@@ -228,6 +228,43 @@ async def test_what_only_looks_like_a_reference_is_sent(upstream, bill):
         assert (await post(gateway, json.dumps(body).encode(), "/up/v1/responses"))[0] == 200
 
 
+LONG = "a word " * 130_000
+LETTERS = "x" * 900_000
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ("openai", {"role": "user", "type": "image_url", "content": LONG}),
+        ("mistral", {"role": "user", "type": "image_url", "content": LONG}),
+        ("anthropic", {"role": "user", "type": "image", "content": LONG}),
+        ("openai", {"role": "user", "content": [{"type": "image_url", "image_url": "https://a.test", "text": LONG}]}),
+        ("openai", {"role": "user", "content": {"image_url": LONG}}),
+        ("openai", {"role": "user", "content": {"image_url": LETTERS}}),
+        ("openai", {"role": "user", "content": {"image_url": {"url": "https://a.test/ " + LONG}}}),
+        ("anthropic", {"content": [{"type": "document", "source": {"type": "text", "data": LETTERS}}]}),
+        ("google", {"parts": [{"inlineData": {"mimeType": "text/plain", "data": LETTERS}}]}),
+        ("openai", {"content": [{"type": "file", "file": {"file_data": "data:text/plain;base64," + LETTERS}}]}),
+    ],
+    ids=["type", "mistral", "anthropic", "beside", "key", "word", "url", "document", "inline", "file"],
+)
+async def test_a_text_that_looks_like_a_medium_is_paid_as_a_text(upstream, bill, mode, profile, message):
+    body = json.dumps({"model": "m", "max_tokens": 5, "messages": [message]}).encode()
+    settings, limits = MODES[mode]
+    fields = {"profile": profile, "price": PRICES, "strict": True, **limits}
+    async with running(upstream.url, settings, **fields) as gateway:
+        assert error_of(await post(gateway, body))[0] == 429
+    assert not bill.arrived
+
+
+async def test_an_image_is_not_paid_as_a_text(upstream, bill):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 200_000}}
+    body = json.dumps({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": [image]}]}).encode()
+    async with strict(upstream, "provider") as gateway:
+        assert (await post(gateway, body))[0] == 200
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_provider_file_can_give_a_reference_a_cost(upstream, bill, mode):
     given = {"previous_response_id": {"tokens": 50_000}, "web_search": {"tokens": 1000, "usd_micros": 70_000}}

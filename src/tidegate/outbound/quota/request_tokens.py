@@ -6,6 +6,7 @@ Requests may contain anything: what is not understood is estimated by its length
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,7 +17,7 @@ from tidegate.outbound.providers.profile import FieldPath, Profile, ProfileEndpo
 from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.outbound.quota.form_body import read_number
 from tidegate.outbound.quota.json_body import read_json
-from tidegate.outbound.quota.unbounded import CONTAINERS, find_unbounded, is_unreported, may_contain
+from tidegate.outbound.quota.unbounded import CONTAINERS, SOURCE, find_unbounded, is_unreported, may_contain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,16 @@ MAX_MODEL_LENGTH: Final = 200  # characters of a model's name that are used
 MAX_DEPTH: Final = 50  # levels of a request that are searched for media
 MAX_COUNT_DIGITS: Final = 15  # of a number of tokens that is written as a string
 TOOL_FIELDS: Final = ("tools", "toolConfig", "functions")  # contain schemas: a property called `image` is not an image
+# What counts as a medium: data and addresses in its own field. A text is billed as one, wherever it is.
+URL_SUFFIX: Final = "_url"
+DATA_FIELDS: Final = ("data", "bytes", "file_data")
+MEDIA_FIELDS: Final = (*DATA_FIELDS, "url", "uri", "fileUri", "file_uri")
+MEDIA_TYPES: Final = ("mimeType", "mime_type", "media_type")
+MEDIA_TYPE: Final = re.compile(
+    r"(?:image|audio|video)/|application/(?:pdf|octet-stream|zip|msword|vnd\.)", re.IGNORECASE
+)
+ADDRESS: Final = re.compile(rf"https?://|(?=data:(?:{MEDIA_TYPE.pattern}))[^,\s]{{1,200}};base64,", re.IGNORECASE)
+BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_"
 
 
 class RequestTokens(NamedTuple):
@@ -254,8 +265,8 @@ def _with_value(document: dict[str, Any], path: FieldPath, value: int) -> dict[s
 def _media(document: dict[str, Any], profile: Profile) -> tuple[int, int]:
     """Return the length of all media of a request, and their estimated tokens."""
     length = tokens = 0
-    for name, value in _find_media(_without_tools(document), profile, MAX_DEPTH):
-        size = sum(map(len, _strings(value, MAX_DEPTH)))
+    for name, strings in _find_media(_without_tools(document), profile, MAX_DEPTH):
+        size = sum(map(len, strings))
         length += size
         tokens += profile.media[name].estimate(size)
     return length, tokens
@@ -265,32 +276,59 @@ def _without_tools(document: dict[str, Any]) -> list[Any]:
     return [value for name, value in document.items() if name not in TOOL_FIELDS]
 
 
-def _find_media(value: object, profile: Profile, depth: int) -> Iterator[tuple[str, object]]:
-    """Yield the media of a request: mappings whose `type`, or one of whose keys, is that of a medium."""
+def _find_media(value: object, profile: Profile, depth: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield the media of a request, with their data and addresses; all other strings beside these are text."""
     if depth == 0:
         return
+    if isinstance(value, dict):
+        for name, own in _media_of_mapping(value, profile):
+            yield name, list(_media_strings(own, name))
+        value = list(value.values())
     if isinstance(value, list):
         for each in [each for each in value if each.__class__ in CONTAINERS]:
             yield from _find_media(each, profile, depth - 1)
-    elif isinstance(value, dict):
-        kind = value.get("type")
-        if isinstance(kind, str) and kind in profile.media:
-            yield kind, value
-            return
-        name = next((key for key in value if key in profile.media and isinstance(value[key], (dict, str))), None)
-        if name is not None:
-            yield name, value[name]
-        else:
-            for each in [each for each in value.values() if each.__class__ in CONTAINERS]:
-                yield from _find_media(each, profile, depth - 1)
 
 
-def _strings(value: object, depth: int) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif depth and isinstance(value, (list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each, depth - 1)
+def _media_of_mapping(value: dict[str, Any], profile: Profile) -> Iterator[tuple[str, object]]:
+    """Yield the media of a mapping whose `type`, or some of whose keys, are those of media, and their own fields."""
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in profile.media:
+        kind = None
+    for key, own in value.items():
+        if key in profile.media and isinstance(own, (dict, str)):
+            # An `input_image` has its address in `image_url`: one medium.
+            is_same = kind is not None and profile.media[key].tokens > 0
+            yield (kind if kind is not None and is_same else key), own
+            kind = None if is_same or key == kind else kind
+    if kind is not None:
+        yield kind, value.get(SOURCE)
+
+
+def _media_strings(own: object, name: str) -> Iterator[str]:
+    """Yield the strings of a medium's own field that are its data or its address."""
+    if isinstance(own, str):
+        if _is_address(own) or (not name.endswith(URL_SUFFIX) and _is_base64(own)):
+            yield own
+    elif isinstance(own, dict) and _may_be_media(own):
+        for key in MEDIA_FIELDS:
+            each = own.get(key)
+            if isinstance(each, str) and (_is_address(each) or (key in DATA_FIELDS and _is_base64(each))):
+                yield each
+        yield from _media_strings(own.get(SOURCE) if isinstance(own.get(SOURCE), dict) else None, name)
+
+
+def _may_be_media(own: dict[str, Any]) -> bool:
+    """Return whether a medium is not a text that is sent as one."""
+    kinds = [own[name] for name in MEDIA_TYPES if name in own]
+    return own.get("type") != "text" and all(isinstance(kind, str) and MEDIA_TYPE.match(kind) for kind in kinds)
+
+
+def _is_address(value: str) -> bool:
+    return ADDRESS.match(value) is not None and " " not in value and "\n" not in value and value.isascii()
+
+
+def _is_base64(value: str) -> bool:
+    return len(value) > 1 and value.isascii() and not value.encode().translate(None, BASE64)
 
 
 def _texts(document: dict[str, Any], profile: Profile) -> tuple[list[str], int]:
@@ -298,7 +336,8 @@ def _texts(document: dict[str, Any], profile: Profile) -> tuple[list[str], int]:
 
     A list of numbers contains token ids: the program has tokenized its input itself.
     """
-    media = {id(value) for _, value in _find_media(_without_tools(document), profile, MAX_DEPTH)}
+    found = _find_media(_without_tools(document), profile, MAX_DEPTH)
+    media = {id(each) for _, strings in found for each in strings}
     texts, numbers = [], 0
     waiting: list[Any] = [value for name, value in document.items() if name != "model"][::-1]
     while waiting:
@@ -306,8 +345,6 @@ def _texts(document: dict[str, Any], profile: Profile) -> tuple[list[str], int]:
         if isinstance(value, str):
             if id(value) not in media:
                 texts.append(value)
-        elif id(value) in media:
-            continue
         elif isinstance(value, dict):
             waiting += reversed(value.values())
         elif isinstance(value, list):

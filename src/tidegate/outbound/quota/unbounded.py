@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_DEPTH: Final = 50  # levels of a request that are searched; a deeper one counts as unbounded
 TOO_DEEP: Final = "nesting"  # the name of what is deeper
 BODY: Final = "body"  # the field of a request that cannot be read
+SOURCE: Final = "source"  # of a medium: its data, its address or its file
 ITEM_REFERENCE: Final = "item_reference"  # of OpenAI; an item with nothing but an `id` is one, too
 ABSENT: Final[tuple[object, ...]] = (
     None,
@@ -167,9 +168,10 @@ def _references_of_mapping(value: dict[str, Any], profile: Profile, depth: int) 
     if isinstance(kind, str) and kind in names:
         yield kind
         return
-    if isinstance(kind, str) and _has_fixed_size(profile, kind):
-        return
+    is_medium = isinstance(kind, str) and _has_fixed_size(profile, kind)
     for key, each in value.items():
+        if is_medium and (isinstance(each, str) or key == SOURCE):  # where the medium is; all else is followed
+            continue
         if key in names:
             if each not in ABSENT:
                 yield from [key] * (len(each) if isinstance(each, list) else 1)
