@@ -1,6 +1,7 @@
 """Pools: which member sends a call, and what happens if it has no room, is refused or rejected."""
 
 import asyncio
+import json
 import threading
 from collections import Counter
 from random import Random
@@ -240,14 +241,97 @@ def test_calls_that_are_rejected_count(store, status):
         assert client.used() == {"a": 5, "b": 5}
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_member_with_an_invalid_key_is_not_asked_again(store, status, caplog):
-    with Client(store, pool("a", "b"), lambda key: httpx.Response(status) if key == "a" else None) as client:
+def test_a_member_with_an_invalid_key_is_not_asked_again(store, caplog):
+    with Client(store, pool("a", "b"), lambda key: httpx.Response(401) if key == "a" else None) as client:
         assert [client.ask().status_code for _ in range(3)] == [200] * 3
         assert client.sent == ["a", "b", "b", "b"]
         assert client.used() == {"a": 1, "b": 3}
-        assert f"the key of models/a was rejected ({status}), another member could send the call" in caplog.text
+        assert "the key of models/a was rejected (401), another member could send the call" in caplog.text
         assert client.gate.metrics()["rejected"] == 1
+
+
+def test_a_member_that_may_not_send_a_call_is_asked_last_for_a_minute(store, caplog):
+    with Client(store, pool("a", "b"), lambda key: httpx.Response(403) if key == "a" else None) as client:
+        assert [client.ask().status_code for _ in range(3)] == [200] * 3
+        assert client.sent == ["a", "b", "b", "b"]
+        with pytest.raises(Denied):  # the other member has no room
+            client.ask()
+        assert client.sent[4:] == ["a"]
+        assert "models/a rejected a call of model '' (403), another member could send it" in caplog.text
+        assert client.gate.metrics()["rejected"] == 0
+        store.clock.advance(60)
+        client.ask()
+        assert client.sent[5:] == ["a", "b"]
+
+
+class ModelClient(httpx.Client):
+    """A client of a pool; key a may not use the model `tuned`, and says so with a status. Counts keys and models."""
+
+    def __init__(self, store, status, **settings):
+        self.counts = Counter()
+
+        def handle(request):
+            key, model = request.headers["authorization"][-1], json.loads(request.content)["model"]
+            self.counts[key, model] += 1
+            return httpx.Response(status if (key, model) == ("a", "tuned") else 200, json={})
+
+        known = Providers.of(pool("a", "b", **settings))
+        transport = RateLimitTransport(known, store, httpx.MockTransport(handle), timeout=0)
+        self.gate = transport.gate
+        super().__init__(transport=transport)
+
+    def ask(self, model):
+        return self.post(URL, json={"model": model, "max_tokens": 1}).status_code
+
+
+@pytest.mark.parametrize("limits", [["10/1m"], ["10/1m", "100000/1m unit=tokens"]])
+def test_calls_of_a_model_that_a_key_may_not_use_do_not_take_the_key_from_others(store, limits):
+    with ModelClient(store, 403, limits=limits, pick="order") as client:
+        for _ in range(20):
+            assert [client.ask("tuned") for _ in range(2)] == [200] * 2
+            assert [client.ask("m") for _ in range(16)] == [200] * 16
+            store.clock.advance(61)
+        assert client.gate.metrics()["rejected"] == 0
+        assert client.counts["a", "m"] >= 20 * 8
+
+
+def test_a_401_of_a_key_that_was_accepted_lately_is_about_the_call(store):
+    with ModelClient(store, 401, limits=["100/1m"], pick="order") as client:
+        for _ in range(20):
+            assert [client.ask("m"), client.ask("tuned")] == [200] * 2
+            store.clock.advance(299)
+        assert client.counts == {("a", "m"): 20, ("a", "tuned"): 20, ("b", "tuned"): 20}
+        assert client.gate.metrics()["rejected"] == 0
+        store.clock.advance(1)
+        client.ask("tuned")
+        assert client.gate.metrics()["rejected"] == 1
+
+
+def test_other_members_are_preferred_only_for_the_model_that_a_key_may_not_use(store):
+    settings = {"limits": ["100/1m", "100000/1m unit=tokens"], "pick": "order"}
+    with ModelClient(store, 403, **settings) as client:
+        for model in ("tuned", "tuned", "m", "m"):
+            assert client.ask(model) == 200
+        assert client.counts == {("a", "tuned"): 1, ("b", "tuned"): 2, ("a", "m"): 2}
+
+
+def test_a_403_for_a_call_that_cannot_be_repeated_does_not_move_calls_of_others(store):
+    def body():
+        yield b"x"
+
+    def handle(request):
+        request.read()
+        sent.append((request.url.path, request.headers["authorization"][-1]))
+        return httpx.Response(403 if "organization" in request.url.path else 200, json={})
+
+    sent = []
+    known = Providers.of(pool("a", "b", limits=["100/1m"], pick="order"))
+    with httpx.Client(transport=RateLimitTransport(known, store, httpx.MockTransport(handle), timeout=0)) as client:
+        for _ in range(20):
+            client.post("https://api.test/v1/organization/x", content=body())
+            client.post(URL, json={"model": "m", "max_tokens": 1})
+            store.clock.advance(30)
+    assert Counter(sent) == {("/v1/organization/x", "a"): 20, ("/v1/chat/completions", "a"): 20}
 
 
 def test_a_suspended_key_is_tried_again_after_a_pause_that_doubles(store):
@@ -271,8 +355,9 @@ def test_a_suspended_key_is_tried_again_after_a_pause_that_doubles(store):
         bad.clear()
         assert find_pause() == 960
         bad.add("a")
+        store.clock.advance(300)  # it had worked in between: until then, a 401 may be about the call
         client.ask()
-        assert find_pause() == 60  # it had worked in between
+        assert find_pause() == 60
 
 
 async def test_many_calls_at_once_that_are_rejected_suspend_the_key_for_one_pause(store):
@@ -311,21 +396,22 @@ def test_a_rejection_by_all_members_is_about_the_call_and_suspends_no_key(store,
         assert client.gate.metrics()["rejected"] == 0
 
 
-def test_a_rejected_call_that_cannot_be_repeated_suspends_no_key(store):
-    """Other members are preferred for a while; if all have rejected such calls, they are used as before."""
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_rejected_call_that_cannot_be_repeated_suspends_no_key(store, status):
+    """After a 401, other members are preferred for a while; a 403 says nothing about the key."""
 
     def body():
         yield b"{}"
 
     bad = {"a"}
     with Client(
-        store, pool("a", "b", limits=["100/1m"]), lambda key: httpx.Response(403) if key in bad else None
+        store, pool("a", "b", limits=["100/1m"]), lambda key: httpx.Response(status) if key in bad else None
     ) as client:
         headers = {"authorization": "Bearer of-the-sdk"}
-        assert [client.post(URL, content=body(), headers=headers).status_code for _ in range(3)] == [403, 200, 200]
-        bad.add("b")
-        assert client.post(URL, content=body(), headers=headers).status_code == 403
+        statuses = [client.post(URL, content=body(), headers=headers).status_code for _ in range(3)]
+        assert statuses == ([401, 200, 200] if status == 401 else [403] * 3)
         bad.clear()
+        store.clock.advance(60)
         client.sent.clear()
         assert client.ask().status_code == 200
         assert client.sent == ["a"]
@@ -602,7 +688,7 @@ async def test_a_call_by_name_that_waits_keeps_its_provider_if_that_is_removed(s
 
 
 async def test_a_call_that_waits_does_not_use_a_key_that_was_rejected(store):
-    settings = pool("a", "b", limits=["1/1m"])
+    settings = pool("a", "b", limits=["1/10m"])
     sent = []
 
     def handle(request):

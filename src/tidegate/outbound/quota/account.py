@@ -216,24 +216,31 @@ class Account:
         return self._key_trouble.is_suspended(self.configured, self.clock.steady())
 
     @property
-    def key_doubted(self) -> bool:
-        """Whether a call was rejected lately; that may have been about the call."""
-        return self._key_trouble.is_doubted(self.configured, self.clock.steady())
+    def key_accepted(self) -> bool:
+        """Whether the provider has accepted the key lately."""
+        return self._key_trouble.was_accepted(self.configured, self.clock.steady())
 
-    def doubt_key(self) -> None:
-        """Record that a call was rejected: prefer other members for a while."""
-        self._key_trouble.doubt(self.configured, self.clock.steady())
+    def is_key_doubted(self, model: str) -> bool:
+        """Return whether other members are preferred for a model."""
+        return self._key_trouble.is_doubted(self.configured, model, self.clock.steady())
+
+    def doubt_key(self, model: str) -> bool:
+        """Prefer other members for a model for a while, unless the key was accepted for it lately.
+
+        Returns whether that begins now.
+        """
+        return self._key_trouble.doubt(self.configured, model, self.clock.steady())
 
     def suspend_key(self) -> int:
-        """Record that the key was rejected for a call that another key could send; returns the microseconds of pause.
+        """Record a 401 for a call that another key could send; returns the microseconds of pause.
 
-        0: it was suspended already.
+        0: it was suspended already, or the key was accepted lately.
         """
         return self._key_trouble.suspend(self.configured, self.clock.steady())
 
-    def accept_key(self) -> None:
-        """Record that the provider has accepted the key."""
-        self._key_trouble.clear()
+    def accept_key(self, model: str) -> None:
+        """Record that the provider has accepted the key, for a call of a model."""
+        self._key_trouble.accept(self.configured, model, self.clock.steady())
 
     def recover(self) -> None:
         """Apply a recovery step that is due: waiting callers do that too, but there may be none."""

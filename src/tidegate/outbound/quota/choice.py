@@ -67,6 +67,12 @@ class Candidate(NamedTuple):
     ceilings: tuple[CallCeiling, ...] = ()
 
     @property
+    def model(self) -> str:
+        """The model that the call asks for; empty: not known."""
+        request = self.plan.request
+        return "" if request is None else request.model or ""
+
+    @property
     def plain(self) -> bool:
         """Whether its charge can be corrected even if it was made with `acquire` instead of `hold`."""
         return self.account.plain and all(c.limiter.policy.limits[0].rules.movable for c in self.ceilings)
@@ -105,7 +111,7 @@ class CallCandidates(list[Candidate]):
 
     Each member is tried at most once in an attempt. `changes` is how often the provider files had changed when they
     were found, `failed` the members that could not send this call, `refused` those that refused it in this attempt, and
-    `rejected` the accounts that have responded to it with 401 or 403.
+    `rejected` those whose accounts have responded to it with 401 or 403.
     """
 
     __slots__ = ("_found", "changes", "failed", "refused", "rejected")
@@ -117,7 +123,7 @@ class CallCandidates(list[Candidate]):
         self.changes: int = changes
         self.failed: tuple[str, ...] = ()
         self.refused: tuple[str, ...] = ()
-        self.rejected: tuple[tuple[Account, int], ...] = ()  # with the status
+        self.rejected: tuple[tuple[Candidate, int], ...] = ()  # with the status
 
     def drop(self, candidate: Candidate) -> None:
         """Do not try a member again for this call."""

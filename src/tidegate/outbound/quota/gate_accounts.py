@@ -120,7 +120,7 @@ class GateAccounts:
         order = pool.arrange(members, conversation, self._jitter, [c.plan.money for c in found])
         if not order:
             raise no_member(provider)
-        arranged = sorted((found[index] for index in order), key=lambda each: each.account.key_doubted)
+        arranged = sorted((found[index] for index in order), key=lambda each: each.account.is_key_doubted(each.model))
         usable = [each for each in arranged if not each.account.key_rejected] or arranged
         return [each for each in usable if each.plan.fits] or usable
 

@@ -21,6 +21,7 @@ from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
 from tidegate.outbound.quota.exchange import has_rate_limit_headers
 from tidegate.outbound.quota.gate_accounts import GateAccounts
+from tidegate.outbound.quota.key_trouble import DOUBT, MAX_MODEL_NAME
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
 from tidegate.outbound.quota.settlement import log_unsettled
 
@@ -38,7 +39,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 NO_ADVICE: Final = Advice()
 REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)
-REJECTED_STATUSES: Final = (401, FORBIDDEN)  # of a request whose key is invalid
+UNAUTHORIZED: Final = 401
+REJECTED_STATUSES: Final = (UNAUTHORIZED, FORBIDDEN)  # of a request whose key is invalid, or may not send it
 FIRST_ERROR_STATUS: Final = 400
 COUNTER_NAMES: Final = (
     "sent",
@@ -183,19 +185,20 @@ class GateResponses(GateAccounts):
     def _note_member(self, candidates: CallCandidates, candidate: Candidate, status: int) -> None:
         """Note what a response says about the key of a member.
 
-        A 401 or 403 may be about the call, so it suspends the key only once another member has sent the same call.
+        A 401 or 403 may be about the call, see `key_trouble`.
         """
         account = candidate.account
         if status in REJECTED_STATUSES:
-            account.doubt_key()
-            candidates.rejected += ((account, status),)
+            if status == UNAUTHORIZED and not account.key_accepted:
+                account.doubt_key(candidate.model)
+            candidates.rejected += ((candidate, status),)
             candidates.drop(candidate)
         elif status in REFUSAL_STATUSES:
             candidates.refuse(candidate)
         elif status < FIRST_ERROR_STATUS:
-            account.accept_key()
+            account.accept_key(candidate.model)
             for other, rejected_with in candidates.rejected:
-                self._suspend_key(other, rejected_with)
+                self._note_rejected(other, rejected_with)
 
     def _may_move_on(
         self,
@@ -221,12 +224,16 @@ class GateResponses(GateAccounts):
         within = timeout or candidate.account.provider.retries.within
         return self.clock.steady() - progress.began > within * SECOND
 
-    def _suspend_key(self, account: Account, status: int) -> None:
-        pause = account.suspend_key()
-        if pause:
+    def _note_rejected(self, candidate: Candidate, status: int) -> None:
+        """Note that another member could send a call that this one was rejected for."""
+        account, title = candidate.account, candidate.account.provider.title
+        if status == UNAUTHORIZED and (pause := account.suspend_key()):
             self._counts["rejected"] += 1
             message = "the key of %s was rejected (%d), another member could send the call: it is not used for %d s"
-            log.error(message, account.provider.title, status, pause // SECOND)
+            log.error(message, title, status, pause // SECOND)
+        elif account.doubt_key(candidate.model):
+            message = "%s rejected a call of model %r (%d), another member could send it: others are preferred for %d s"
+            log.warning(message, title, candidate.model[:MAX_MODEL_NAME], status, DOUBT // SECOND)
 
     def _handle_refusal_flow(
         self, account: Account, charge: Charge, sent: int, status: int, retry_after: float | None
