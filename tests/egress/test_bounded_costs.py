@@ -397,3 +397,13 @@ async def test_the_output_of_a_strict_call_is_bounded_by_its_callers_limits(upst
         assert json.loads(bill.arrived[0])["max_completion_tokens"] < 20_000
         assert (await post(gateway, wanted))[0] == 429
     assert bill.micros <= CEILING
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(("settings", "fields"), [*MODES.values(), (TOKENS, {})])
+async def test_a_usage_without_an_output_does_not_make_the_output_free(upstream, settings, fields, is_strict):
+    upstream.respond = lambda _request: as_json({"usage": {"prompt_tokens": 5}})
+    body = json.dumps({"model": "m", "max_tokens": 9000, "messages": []}).encode()
+    async with running(upstream.url, settings, profile="openai", price=PRICES, strict=is_strict, **fields) as gateway:
+        statuses = [(await post(gateway, body))[0] for _ in range(4)]
+    assert statuses == [200, 200, 429, 429]

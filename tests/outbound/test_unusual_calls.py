@@ -247,6 +247,37 @@ def test_text_that_a_stream_repeats_at_its_end_is_not_counted_twice(profile):
     assert caller.used == 910
 
 
+# ---- usage with a part missing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("output", [{}, {"completion_tokens": "900"}, {"completion_tokens": -1}])
+def test_a_usage_without_an_output_keeps_what_is_reserved_for_the_output(strict, output):
+    caller = Caller({"usage": {"prompt_tokens": 5, **output}})
+    caller.send(body={"model": "m", "max_tokens": 1000, "messages": []}, strict=strict)
+    assert caller.used == 1005
+
+
+def test_a_usage_without_an_output_counts_what_has_arrived_of_a_stream():
+    caller = Caller(lambda _request: events(*words(3000), {"usage": {"prompt_tokens": 5}}))
+    caller.send(body={"model": "m", "stream": True, "messages": []}, strict=True)
+    assert caller.used >= 3005
+
+
+@pytest.mark.parametrize(
+    ("path", "usage", "used"),
+    [
+        (CHAT, {"prompt_tokens": 5, "total_tokens": 5}, 5),
+        (CHAT, {"prompt_tokens": 5, "completion_tokens": 0}, 5),
+        ("/v1/embeddings", {"prompt_tokens": 5}, 5),
+    ],
+)
+def test_a_call_that_has_no_output_counts_none(path, usage, used):
+    caller = Caller({"usage": usage})
+    caller.send(path, {"model": "m", "max_tokens": 1000, "messages": []})
+    assert caller.used == used
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 

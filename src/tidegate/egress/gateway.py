@@ -251,7 +251,16 @@ class EgressGateway:
             settled = partial(self._note_usage, exchange.counts)
             # The response to a batch, or a stored output, may report usage that is not its own.
             reads_usage = counts_tokens and (call.request is None or call.request.endpoint.counted)
-            meter = Meter(self.gate, provider, result, own, self.background, settled, counts_tokens=reads_usage)
+            meter = Meter(
+                self.gate,
+                provider,
+                result,
+                own,
+                self.background,
+                settled,
+                counts_tokens=reads_usage,
+                expects_output=call.request is not None and call.request.endpoint.has_output,
+            )
         try:
             return await relay(request, result.response, self._answer_headers(exchange, result), meter, self.settings)
         finally:

@@ -49,6 +49,7 @@ class Meter:
         on_settled: Callable[[Meter], object],
         *,
         counts_tokens: bool,
+        expects_output: bool = False,
     ) -> None:
         """Meter a response that has begun; `own` is the reservation of the caller's own limits."""
         self._on_settled = on_settled
@@ -62,6 +63,8 @@ class Meter:
         self.reader: UsageReader | None = None if result.settlement is None else result.settlement.reader(coding)
         if self.reader is None and counts_tokens:
             self.reader = UsageReader(coding, provider.counting)
+        if self.reader is not None and expects_output and not self._failed:
+            self.reader.expects_output = True
         self.used: dict[str, int] | None = None
         self.money: int = 0  # in millionths of its currency
         self._reserved = result.outcome.cost
@@ -124,7 +127,10 @@ class Meter:
             return None
         units = {limit.unit for limit in self._own.policy.limits}
         used = self.used if self.used is not None or not self._failed else dict.fromkeys(units - {"requests"}, 0)
-        least = self._own_reserved() if self.reader is not None and self.reader.lacks_input else {}
+        reader, least = self.reader, {}
+        if used is not None and reader is not None and (reader.lacks_input or reader.lacks_output):
+            least = self._own_reserved()
+            used = {**used, **(reader.result_with_output(0) or {})}
         return {unit: max(amount, least.get(unit, 0)) for unit, amount in (used or {}).items() if unit in units} or None
 
     def _own_reserved(self) -> dict[str, int]:

@@ -121,6 +121,7 @@ class PendingSettlement:
             self._reader = UsageReader(
                 coding, request.profile, request.model, watch=watch, input_estimate=self._plan.input_tokens
             )
+            self._reader.expects_output = request.endpoint.has_output and self.status < FIRST_ERROR_STATUS
         return self._reader
 
     def _may_cost_more(self) -> bool:
@@ -315,8 +316,11 @@ class PendingSettlement:
         if used is not None and reader is not None and reader.lacks_input:
             reserved = self._reserved_by(charge, *self._top_ups)
             used = {unit: max(amount, reserved.get(unit, 0)) for unit, amount in used.items()}
+        if used is not None and reader is not None and reader.lacks_output:
+            used = reader.result_with_output(self.reserved_output)
         if used is not None and request is not None and request.price is not None and reader is not None:
-            paid = usage_cost(request.price, reader.parts, request.profile) + request.fee
+            parts = reader.parts_with_output(self.reserved_output)
+            paid = usage_cost(request.price, parts, request.profile) + request.fee
             if request.endpoint.has_output and "output" not in reader.parts and "total" not in reader.parts:
                 paid = max(paid, self._plan.money)  # only a part of the usage is reported
             used = {**used, request.price.unit: min(MAX_INTEGER, paid)}
@@ -407,7 +411,7 @@ class PendingSettlement:
         reader = self._reader
         if reader is None or not (reader.complete or self._cut_off) or not reader.readable:
             return self.reserved_output
-        if self._cut_off:
+        if self._cut_off or reader.lacks_output:
             return max(reader.produced, self.reserved_output)
         return reader.produced if "output" not in reader.parts else self._reported_output(reader)
 

@@ -128,6 +128,7 @@ class UsageReader:
         "_usage_lines",
         "_watch",
         "_whole",
+        "expects_output",
         "reports_input",
     )
 
@@ -142,6 +143,7 @@ class UsageReader:
     ) -> None:
         """Start without data; the estimate of the input counts if the response reports only an output."""
         self._input_estimate = input_estimate
+        self.expects_output: bool = False  # whether the call has an output, so that its usage should have one
         self.reports_input: bool = True  # whether the input of the result is the one that was reported
         self._profile = profile or shipped_profile()
         self._model = model
@@ -299,6 +301,22 @@ class UsageReader:
     def lacks_input(self) -> bool:
         """Whether an output is reported without an input, and nothing is known about the input."""
         return not self.reports_input and "input" not in self.parts
+
+    @property
+    def lacks_output(self) -> bool:
+        """Whether an input is reported without an output, and nothing is known about the output."""
+        parts = self.parts
+        if not self.expects_output or "output" not in self._profile.usage:
+            return False
+        return "input" in parts and "output" not in parts and "total" not in parts
+
+    def parts_with_output(self, reserved: int) -> Parts:
+        """Return the reported parts, with an output if none is reported: what is reserved, or has arrived if more."""
+        return {**self.parts, "output": max(reserved, self.produced)} if self.lacks_output else self.parts
+
+    def result_with_output(self, reserved: int) -> dict[str, int] | None:
+        """Return what counts towards each unit, as `result`, of the `parts_with_output`."""
+        return counted_units(self._profile, self.parts_with_output(reserved), self._model)
 
     def result(self) -> dict[str, int] | None:
         """Return what counts towards each unit, after the last chunk; None if the response reported no usage."""
