@@ -140,6 +140,43 @@ async def test_a_chunked_body_without_a_type_is_read_and_bounded(upstream, bill,
     assert bill.micros <= CEILING
 
 
+REPEATED = b'{"model":"m","max_tokens":1000000,"max_tokens":5,"messages":[]}'
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        REPEATED,
+        REPEATED.replace(b'"max_tokens":5', rb'"max_\u0074okens":5'),
+        REPEATED.decode().encode("utf-16"),
+        b'{"model":"m","max_tokens":5,"messages":[{"content":"long","content":"a: \\"b\\": \\\\"}]}',
+    ],
+    ids=["plain", "escaped", "utf-16", "nested"],
+)
+async def test_a_strict_call_whose_body_repeats_a_key_is_refused(upstream, bill, mode, body):
+    async with strict(upstream, mode) as gateway:
+        assert error_of(await post(gateway, body)) == (415, "unreadable-body")
+    assert not bill.arrived
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_colons_and_quotes_in_a_text_are_no_keys(upstream, bill, mode):
+    text = 'a: "b": {"a": 1, "a": 2} \\ \\" \u00e9 :'
+    body = json.dumps({"model": "m", "max_tokens": 5, "messages": [{text: text}, {text: [{"a": {}}]}]})
+    async with strict(upstream, mode) as gateway:
+        for each in (body.encode(), body.encode("utf-16"), gzip.compress(body.encode())):
+            headers = {"Content-Encoding": "gzip"} if each[:2] == b"\x1f\x8b" else {}
+            assert (await post(gateway, each, **headers))[0] == 200
+
+
+async def test_a_repeated_key_does_not_hide_work_in_the_background(upstream, bill):
+    body = b'{"model":"m","background":true,"background":false,"max_output_tokens":5,"input":"a"}'
+    async with running(upstream.url, OWN, profile="openai", price=PRICES) as gateway:
+        assert error_of(await post(gateway, body, "/up/v1/responses")) == (415, "unreadable-body")
+    assert not bill.arrived
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("body", [b"[" + PLAIN + b"]", PLAIN[:-1] + b",}", b"--b\r\n\r\n--b--"])
 async def test_a_strict_call_whose_body_is_no_json_object_is_refused(upstream, bill, mode, body):

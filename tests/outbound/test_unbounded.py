@@ -62,6 +62,18 @@ def names(profile, url, body):
             b'{"contents": [{"parts": [{"fileData": {"fileUri": "f"}}]}]}',
             ("fileData",),
         ),
+        (
+            "google",
+            "/v1beta/models/g:generateContent",
+            b'{"contents": [{"parts": [{"functionResponse": {"parts": [{"fileData": {"fileUri": "f"}}]}}]}]}',
+            ("fileData",),
+        ),
+        (
+            "google",
+            "/v1beta/models/g:generateContent",
+            b'{"contents": [{"parts": [{"functionResponse": {"response": {"file_id": "f"}}}]}]}',
+            (),
+        ),
         ("bedrock", "/model-invocation-job", b"{}", ("batches",)),
         ("mistral", "/v1/agents/completions", b'{"agent_id": "a"}', ("agent_id",)),
         ("openrouter", "/api/v1/chat/completions", b'{"models": ["a", "b"]}', ("models",)),

@@ -11,7 +11,7 @@ from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.profile import TOKEN_UNITS, WEBSOCKET
 from tidegate.outbound.quota.charge import CHARGE_TTL
-from tidegate.outbound.quota.cost import has_fixed_body, may_be_unreported, read_call
+from tidegate.outbound.quota.cost import check_keys, has_fixed_body, may_be_unreported, read_call
 from tidegate.outbound.quota.request_tokens import largest_output, units_of
 from tidegate.outbound.quota.unbounded import unknown_cost, unreadable_body, unset_bound
 
@@ -100,6 +100,8 @@ class CallerLimits:
             raise unknown_cost(provider, request.unbounded[0])
         if own and provider.strict and not request.readable:
             raise unreadable_body(provider)
+        if (own and provider.strict) or may_be_unreported(provider, call):
+            check_keys(provider, call, request)
         return request
 
     def plan(

@@ -22,10 +22,17 @@ from tidegate.outbound.providers.profile import ANY_ENDPOINT, WEBSOCKET
 from tidegate.outbound.providers.provider import CATCH_ALL_DOMAIN
 from tidegate.outbound.quota.decoding import decoded
 from tidegate.outbound.quota.exchange import credential_of
+from tidegate.outbound.quota.json_body import repeats_keys
 from tidegate.outbound.quota.production import most_in_a_period
 from tidegate.outbound.quota.request_tokens import RequestTokens, path_of, read_request, units_of
 from tidegate.outbound.quota.settlement import MIN_HEADROOM
-from tidegate.outbound.quota.unbounded import may_contain, unknown_cost, unreadable_body, unset_bound
+from tidegate.outbound.quota.unbounded import (
+    may_contain,
+    repeated_key,
+    unknown_cost,
+    unreadable_body,
+    unset_bound,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -243,6 +250,16 @@ def check_bounded(account: Account, call: OutboundRequest, request: RequestToken
         raise unknown_cost(provider, request.unbounded[0])
     if not request.readable:
         raise unreadable_body(provider)
+    check_keys(provider, call, request)
+
+
+def check_keys(provider: Provider, call: OutboundRequest, request: RequestTokens) -> None:
+    """Refuse a call if a key in its body is repeated: some providers read the first value, others the last."""
+    body = call.body() if request.document else None
+    if body and (coding := call.header("content-encoding")):
+        body = decoded(body, coding)
+    if body and repeats_keys(body, request.document):
+        raise repeated_key(provider)
 
 
 def check_asked(account: Account, asked: Mapping[str, int]) -> None:

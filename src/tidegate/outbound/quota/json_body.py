@@ -66,3 +66,23 @@ def read_json(body: bytes | bytearray) -> dict[str, Any]:
     except MALFORMED:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def repeats_keys(body: bytes, document: dict[str, Any]) -> bool:
+    """Return whether an object in a body has a key twice, so that its reader decides which value counts.
+
+    `document` is what was parsed: it has fewer keys than the body has colons outside of strings.
+    """
+    if b"\0" in body:  # UTF-16 or UTF-32
+        body = body.decode(json.detect_encoding(body), "surrogatepass").encode("utf-8", "surrogatepass")
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    colons = sum(part.count(b":") for part in unescaped.split(b'"')[::2])
+    keys = 0
+    waiting: list[Any] = [document]
+    while waiting:
+        value = waiting.pop()
+        if value.__class__ is dict:
+            keys += len(value)
+            value = value.values()
+        waiting += [each for each in value if each.__class__ in (dict, list)]
+    return keys != colons

@@ -48,12 +48,12 @@ NOT_FOLLOWED: Final = frozenset(
         "responseJsonSchema",
         "functionCall",
         "function_call",
-        "functionResponse",
-        "function_response",
         "toolUse",
         "metadata",
     )
 )
+RESPONSES: Final = ("functionResponse", "function_response")  # of Google: what the program returned may have files
+PARTS: Final = "parts"
 ARGUMENTS: Final = {"tool_use": "input"}  # the same, by the type of its mapping
 
 
@@ -89,6 +89,12 @@ def unreadable_body(provider: Provider) -> UnboundedCost:
     """Return the error of a strict call whose body says nothing."""
     reason = "the body cannot be read, so nothing bounds what the call costs"
     return refuse(provider, f"{reason}: send a JSON object in memory, plain or with gzip or deflate", BODY)
+
+
+def repeated_key(provider: Provider) -> UnboundedCost:
+    """Return the error of a call whose body has two values for a key: the provider may read the other one."""
+    reason = "a key of an object in the body is repeated, so it is not known which value the provider reads"
+    return refuse(provider, f"{reason}: write each key once", BODY)
 
 
 def unset_bound(provider: Provider, name: str) -> UnboundedCost:
@@ -175,6 +181,8 @@ def _references_of_mapping(value: dict[str, Any], profile: Profile, depth: int) 
         if key in names:
             if each not in ABSENT:
                 yield from [key] * (len(each) if isinstance(each, list) else 1)
+        elif key in RESPONSES and isinstance(each, dict):
+            yield from _references(each.get(PARTS), profile, depth - 1)
         elif each.__class__ in CONTAINERS and not _is_skipped(profile, key, kind):
             yield from _references(each, profile, depth - 1)
 
