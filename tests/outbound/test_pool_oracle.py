@@ -1,10 +1,11 @@
-"""Pools against an oracle: a provider that only counts what arrives, and answers at random.
+"""Pools and plain providers against an oracle: a provider that only counts what arrives, and answers at random.
 
 Whatever it answers, and however long that takes: no key gets more requests in any window than its quota, each call ends
 by its deadline plus the time of one response, and tries each member at most once in an attempt.
 """
 
 from collections import Counter, defaultdict
+from contextlib import suppress
 from email.utils import formatdate
 from random import Random
 
@@ -20,6 +21,7 @@ from tidegate.testing import ManualClock
 
 START = 1_767_225_600
 PERIOD = 60
+MAX_NETWORK_DELAY = PERIOD / 40  # that permits cover if responses are slow, see `quota.arrival`
 CALLS = 60
 STATUSES = (200, 200, 200, 401, 403, 429, 429, 429, 500, 503)
 
@@ -32,7 +34,7 @@ class Oracle:
         self.arrivals = defaultdict(list)
         self.of_call = []  # the members that one call was sent by
         self.slowest = random.choice([0, 0, 0.2, 5, 20])
-        self.network_delay = self.slowest if self.slowest < 1 else 0  # for the rest see `quota.arrival`
+        self.network_delay = min(self.slowest, MAX_NETWORK_DELAY)
         # Some keys answer every call in the same way.
         self.fixed = {name: random.choice(STATUSES) for name in "abcde" if random.random() < 0.3}
 
@@ -102,3 +104,25 @@ def test_no_key_gets_more_than_its_quota_and_each_call_ends_in_time(seed):
     for name, quota in quotas.items():
         assert oracle.most_in_a_period(name) <= quota, name
     assert len(statuses) > 1
+
+
+PLAIN = {"domain": "api.test", "name": "models"}
+
+
+@pytest.mark.parametrize("settings", [PLAIN, pool("a")], ids=["plain", "pool"])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_period_exceeds_the_quota_while_responses_become_slow_and_quick_again(settings, seed):
+    """Slow responses exhaust the allowance for exact counting; permits charged before have the smaller margin."""
+    random, clock = Random(seed), ManualClock(START)
+    oracle, quota = Oracle(random, clock), 1 + seed % 3
+    oracle.fixed, oracle.network_delay = {"a": 200}, MAX_NETWORK_DELAY
+    known = Providers.of({**settings, "limits": [f"{quota}/1m"]})
+    transport = RateLimitTransport(known, MemoryStore(clock=clock), httpx.MockTransport(oracle))
+    with httpx.Client(transport=transport, headers={"authorization": "Bearer key-a"}) as client:
+        for call in range(120):
+            oracle.slowest = 0.2 if 40 <= call < 80 else 20
+            with suppress(httpx.TransportError):
+                client.post(URL, json={"model": "m", "max_tokens": 5})
+            clock.advance(random.choice([0, 0, 0, 0.1, 3]))
+    assert len(oracle.arrivals["a"]) == 120
+    assert oracle.most_in_a_period("a") <= quota

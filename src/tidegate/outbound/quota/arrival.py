@@ -11,8 +11,9 @@ is charged before the request is sent, so it could expire here while it still co
 So no window of the provider exceeds its limit, whatever the network delays. In return, each permit counts longer by
 the duration of its response. For slow responses that would be too much, although their requests arrive as quickly as
 others. So when an account has lost a whole quota in this way (`DelayAllowance`), its permits count a fortieth of the
-period longer instead, which covers network delays. Only the process that sent a request knows that it has been in
-flight for more than a period.
+period longer instead, which covers network delays. Permits that were charged before are still charged again, and the
+larger margin ends only when the permits charged meanwhile have expired. Only the process that sent a request knows that
+it has been in flight for more than a period.
 
 Permits of limits of more than `MAX_MOVED_QUOTA`, such as tokens, are not charged again after a response: the responses
 of language models take so long that most of the quota would be lost. Instead, an adapter checks the age of a permit
@@ -82,10 +83,15 @@ class ArrivalDelays:
         """Start with the requests `in_flight`, or none; `narrowest` is the limit that the allowance is based on."""
         self._limits = limits
         self._length = narrowest.length
+        rolling = [limit.length for limit in limits if limit.rules.rolling]
+        self._max_length = max(rolling, default=0) + MAX_DELAY  # for which a permit counts
         self._clock = clock
         self._changed = changed
         self._clock_runs = clock_runs(clock)
         self._allowance = DelayAllowance(narrowest)
+        self._wide = False  # whether permits count a fortieth longer
+        self._wide_since = -1
+        self._wide_until = 0
         self.has_movable: bool = any(map(is_movable, limits))
         self._min_covered_age = min((self._covered_age(limit) for limit in limits if is_movable(limit)), default=0)
         watched = [limit for limit in limits if limit.rules.rolling and limit.quota > MAX_MOVED_QUOTA]
@@ -105,7 +111,7 @@ class ArrivalDelays:
     def _stretched(self, limit: Limit) -> Limit:
         if not limit.rules.rolling:
             return limit
-        if self._allowance.exhausted:
+        if self._wide:
             longer = min(limit.length // 40, MAX_DELAY)
         elif self._clock_runs or limit.quota > MAX_MOVED_QUOTA:
             longer = margin(limit)
@@ -125,16 +131,28 @@ class ArrivalDelays:
         flight = self._clock.steady() - charge.since
         if not self.has_movable or flight <= 0:
             return ()
-        was_exhausted = self._allowance.exhausted
         recharge = self._allowance.spend(flight)
-        if self._allowance.exhausted != was_exhausted:
-            self._changed()
+        self._choose_margin()
+        recharge = recharge or charge.since <= self._wide_since  # it was charged with the smaller margin
         age = max(self._age(charge), at - charge.at)
         return (
             self._expired_costs(charge, age, recharge=recharge)
             if (recharge or self._windows) and age > self._min_covered_age
             else ()
         )
+
+    def _choose_margin(self) -> None:
+        """Use the larger margin while the allowance is exhausted, and for as long as permits of that time count."""
+        now = self._clock.steady()
+        if self._allowance.exhausted:
+            self._wide_until = now + self._max_length
+        wide = now < self._wide_until
+        if wide == self._wide:
+            return
+        self._wide = wide
+        if wide:
+            self._wide_since = now
+        self._changed()
 
     def _age(self, charge: Charge) -> int:
         """Return how long ago a permit was charged.
