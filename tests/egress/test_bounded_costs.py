@@ -444,3 +444,13 @@ async def test_a_usage_without_an_output_does_not_make_the_output_free(upstream,
     async with running(upstream.url, settings, profile="openai", price=PRICES, strict=is_strict, **fields) as gateway:
         statuses = [(await post(gateway, body))[0] for _ in range(4)]
     assert statuses == [200, 200, 429, 429]
+
+
+async def test_what_hides_the_usage_is_not_passed_on_to_google(upstream, bill):
+    path = "/up/v1beta/models/m:generateContent?fields=candidates&%24fields=candidates&alt=json"
+    headers = {"X-Goog-FieldMask": "candidates", "X-HTTP-Method-Override": "POST"}
+    async with running(upstream.url, TOKENS, profile="google") as gateway:
+        assert (await post(gateway, b'{"contents": []}', path, **headers))[0] == 200
+    (request,) = upstream.requests
+    assert urlsplit(request.path).query == "alt=json"
+    assert not {"x-goog-fieldmask", "x-http-method-override"} & set(request.headers)

@@ -135,6 +135,7 @@ def profile_schema() -> JsonSchema:
         "output_counted": {"enum": list(get_args(OutputCounted))},
         "failed": {"enum": list(get_args(FailedCost))},
         "endpoints": {"type": "array", "items": {"type": "object", "required": ["path"]}},
+        "dropped": {"anyOf": [STRING, {"type": "array", "items": STRING}]},
         "domains": {"anyOf": [STRING, {"type": "array", "items": STRING}]},
     }
     return document("profile", closed(PROFILE_FIELDS, own))

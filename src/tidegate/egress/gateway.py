@@ -435,12 +435,12 @@ def asks_for_websocket(headers: CIMultiDictProxy[str]) -> bool:
 
 
 def without_credentials(target: Target, tokens_in: tuple[str, ...]) -> Target:
-    """Remove tokens of callers, and what would take the place of the provider's key, from the query string."""
+    """Remove tokens of callers, what would replace the provider's key, and what hides usage from the query string."""
     query = target.url.raw_query_string
     if not query:
         return target
     location = target.provider.key_location
-    dropped = [*tokens_in]
+    dropped = [*tokens_in, *messages.hiding(target.provider)]
     if location is not None and location.kind == "query" and messages.adds_key(target.provider):
         dropped.append(location.name)
     if not dropped:

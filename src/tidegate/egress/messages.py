@@ -195,10 +195,15 @@ def request_headers(
         drop(found, (*KEY_HEADERS, *ACCOUNT_HEADERS))
         if provider.key_location is not None and provider.key_location.kind == "header":
             drop(found, (provider.key_location.name,))
-    drop(found, tokens_in)
+    drop(found, (*tokens_in, *hiding(provider)))
     if metered and "accept-encoding" in found:
         found["Accept-Encoding"] = METERED_CODINGS if "gzip" in found["accept-encoding"] else "identity"
     return found
+
+
+def hiding(provider: Provider) -> tuple[str, ...]:
+    """Return the query parameters and header fields that would hide the usage of a metered call."""
+    return () if provider.profile is None else provider.counting.dropped
 
 
 def adds_key(provider: Provider) -> bool:

@@ -11,6 +11,7 @@ refusals    what the body of a 429 says
 denial      the body of a 429 that a gateway sends in place of the provider
 endpoints   paths with other rules: no output (embeddings), or not counted at all (batches)
 unbounded   what a request uses although it is not in the request: stored conversations, files, tools of the provider
+dropped     query parameters and header fields that a gateway does not pass on, because they hide the usage
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ class Profile:
     denial: Any = None  # a JSON document with {message}, {seconds} in its strings
     endpoints: tuple[ProfileEndpoint, ...] = ()
     unbounded: Unbounded = NOTHING_UNBOUNDED
+    dropped: tuple[str, ...] = ()  # query parameters and header fields that hide the usage, or change the method
     domains: tuple[str, ...] = ()  # whose providers use it if their file names none; `*` is one label
     file: str | None = field(default=None, compare=False)
     media_pattern: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)  # finds media in a body

@@ -52,6 +52,7 @@ PROFILE_FIELDS: Final = (
     "denial",
     "endpoints",
     "unbounded",
+    "dropped",
     "domains",
 )
 USAGE_PARTS: Final = get_args(UsagePart)
@@ -153,10 +154,15 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
     for field, read_entry in entries:
         if field in fields:
             options[field] = tuple(read_entry(entry) for entry in fields[field].items())
-    if "domains" in fields:
-        options["domains"] = tuple(entry.string().lower() for entry in fields["domains"].one_or_many())
+    options |= _names(fields, "domains", "dropped")
     _check_media(fields, options)
     return Profile(name, **options, file=section.file)
+
+
+def _names(fields: Fields, *wanted: str) -> dict[str, Any]:
+    """Read fields that are lists of names, in any case."""
+    given = {field: fields[field].one_or_many() for field in wanted if field in fields}
+    return {field: tuple(entry.string().lower() for entry in entries) for field, entries in given.items()}
 
 
 def _check_media(fields: Fields, options: dict[str, Any]) -> None:
