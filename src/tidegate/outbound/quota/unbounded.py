@@ -53,7 +53,7 @@ NOT_FOLLOWED: Final = frozenset(
     )
 )
 RESPONSES: Final = ("functionResponse", "function_response")  # of Google: what the program returned may have files
-PARTS: Final = "parts"
+FUNCTION_PARTS_FIELD: Final = "parts"
 ARGUMENTS: Final = {"tool_use": "input"}  # the same, by the type of its mapping
 
 
@@ -182,7 +182,7 @@ def _references_of_mapping(value: dict[str, Any], profile: Profile, depth: int) 
             if each not in ABSENT:
                 yield from [key] * (len(each) if isinstance(each, list) else 1)
         elif key in RESPONSES and isinstance(each, dict):
-            yield from _references(each.get(PARTS), profile, depth - 1)
+            yield from _references(each.get(FUNCTION_PARTS_FIELD), profile, depth - 1)
         elif each.__class__ in CONTAINERS and not _is_skipped(profile, key, kind):
             yield from _references(each, profile, depth - 1)
 
