@@ -191,13 +191,13 @@ def test_9_slots_of_a_crashed_holder_are_released(clock):
 def test_10_keys_used_once_are_removed(clock):
     store = MemoryStore(clock=clock)
     limiter = Limiter("5/1m", store=store)
-    most = 0
+    most, threads = 0, threading.active_count()
     for number in range(20_000):
         limiter.try_acquire(f"client-{number}")
         clock.advance(0.1)
         most = max(most, store.metrics()["entries"])
     assert most <= 12 * 10 + 64, "one permit is back after 12 s, and with it the key is forgotten"
-    assert threading.active_count() == 1, "no thread cleans up"
+    assert threading.active_count() <= threads, "no thread cleans up"
 
 
 def test_12_keys_do_not_collide(clock):

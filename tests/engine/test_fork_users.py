@@ -132,7 +132,7 @@ def test_transports_keep_to_the_quota_together(children, tmp_path):
 
 def test_signers_of_messages(children):
     signer = MessageSigner("a secret of many letters", SystemClock())
-    text = signer.write({"n": 1})
+    text = signer.write({"n": 1}, "subject")
 
     def spend(spender):
         while not spender.ending:
@@ -141,7 +141,7 @@ def test_signers_of_messages(children):
                     spender.calls += 1
 
     def work():
-        return signer.read_new(text, 1000)["n"]
+        return signer.read_new(text, 1000, "subject")["n"]
 
     with spending(spend, threads=3):
         for _ in range(CHILDREN):

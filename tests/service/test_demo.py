@@ -15,6 +15,7 @@ from tests.servers.process import free_port, until
 from tests.service.harness import ROOT
 from tidegate import ConfigError
 from tidegate.cli.demo_service import has_display, with_free_port
+from tidegate.cli.output import Output
 from tidegate.policy import Policy
 from tidegate.service.config.settings import load_settings
 from tidegate.service.runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, call_interval
@@ -76,14 +77,16 @@ def test_no_demo_traffic(tmp_path):
         assert process.wait(30) == 0
 
 
-def test_a_free_port_is_chosen_if_the_default_port_is_in_use(monkeypatch):
+def test_a_free_port_is_chosen_if_the_default_port_is_in_use(monkeypatch, capsys):
     monkeypatch.delenv("TIDEGATE_LISTEN", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = load_settings()
         in_use = replace(settings, listen=settings.listen._replace(port=other.getsockname()[1]))
-        assert with_free_port(in_use).listen.port not in (0, in_use.listen.port)
+        output = Output(as_json=False)
+        assert with_free_port(in_use, output).listen.port not in (0, in_use.listen.port)
+        assert f"port {in_use.listen.port} is in use" in capsys.readouterr().out
         with pytest.raises(ConfigError, match="cannot listen on"):
-            with_free_port(replace(in_use, flags={"listen": str(in_use.listen)}))
+            with_free_port(replace(in_use, flags={"listen": str(in_use.listen)}), output)
 
 
 def test_a_browser_needs_a_display(monkeypatch):

@@ -13,6 +13,7 @@ from tests.outbound.server import Answer, QuotaServer
 from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
+from tidegate.budget import TaskBudget
 from tidegate.cli import main
 from tidegate.policy.setting_values import PERMISSIONS
 from tidegate.service.config.settings import load_settings
@@ -166,8 +167,16 @@ def test_the_overview_shows_a_budget(tmp_path):
     write(tmp_path / "budget.yaml", f"name: nightly\ntiers: {{day: 50}}\nstorage: {tmp_path / 'budget.db'}\n")
     with serving(tmp_path, "budget: budget.yaml\n") as service:
         panel = service.get("/v1/overview").json()["panels"]["budgets"]
+        assert panel == {
+            "error": "the storage of budget 'nightly' is unavailable"
+        }  # it creates no file
+        assert not (tmp_path / "budget.db").exists()
+    TaskBudget.from_config(tmp_path / "budget.yaml").close()
+    with serving(tmp_path, "budget: budget.yaml\n") as service:
+        panel = service.get("/v1/overview").json()["panels"]["budgets"]
         assert [(each["name"], [tier["quota"] for tier in each["tiers"]]) for each in panel] == [("nightly", [50])]
     variables = {"RATE_LIMIT_PER_DAY": "70", "RATE_LIMIT_STORAGE_PATH": str(tmp_path / "other.db")}
+    TaskBudget(tmp_path / "other.db", per_day=70).close()
     with serving(tmp_path, "budget: true\n", **variables) as service:
         panel = service.get("/v1/overview").json()["panels"]["budgets"]
         assert panel[0]["tiers"][0]["quota"] == 70

@@ -111,7 +111,7 @@ async def test_a_key_named_twice_in_a_call_is_charged_both_costs(open_store):
     policy = Policy("p", (Limit(5, "1d", "sliding_log"),))
     first = await store.apply_async("acquire", [(policy, "k", (2,)), (policy, "x", (1,)), (policy, "k", (2,))])
     assert [decision.remaining for decision in first] == [1, 4, 1]
-    with pytest.raises(ConfigError, match="two different policies have the name 'p'"):
+    with pytest.raises(ConfigError, match="two limits are named '1d'"):  # of different algorithms
         store.apply("acquire", [(policy, "k", (1,)), (Policy("p", (Limit(6, "1d"),)), "k", (1,))])
 
 
