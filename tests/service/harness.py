@@ -66,7 +66,7 @@ class RunningService:
         self.url = f"http://127.0.0.1:{port}"
 
     def post(self, verb: str, body: Any, **more: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/{verb}", json=body, timeout=30, trust_env=False, **more)
+        return httpx.post(f"{self.url}/v1/{verb}", json=body, **{"timeout": 30, "trust_env": False, **more})
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=30, trust_env=False, **more)

@@ -40,6 +40,7 @@ def service(tmp_path, ports):
             f"egress: 127.0.0.1:{ports['egress']}\negress_config: {tmp_path}/egress.yaml\n"
         )
         with serving(tmp_path, text, "--workers", "2", "--grpc", "GRPC") as running:
+            until(lambda: len(process_ids(running)) == 2, "both workers")
             yield running
 
 
@@ -110,7 +111,7 @@ def test_readyz_and_the_dashboard_report_it(service):
     hung, *_ = process_ids(service)
     # Without the parent process nobody replaces the worker, so the state stays.
     service.process.send_signal(signal.SIGSTOP)
-    os.kill(hung, signal.SIGSTOP)
+    stop_outside_a_transaction(service, hung)
     until(lambda: service.get("/readyz").status_code == 503, "a service that is not ready")
     problem = service.get("/readyz").json()
     assert problem["type"] == "urn:tidegate:problem:worker-unresponsive"
@@ -141,6 +142,19 @@ def test_a_pause_of_all_processes_replaces_none(service):
     assert process_ids(service) == workers
     assert service.get("/readyz").status_code == 200
     assert service.stop() == 0
+
+
+def stop_outside_a_transaction(service, worker):
+    """Stop a worker while it has neither the lock of the database nor a connection that the test just opened."""
+
+    def stopped():
+        os.kill(worker, signal.SIGSTOP)
+        with suppress(httpx.TimeoutException):
+            return service.post("acquire", {"policy": "api", "key": "k"}, timeout=2).status_code == 200
+        os.kill(worker, signal.SIGCONT)
+        return False
+
+    until(stopped, "a stop outside a transaction")
 
 
 def stopped_for(seconds):
