@@ -33,8 +33,8 @@ HOST = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]*))?", re.
 Host = tuple[str, int | None]
 
 
-def redact(url: object) -> str:
-    """Return a shortened URL without its user, password, query and fragment.
+def redact(url: object, *, max_length: int = MAX_SHOWN_LENGTH) -> str:
+    """Return a URL without its user, password, query and fragment, shortened to `max_length` characters.
 
     A malformed URL may contain its password in any component, so everything before the last '@' is removed.
     """
@@ -46,7 +46,7 @@ def redact(url: object) -> str:
     if not mark:
         place, mark, _ = rest.partition("#")
     shown = f"{scheme}{separator}{_without_words_as_port(place)}{mark + HIDDEN_TEXT if mark else ''}"
-    return shown if len(shown) <= MAX_SHOWN_LENGTH else f"{shown[:MAX_SHOWN_LENGTH]}{HIDDEN_TEXT}"
+    return shown if len(shown) <= max_length else f"{shown[:max_length]}{HIDDEN_TEXT}"
 
 
 def redact_text(text: object) -> str:

@@ -58,7 +58,7 @@ def get(url, token=TOKEN):
 def test_the_command_egress_serves_alone_and_ends_on_sigterm(upstream, tmp_path):
     write_files(tmp_path, upstream, listen="127.0.0.1:0", providers=["up.yaml"], store="sqlite:///quota.db")
     with command("egress", "egress.yaml", folder=tmp_path) as (process, ready):
-        assert ready["providers"] == ["up"]
+        assert (ready["providers"], ready["permits"]) == (["up"], "sqlite:///quota.db")
         status, headers, body = get(f"{ready['egress']}/up/v1/x")
         assert (status, json.loads(body), headers["X-Tidegate-Remaining"]) == (200, {"path": "/v1/x"}, "1h=4")
         process.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ from tidegate.cli.output import counted
 from tidegate.egress.settings import load_egress
 from tidegate.policy.config_value import ConfigValue
 from tidegate.policy.setting_values import read_address
+from tidegate.urls import MAX_URL_LENGTH, redact
 
 if TYPE_CHECKING:
     import argparse
@@ -40,8 +41,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
     def ready(url: str, providers: list[str]) -> None:
         callers = counted(len(settings.callers), "caller")
-        output.write_line(f"egress gateway on {url}: {callers}, providers {', '.join(providers)}", "bold")
-        output.write_json({"ready": True, "egress": url, "providers": providers})
+        store = redact(settings.store, max_length=MAX_URL_LENGTH)
+        names = ", ".join(providers)
+        output.write_line(f"egress gateway on {url}: {callers}, providers {names}, permits in {store}", "bold")
+        output.write_json({"ready": True, "egress": url, "providers": providers, "permits": store})
 
     gateway.run(settings, ready, address)
     return 0

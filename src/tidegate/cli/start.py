@@ -12,7 +12,7 @@ from tidegate.cli.output import counted
 from tidegate.cli.parser import CommandParser
 from tidegate.errors import ConfigError
 from tidegate.service.config.settings import DATA_FOLDER, OPTIONS, load_settings
-from tidegate.urls import redact
+from tidegate.urls import MAX_URL_LENGTH, redact
 
 if TYPE_CHECKING:
     import argparse
@@ -148,11 +148,13 @@ def write_started(settings: Settings, components: Components | None, output: Out
     others = "" if settings.grpc is None else f", for Envoy on {settings.grpc}"
     others += "" if settings.resp is None else f", for Redis clients on {settings.resp}"
     others += "" if settings.egress is None else f", egress on {settings.egress}"
-    count = len(settings.policies.entries)
-    output.write_line(
-        f"listening on {url}{others}: {counted(count, 'policy', 'policies')}, store {redact(settings.store)}", "bold"
-    )
-    status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None}
+    policies = counted(len(settings.policies.entries), "policy", "policies")
+    stores = {"store": redact(settings.store, max_length=MAX_URL_LENGTH)}
+    if settings.runs_sources:  # several workers have no store in memory: they count permits in the store of the service
+        stores["permits"] = stores["store"] if runner is None else redact(runner.store_url, max_length=MAX_URL_LENGTH)
+    permits = f", permits of providers in {stores['permits']}" if "permits" in stores else ""
+    output.write_line(f"listening on {url}{others}: {policies}, store {stores['store']}{permits}", "bold")
+    status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None, **stores}
     status["egress"] = f"http://{settings.egress}" if settings.egress else None
     status["resp"] = str(settings.resp) if settings.resp else None
     if runner is not None:
@@ -171,4 +173,4 @@ def write_sources(runner: SourceRunner, output: Output) -> None:
         schedule = f"{runner.scheduler.schedule_of(source)}{'' if source.schedule else ' (default)'}"
         output.write_line(f"source {source.name}: {schedule}, {runner.gate.providers.explain(source.url)}")
     running = f"{counted(len(providers), 'provider')} and {counted(len(sources), 'source')}"
-    output.write_line(f"running with {running} in {runner.data}, permits in {redact(runner.store_url)}")
+    output.write_line(f"running with {running} in {runner.data}")

@@ -178,10 +178,25 @@ def test_a_source_is_removed_and_fetched_on_demand(folder, capsys):
             assert main(command) == 2
             assert "there is no source 's3': known sources are s1" in capsys.readouterr().err
         assert service.stop() == 0
-    assert "permits in sqlite:///" in service.out
+    assert f"permits of providers in sqlite:///{folder[0] / 'tidegate-data' / 'quota.db'}" in service.out
     with Running(*START) as again:
         assert sorted(sources(capsys)) == ["s1"]
         assert again.stop() == 0
+
+
+def test_the_start_message_of_several_workers_names_the_store_of_the_permits(folder):
+    with Running(*START, "--workers", "2", "--store", "sqlite:///limits.db") as service:
+        line = service.process.stdout.readline()
+        assert service.stop() == 0
+    assert "0 policies, store sqlite:///limits.db, permits of providers in sqlite:///limits.db" in line
+
+
+def test_the_start_message_names_the_store_of_the_permits_in_json(folder):
+    with Running(*START, "--json") as service:
+        started = json.loads(service.process.stdout.readline())
+        assert service.stop() == 0
+    quota = folder[0] / "tidegate-data" / "quota.db"
+    assert (started["store"], started["permits"]) == ("memory://", f"sqlite:///{quota}")
 
 
 def test_an_added_source_still_replaces_the_configured_one_after_a_restart(folder, capsys):
