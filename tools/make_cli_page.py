@@ -50,8 +50,10 @@ latencies are in milliseconds (0.08 ms), and the status line is worded as on the
 
 **Names.** If a command, an option, a policy, a provider or a setting is unknown, the error suggests the closest one.
 
-**The service.** Commands that call a running service take its URL from `--url`, or else from `TIDEGATE_URL`
-(`http://127.0.0.1:8080` by default), and its token from `--token-file`, or else from `TIDEGATE_TOKEN`.
+**The service.** Commands that call a running service take its URL from the first of these: `--url`; the data folder
+in `--data`; `TIDEGATE_URL`; the data folder in `TIDEGATE_DATA`; `./tidegate-data`, if it has a file `control.json` of
+the same user; `http://127.0.0.1:8080`. A service that has providers or sources uses a data folder. The token comes from
+`--token-file`, or else from `TIDEGATE_TOKEN`. `sources`, `add` and `remove` need the data folder, and no URL or token.
 
 **Live views.** `--watch` repeats a view every second, or every `{METAVAR}`: `--watch 5s`. On a terminal, `q` quits, and
 `Ctrl-Z` suspends the command; the terminal is restored in any case. `tidegate top` and `tidegate swarm` are live

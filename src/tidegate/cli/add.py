@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tidegate.cli.start import add_data_option
+from tidegate.cli.arguments import add_data_option, data_folder
 from tidegate.outbound.sources.control import send_command
 from tidegate.outbound.sources.source import read_source
 
@@ -26,7 +26,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Check the file, and send it to the service."""
     read_source(args.source)
-    reply = send_command(args.data, verb="add", text=args.source.read_text(encoding="utf-8"), file=str(args.source))
+    reply = send_command(
+        data_folder(args), verb="add", text=args.source.read_text(encoding="utf-8"), file=str(args.source)
+    )
     output.write_line(reply["says"])
     output.write_json(reply)
     return 0

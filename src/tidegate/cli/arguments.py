@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentTypeError
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.durations import METAVAR, duration, positive_duration
+from tidegate.service.config.settings import DATA_FOLDER
 
 if TYPE_CHECKING:
     import argparse
 
 DEFAULT_INTERVAL: Final = 1.0  # seconds between two updates of a view
 
-__all__ = ["add_watch_option", "duration", "integer", "number", "positive_duration", "positive_integer"]
+__all__ = [
+    "add_data_option",
+    "add_watch_option",
+    "data_folder",
+    "duration",
+    "integer",
+    "number",
+    "positive_duration",
+    "positive_integer",
+]
 
 
 def number(text: str) -> float:
@@ -57,3 +69,18 @@ def add_watch_option(parser: argparse.ArgumentParser) -> None:
         const=DEFAULT_INTERVAL,
         help="repeat the view until you press q or Ctrl-C, every second by default",
     )
+
+
+def add_data_option(parser: argparse._ActionsContainer) -> None:
+    """Add the data folder of a running service."""
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=f"the data folder of the service (default: TIDEGATE_DATA, or ./{DATA_FOLDER})",
+    )
+
+
+def data_folder(args: argparse.Namespace) -> Path:
+    """Return the data folder of the service: of the option, of the environment, or the default."""
+    return args.data or Path(os.environ.get("TIDEGATE_DATA") or DATA_FOLDER)

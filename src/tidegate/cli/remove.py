@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.cli.start import add_data_option
+from tidegate.cli.arguments import add_data_option, data_folder
 from tidegate.outbound.sources.control import send_command
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Send the name to the service."""
-    reply = send_command(args.data, verb="remove", name=args.name)
+    reply = send_command(data_folder(args), verb="remove", name=args.name)
     output.write_line(reply["says"])
     output.write_json(reply)
     return 0

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.arguments import duration, number
+from tidegate.cli.arguments import add_data_option, data_folder, duration, number
 from tidegate.cli.durations import METAVAR
 from tidegate.errors import ConfigError
+from tidegate.outbound.control_file import CONTROL_FILE, has_own_control_file, no_service_error, read_control_file
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.client.client import Client
 from tidegate.service.client.protocol import EXAMPLE_URL as DEFAULT_URL
-from tidegate.service.client.protocol import check_service_url
+from tidegate.service.client.protocol import ServiceUnreachable, check_service_url
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
 # By field of a request: see `service.api.verbs`.
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
@@ -46,7 +49,12 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 def add_service_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the service is, and with which token to call it."""
     group = parser.add_argument_group("the service")
-    group.add_argument("--url", metavar="URL", help=f"the URL of the service (default: TIDEGATE_URL, or {DEFAULT_URL})")
+    group.add_argument(
+        "--url",
+        metavar="URL",
+        help=f"the URL of the service (default: TIDEGATE_URL, or that of the data folder, or {DEFAULT_URL})",
+    )
+    add_data_option(group)
     group.add_argument(
         "--token-file",
         type=Path,
@@ -80,22 +88,52 @@ def add_key_options(parser: argparse.ArgumentParser) -> None:
     add_service_options(parser)
 
 
-def open_client(args: argparse.Namespace) -> Client:
-    """Open a client for the service that the arguments or the environment name."""
-    token = os.environ.get("TIDEGATE_TOKEN") or None
-    if args.token_file is not None:
-        try:
-            token = args.token_file.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            message = f"cannot read {args.token_file}: {getattr(error, 'strerror', None) or error}"
-            raise ConfigError(message, field="--token-file") from None
-    return Client(read_url(args), token=token)
+@contextmanager
+def open_client(args: argparse.Namespace) -> Iterator[Client]:
+    """Open a client for the service that the arguments, the environment or the data folder name."""
+    url, token = read_url(args), read_token(args)
+    try:
+        with Client(url or find_url(args), token=token) as client:
+            yield client
+    except ServiceUnreachable as error:
+        if url is not None:
+            raise
+        raise no_service_error(data_folder(args), error.reason) from None
 
 
-def read_url(args: argparse.Namespace) -> str:
-    """Return the URL of the service; raises ConfigError if it is malformed."""
-    url = args.url or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
-    return check_service_url(url, "--url" if args.url else "TIDEGATE_URL")
+def read_token(args: argparse.Namespace) -> str | None:
+    """Return the token in the file or in the environment, if there is one."""
+    if args.token_file is None:
+        return os.environ.get("TIDEGATE_TOKEN") or None
+    try:
+        return str(args.token_file.read_text(encoding="utf-8").strip())
+    except (OSError, ValueError) as error:
+        message = f"cannot read {args.token_file}: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(message, field="--token-file") from None
+
+
+def read_url(args: argparse.Namespace) -> str | None:
+    """Return the URL in the options or the environment, if there is one; raises ConfigError if it is malformed."""
+    if args.url:
+        return check_service_url(args.url, "--url")
+    if args.data or not os.environ.get("TIDEGATE_URL"):
+        return None
+    return check_service_url(os.environ["TIDEGATE_URL"], "TIDEGATE_URL")
+
+
+def find_url(args: argparse.Namespace) -> str:
+    """Return the URL of the service that uses the data folder.
+
+    A service that fetches nothing has no data folder: unless one is named, the default URL is the next best.
+    """
+    folder = data_folder(args)
+    named = args.data or os.environ.get("TIDEGATE_DATA")
+    if not named and not has_own_control_file(folder):
+        return DEFAULT_URL
+    url = read_control_file(folder).get("url")
+    if not isinstance(url, str):
+        raise no_service_error(folder, "its control.json has no URL")
+    return check_service_url(url, str(folder / CONTROL_FILE))
 
 
 def read_key(args: argparse.Namespace) -> str | tuple[str, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli.arguments import add_watch_option
+from tidegate.cli.arguments import add_data_option, add_watch_option, data_folder
 from tidegate.cli.live import watch
-from tidegate.cli.start import add_data_option
 from tidegate.cli.tables import TableColumn, TextTable
 from tidegate.core.bounds import SECOND
 from tidegate.outbound.sources.control import send_command
@@ -44,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Write the sources as a table, or fetch one."""
     if args.run_name is not None:
-        reply = send_command(args.data, verb="run", name=args.run_name)
+        reply = send_command(data_folder(args), verb="run", name=args.run_name)
         output.write_line(reply["says"])
         output.write_json(reply)
         return 0
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def show(args: argparse.Namespace, output: Output) -> None:
     """Write the table once."""
-    reply = send_command(args.data, verb="sources")
+    reply = send_command(data_folder(args), verb="sources")
     rows = list(map(format_source, reply["sources"]))
     output.write_table(TextTable(COLUMNS, list(rows), empty="no source is configured"))
     for message in reply["recovered"]:

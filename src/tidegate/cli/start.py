@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidegate.cli.extras import check_service
 from tidegate.cli.output import counted
 from tidegate.cli.parser import CommandParser
 from tidegate.errors import ConfigError
-from tidegate.service.config.settings import DATA_FOLDER, OPTIONS, load_settings
+from tidegate.service.config.settings import OPTIONS, load_settings
 from tidegate.urls import MAX_URL_LENGTH, redact
 
 if TYPE_CHECKING:
@@ -99,18 +98,6 @@ def read_settings(args: argparse.Namespace) -> Settings:
     )
 
 
-def add_data_option(parser: argparse.ArgumentParser) -> None:
-    """Add the data folder of a running service."""
-    default = Path(os.environ.get("TIDEGATE_DATA") or DATA_FOLDER)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=default,
-        metavar="DIR",
-        help=f"the data folder of the service (default: TIDEGATE_DATA, or ./{DATA_FOLDER})",
-    )
-
-
 def run(args: argparse.Namespace, output: Output) -> int:
     """Run the service until SIGTERM or Ctrl-C."""
     if args.demo:
@@ -154,7 +141,12 @@ def write_started(settings: Settings, components: Components | None, output: Out
         stores["permits"] = stores["store"] if runner is None else redact(runner.store_url, max_length=MAX_URL_LENGTH)
     permits = f", permits of providers in {stores['permits']}" if "permits" in stores else ""
     output.write_line(f"listening on {url}{others}: {policies}, store {stores['store']}{permits}", "bold")
-    status = {"ready": True, "http": url, "grpc": str(settings.grpc) if settings.grpc else None, **stores}
+    status: dict[str, object] = {
+        "ready": True,
+        "http": url,
+        "grpc": str(settings.grpc) if settings.grpc else None,
+        **stores,
+    }
     status["egress"] = f"http://{settings.egress}" if settings.egress else None
     status["resp"] = str(settings.resp) if settings.resp else None
     if runner is not None:

@@ -10,9 +10,18 @@ import threading
 import pytest
 
 from tests.outbound.server import Answer, QuotaServer
-from tests.servers.process import until
+from tests.servers.process import free_port, until
 from tidegate.cli import main
-from tidegate.outbound.sources.control import CONTROL_FILE
+from tidegate.outbound.control_file import CONTROL_FILE
+
+
+@pytest.fixture
+def default_url(monkeypatch):
+    """A default URL at which no service listens."""
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr("tidegate.cli.service_args.DEFAULT_URL", url)
+    monkeypatch.delenv("TIDEGATE_URL", raising=False)
+    return url
 
 
 @pytest.fixture
@@ -182,6 +191,55 @@ def test_a_source_is_removed_and_fetched_on_demand(folder, capsys):
     with Running(*START) as again:
         assert sorted(sources(capsys)) == ["s1"]
         assert again.stop() == 0
+
+
+CLIENT_COMMANDS = (["usage", "api", "bob"], ["usage", "--provider", "a"], ["top", "--once"], ["block"], ["policies"],
+                   ["peek", "api", "bob"], ["acquire", "api", "bob"], ["reset", "api", "bob"])  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2", "--store", "sqlite:///limits.db")], ids=["one", "two"])
+def test_commands_find_the_running_service_through_its_data_folder(folder, capsys, monkeypatch, workers):
+    monkeypatch.delenv("TIDEGATE_URL", raising=False)
+    with Running(*START, "--policy", "api=5/1m", *workers) as service:
+        for command in CLIENT_COMMANDS:
+            assert main(command) == 0, capsys.readouterr().err
+        monkeypatch.setenv("TIDEGATE_DATA", str(folder[0] / "tidegate-data"))
+        monkeypatch.chdir("/")
+        assert main(["top", "--once"]) == 0
+        monkeypatch.setenv("TIDEGATE_DATA", "elsewhere")
+        assert main(["top", "--once", "--data", str(folder[0] / "tidegate-data")]) == 0
+        assert service.stop() == 0
+
+
+@pytest.mark.parametrize("command", [*CLIENT_COMMANDS, ["sources"], ["add", "s2.yaml"], ["remove", "s1"]], ids=" ".join)
+def test_commands_say_the_same_if_no_service_runs(folder, default_url, capsys, command):
+    for words in ([], ["--data", "elsewhere"]):
+        assert main([*command, *words]) == 3
+        data = words[-1] if words else "tidegate-data"
+        error = capsys.readouterr().err
+        assert error.startswith(f"tidegate: no service responds for the data folder {data} (")
+        assert error.endswith(
+            f"): start one with 'tidegate start --data {data}', or use --data with the folder of a running one\n"
+        )
+
+
+def test_a_control_file_that_is_left_after_a_kill_names_no_service(folder, capsys, monkeypatch):
+    monkeypatch.delenv("TIDEGATE_URL", raising=False)
+    with Running(*START) as service:
+        service.stop(signal.SIGKILL)
+    assert (folder[0] / "tidegate-data" / CONTROL_FILE).exists()
+    assert main(["top", "--once"]) == 3
+    assert "no service responds for the data folder tidegate-data (cannot reach a service at" in capsys.readouterr().err
+
+
+def test_a_token_is_not_sent_to_where_the_default_folder_of_another_user_says(folder, default_url, capsys, monkeypatch):
+    path, server = folder
+    (path / "tidegate-data").mkdir()
+    write(path / "tidegate-data" / CONTROL_FILE, json.dumps({"url": server.url}))
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    assert main(["top", "--once"]) == 3
+    assert server.requests == []
+    assert f"cannot reach a service at {default_url}" in capsys.readouterr().err
 
 
 def test_the_start_message_of_several_workers_names_the_store_of_the_permits(folder):

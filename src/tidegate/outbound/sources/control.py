@@ -1,7 +1,7 @@
 """How commands call a running service: lines of JSON over a loopback connection, with a token.
 
-The service writes `control.json` (its port, process id and token) into its data folder, readable by its owner only: any
-process that can read this file can control the service.
+The service writes `control.json` (its port, process id, token, and the URL of its HTTP API) into its data folder,
+readable by its owner only: any process that can read this file can control the service.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.files import make_private_folder, replace_private
+from tidegate.outbound.control_file import CONTROL_FILE, no_service_error, read_control_file
 from tidegate.outbound.sources.source import parse_source
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from tidegate.outbound.sources.runner import SourceRunner
 
-CONTROL_FILE: Final = "control.json"
 MAX_MESSAGE_BYTES: Final = 2**20
 ANSWER_TIMEOUT: Final = 10.0  # seconds
 
@@ -31,9 +31,10 @@ ANSWER_TIMEOUT: Final = 10.0  # seconds
 class ControlServer:
     """The server in the service. An async context manager."""
 
-    def __init__(self, service: SourceRunner) -> None:
-        """Serve commands for this service."""
+    def __init__(self, service: SourceRunner, url: str | None = None) -> None:
+        """Serve commands for this service; `url` is that of its HTTP API, for commands that call it."""
         self._service = service
+        self._url = url
         self._path = service.data / CONTROL_FILE
         self._added_folder = service.data / "sources"
         self._token = secrets.token_urlsafe(32)
@@ -45,7 +46,8 @@ class ControlServer:
             raise ConfigError(f"another service is using this folder, see {self._path}", file=str(self._service.data))
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=MAX_MESSAGE_BYTES)
         port = self._server.sockets[0].getsockname()[1]
-        replace_private(self._path, json.dumps({"port": port, "pid": os.getpid(), "token": self._token}))
+        address = {"port": port, "pid": os.getpid(), "token": self._token, "url": self._url}
+        replace_private(self._path, json.dumps(address))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -113,19 +115,14 @@ class ControlServer:
 
 def send_command(data: Path, **command: object) -> dict[str, Any]:
     """Send a command to the service that uses a data folder."""
-    path = data / CONTROL_FILE
+    address = read_control_file(data)
     try:
-        address = json.loads(path.read_text(encoding="utf-8"))
         with socket.create_connection(("127.0.0.1", address["port"]), timeout=ANSWER_TIMEOUT) as connection:
             connection.sendall(json.dumps({**command, "token": address["token"]}).encode() + b"\n")
             with connection.makefile("rb") as response:
                 reply: dict[str, Any] = json.loads(response.readline())
     except (OSError, ValueError, KeyError) as error:
-        message = (
-            f"no service responds for the data folder {data} ({error}): start one with 'tidegate start --data {data}', "
-            "or use --data with the folder of a running one"
-        )
-        raise StoreUnavailable(message) from None
+        raise no_service_error(data, error) from None
     if "error" in reply:
         raise ConfigError(reply["error"])
     return reply

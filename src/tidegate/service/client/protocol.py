@@ -378,12 +378,18 @@ def settle_request(lease_id: str, used: int) -> ServiceRequest[DoneResponse]:
     return verb_request(CANCEL, CancelRequest(id=lease_id))
 
 
-def unreachable_error(url: str, error: httpx.TransportError) -> StoreUnavailable:
+class ServiceUnreachable(StoreUnavailable):
+    """Nothing responds at the URL of the service; `reason` is the message without its advice."""
+
+    reason: str = ""
+
+
+def unreachable_error(url: str, error: httpx.TransportError) -> ServiceUnreachable:
     """Build the error for a service that cannot be reached."""
-    why = str(error) or type(error).__name__
-    return StoreUnavailable(
-        f"cannot reach a service at {redact(url)} ({why}): check the URL, or start one with 'tidegate start'"
-    )
+    place, why = f"cannot reach a service at {redact(url)}", str(error) or type(error).__name__
+    found = ServiceUnreachable(f"{place} ({why}): check the URL, or start one with 'tidegate start'")
+    found.reason = f"{place}: {why}"
+    return found
 
 
 def check_service_url(url: str, field: str = "url") -> str:

@@ -42,6 +42,7 @@ ENVIRONMENT_PREFIX: Final = "TIDEGATE_"
 LIST_SEPARATOR: Final = ";"  # between several values in one variable
 Flag = str | Sequence[str]  # the value of a command-line option: several strings if the setting is a list
 DATA_FOLDER: Final = Path("tidegate-data")
+LOCAL_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a service on all addresses
 OPTIONS_BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
 SECRET_FILES: Final = ("_token_file", "_secret_file", "store_file", "bus_file", "swarm_file")
@@ -129,6 +130,12 @@ class Settings:
     def data_folder(self) -> Path:
         """The folder in which sources keep their data."""
         return DATA_FOLDER if self.data is None else self.data
+
+    @property
+    def local_url(self) -> str:
+        """The URL of the HTTP API for programs on this machine."""
+        host = LOCAL_HOSTS.get(self.listen.host, self.listen.host)
+        return f"http://{self.listen._replace(host=host)}"
 
     def restart_needed(self, other: Settings) -> tuple[str, ...]:
         """Return the names of the settings that differ and only take effect after a restart."""

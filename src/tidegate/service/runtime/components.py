@@ -168,7 +168,7 @@ class Components:
         options["reload"] = None  # `watch_providers` does it
         self.sources = SourceRunner(load_providers(self.settings), found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
-        await self._stack.enter_async_context(ControlServer(self.sources))
+        await self._stack.enter_async_context(ControlServer(self.sources, settings.local_url))
         self._add_providers(self.sources.gate)
         if self.sources.gate.bus is not None:
             self._add_bus(self.sources.gate.bus, str(settings.bus))
