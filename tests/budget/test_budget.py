@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.budget.both_kinds import START, used
+from tests.cases import cases
 from tidegate.budget import AsyncTaskBudget, TaskBudget, Usage
 from tidegate.errors import Closed, ConfigError, Denied, RateLimitError
 
@@ -314,7 +315,7 @@ def test_a_disabled_budget_allows_everything_and_creates_no_file(open_budget, pa
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("call", "message"),
     [
         (lambda budget: budget.check_all_limits(-1), "task_count: must be"),

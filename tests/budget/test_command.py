@@ -6,6 +6,7 @@ import os
 import pytest
 
 from tests.budget.both_kinds import START
+from tests.cases import cases
 from tidegate.budget import TaskBudget
 from tidegate.cli import main
 from tidegate.cli.budget import show
@@ -112,7 +113,7 @@ def test_watching_on_a_terminal_redraws_in_place(path, capsys):
     assert capsys.readouterr().out.count(CLEAR_SCREEN) == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     ("seconds", "text"),
     [
         (0.0, "1ms"),

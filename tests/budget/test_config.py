@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tidegate.budget import AsyncTaskBudget, BudgetSettings, TaskBudget
 from tidegate.budget.settings.file import read_config
 from tidegate.errors import ConfigError
@@ -100,7 +101,7 @@ def test_errors_name_file_line_and_field(tmp_path, text, message):
     assert str(error.value).startswith(f"{file}:{message}")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({}, "the budget is enabled but has no limits"),

@@ -5,8 +5,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
+from tests.cases import cases
 from tidegate import budget
 from tidegate.budget import BudgetSettings, RateLimitResult, TaskBudget, Usage
 from tidegate.budget.alerts import metrics
@@ -51,7 +50,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+@cases(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
 def test_everything_is_documented(kind, name):
     assert f"`{name}" in PAGE, f"the {kind} {name} is not in docs/budgets.md"
 

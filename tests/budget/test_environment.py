@@ -3,6 +3,7 @@
 import pytest
 
 from tests.budget.both_kinds import used
+from tests.cases import cases
 from tidegate.budget import AsyncTaskBudget, TaskBudget
 from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES, read_environment
 from tidegate.errors import ConfigError
@@ -59,7 +60,7 @@ def test_a_budget_is_disabled_by_default(environ, path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "value"),
     [
         ("TRUE", True),

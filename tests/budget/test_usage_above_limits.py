@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.budget.both_kinds import KINDS, BlockingBudget
 from tests.budget.test_shared import postgres_url, redis_url, storage  # noqa: F401 - fixtures
+from tests.cases import cases
 from tidegate import Limit, Limiter
 from tidegate.budget.prometheus import BudgetCollector
 from tidegate.cli import main
@@ -67,7 +68,7 @@ def test_the_command_shows_usage_above_the_limit(open_budget, path, monkeypatch,
     assert json.loads(capsys.readouterr().out)["tiers"]["day"]["used"] == 5
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@cases("algorithm", ALGORITHMS)
 def test_the_usage_of_a_limiter_is_above_its_limit(algorithm, storage, request):  # noqa: F811 - the fixture
     url = storage if "://" in storage else f"sqlite:///{storage}"
     assert_reports_usage_above_its_limit(algorithm, url, request.node.name)

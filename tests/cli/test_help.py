@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from tests.cases import cases
 from tidegate.cli import COMMANDS, EXAMPLES, GROUPS, PROGRESS, build_parser, main
 from tidegate.cli.start import SETTING_GROUPS
 from tidegate.policy.config_value import ConfigValue
@@ -63,7 +64,7 @@ ALL_EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "command"), ALL_EXAMPLES)
+@cases(("name", "command"), ALL_EXAMPLES)
 def test_examples_are_accepted_by_the_parser(name, command):
     parts = re.split(r"\s*(?:&&|\||>)\s*", command)
     tidegate = [part for part in parts if part.startswith("tidegate ")]
@@ -97,7 +98,7 @@ def test_every_time_option_shares_one_metavar_and_one_parser():
                     action.type("soon")
 
 
-@pytest.mark.parametrize("option", [option for option in OPTIONS if option.metavar == "TIME"], ids=lambda o: o.name)
+@cases("option", [option for option in OPTIONS if option.metavar == "TIME"])
 def test_settings_read_durations_in_the_same_way(option):
     found = option.read(ConfigValue("1h30m", field=option.flag)) if option.name != "lease" else 5400.0
     assert found == 5400.0

@@ -9,6 +9,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.cli import main
 from tidegate.cli.file_kinds import KINDS
@@ -177,7 +178,7 @@ def test_other_files_are_checked_without_httpx(write):
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0, kind
 
 
-@pytest.mark.parametrize(
+@cases(
     ("section", "is_valid"),
     [
         ({"categories": {"a": {"limit": 0, "endpoints": ["/"]}}}, True),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyrate_limiter import Duration, Rate
 
+from tests.cases import cases
 from tidegate import ConfigError, Limiter
 from tidegate.compat.limits import from_aiolimiter, from_django_ratelimit, from_drf, from_pyrate, parse, parse_many
 from tidegate.core.bounds import SECOND
@@ -25,7 +26,7 @@ def numbers(limits):
 # ---- the syntax of `limits` ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [  # the examples of the documentation of limits, slowapi and Flask-Limiter
         ("10 per hour", [(10, 3600)]),
@@ -75,7 +76,7 @@ def test_any_other_string_is_a_config_error_with_a_position(text):
         assert re.search(r"at column \d+ of |at the end of ", str(error))  # noqa: PT017 - most strings are invalid
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("", "limit: expected a number (at the end of '')"),
@@ -140,7 +141,7 @@ def test_all_limits_of_a_string_are_decided_together():
 # ---- other packages --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("rate", "expected"),
     [
         ("100/day", (100, DAY)),
@@ -162,7 +163,7 @@ def test_a_month_is_rejected_because_rest_framework_reads_it_as_a_minute():
         from_drf("100/month")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("rate", "expected"),
     [
         ("5/s", (5, 1)),

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError, Limit, Policy
 from tidegate.adaptive.gated_store import GatedStore
 from tidegate.core.decision import LocalDecision
@@ -46,8 +47,8 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-@pytest.mark.parametrize("guarantee", BATCH_GUARANTEES, ids=lambda guarantee: guarantee.__name__)
+@cases("wrap", WRAPPERS.values())
+@cases("guarantee", BATCH_GUARANTEES)
 def test_batches(guarantee, wrap):
     store = wrap(MemoryStore())
     guarantee(store)

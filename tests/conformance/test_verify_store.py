@@ -5,6 +5,7 @@ from itertools import count, pairwise
 
 import pytest
 
+from tests.cases import cases
 from tests.conformance.changes import changing_history
 from tidegate import Limit, Policy
 from tidegate.core.algorithms import ALGORITHMS
@@ -77,7 +78,7 @@ def test_correct_stores_pass(store):
     verify_store(store)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@cases("seed", range(12))
 def test_a_changed_limit_is_answered_like_the_core(seed):
     store = MemoryStore()
     for place, (verb, asks, now, at, answers) in enumerate(changing_history(seed)):
@@ -376,7 +377,7 @@ PROMISED_ONLY = (
 )
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@cases("fault", FAULTS)
 def test_a_planted_fault_is_reported_by_the_name_of_the_guarantee(fault):
     with pytest.raises(AssertionError) as failure:
         verify_store(fault)

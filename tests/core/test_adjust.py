@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.core.oracle import TokenBucket, oracle_for
 from tests.core.strategies import NAMES, START, costs, limits
 from tidegate import Limit
@@ -282,7 +283,7 @@ def test_a_bucket_debited_for_one_of_two_reservations_of_one_instant():
     assert remaining(limit, corrected(limit, state, -4, now, START), now) == 9
 
 
-@pytest.mark.parametrize(
+@cases(
     ("delta", "at", "entries"),
     [
         (-1, 1, [0, 2, 1, 2, 2, 1, 3, 4]),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.core.strategies import START
 from tidegate import ConfigError, Limit
 from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, ceil_div, fraction_below, rate_below
@@ -180,9 +181,7 @@ def test_limits_at_the_bound_and_just_beyond():
     assert 0 < 1 - Fraction(rounded.rate, rounded.scale) / Fraction(10**10 + 1, 3600 * 10**6) < Fraction(1, 10**6)
 
 
-@pytest.mark.parametrize(
-    ("limit", "message"),
-    [
+@cases(("limit", "message"), [
         ((1, "1s", "token_bucket", "requests", MAX_INTEGER),
          ("quota: 1 permits per 1s with a burst of 9007199254740991 cannot be counted with enough precision: "
          "use a larger unit, a shorter period or a smaller burst")),
@@ -198,8 +197,7 @@ def test_limits_at_the_bound_and_just_beyond():
         ((0, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 0"),
         ((True, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not True"),
         ((1.5, "1s"), "quota: must be an integer from 1 to 2**53 - 1, not 1.5"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_limits_beyond_the_bounds_are_rejected(limit, message):
     with pytest.raises(ConfigError) as error:
         Limit(*limit)

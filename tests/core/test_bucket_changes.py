@@ -5,8 +5,7 @@ import itertools
 import random
 from fractions import Fraction
 
-import pytest
-
+from tests.cases import cases
 from tests.core.oracle import TokenBucket
 from tests.core.strategies import START
 from tests.core.test_adjust import corrected, held, marks
@@ -42,7 +41,7 @@ def levels(old, new):
     return [edge + part for edge in edges for part in parts if old.floor <= edge + part <= old.capacity]
 
 
-@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(LIMITS, 2)))
+@cases(("old", "new"), list(itertools.permutations(LIMITS, 2)))
 def test_a_level_is_carried_over_exactly_or_loses_less_than_a_permit(old, new):
     for level in levels(old, new):
         exact = min(max(Fraction(level, old.scale) * new.scale, new.floor), new.capacity)
@@ -104,7 +103,7 @@ def test_every_answer_of_a_changed_bucket_is_that_of_fractions():
                 assert 0 <= oracle.level - Fraction(state[1], limit.scale) < Fraction(12, limit.scale)
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@cases("limit", LIMITS)
 def test_a_bucket_refills_exactly(limit):
     """The level is that of fractions at every instant, the last one before the bucket is full among them."""
     for seed in range(60):
@@ -129,8 +128,8 @@ def test_a_bucket_refills_exactly(limit):
                 assert state[1:] == (oracle.left(now) * limit.scale, oracle.time(now))
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("start", [START, START + 1])
+@cases("limit", LIMITS)
+@cases("start", [START, START + 1])
 def test_a_debt_stops_at_the_floor(limit, start):
     """Whatever is taken, the level is what is left of it, or the floor."""
     state = held(limit, None, 1, START)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.cases import cases
 from tests.core.oracle import TokenBucket
 from tests.core.strategies import START
 from tests.core.test_adjust import corrected, exact_level, has_own_mark, held, marks, oracle_full_since, remaining
@@ -91,7 +92,7 @@ def test_a_level_that_equals_an_earlier_mark_leaves_both():
     assert exact_level(limit, state, now) == replay.left(now) * limit.scale
 
 
-@pytest.mark.parametrize("least", range(1, MAX_PEAKS + 1))
+@cases("least", range(1, MAX_PEAKS + 1))
 def test_of_too_many_marks_the_one_closest_to_its_predecessor_goes(least):
     limit = Limit(1000, "1h")
     state, instants = None, [START + number for number in range(MAX_PEAKS + 1)]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.core import calendar_bounds
 from tidegate.core.calendar import PERIODS, Calendar
@@ -28,7 +29,7 @@ def at(zone, *fields):
     return datetime(*fields).replace(tzinfo=ZoneInfo(zone))  # noqa: DTZ001 - it gets one
 
 
-@pytest.mark.parametrize(
+@cases(
     ("zone", "day", "hours"),
     [
         ("Europe/Berlin", (2025, 3, 30), 23),
@@ -70,7 +71,7 @@ def test_a_day_that_a_zone_skips_has_no_window():
     assert following.isoformat() == "2011-12-31T00:00:00+14:00"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("period", "instant", "start", "end"),
     [
         ("year", (2024, 2, 29), (2024, 1, 1), (2025, 1, 1)),
@@ -174,8 +175,8 @@ def test_windows_contain_exactly_the_instants_of_their_local_date(zone, period, 
     assert local(start - 1) != local(now) != local(end)
 
 
-@pytest.mark.parametrize("year", [2007, 2015, 2016, 2018])
-@pytest.mark.parametrize("zone", ["America/Caracas", "Asia/Pyongyang"])
+@cases("year", [2007, 2015, 2016, 2018])
+@cases("zone", ["America/Caracas", "Asia/Pyongyang"])
 def test_hours_do_not_overlap_at_a_new_year_after_a_half_hour_change(zone, year):
     """Found by reading: hours overlapped at the end of a year in which the zone had shifted by 30 minutes."""
     now = micros(datetime(year, 12, 31, 0, tzinfo=UTC))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.core.strategies import NAMES, START, costs, gaps, limits
 from tidegate import Limit
 from tidegate.core.codec import dump
@@ -20,8 +21,8 @@ def period(algorithm):
     return "hour" if algorithm == "calendar_window" else "1h"
 
 
-@pytest.mark.parametrize("algorithm", WINDOWS)
-@pytest.mark.parametrize(("quota", "left"), [(30, 0), (60, 0), (61, 1), (100, 40), (1000, 940)])
+@cases("algorithm", WINDOWS)
+@cases(("quota", "left"), [(30, 0), (60, 0), (61, 1), (100, 40), (1000, 940)])
 def test_windows_keep_their_usage(algorithm, quota, left):
     before, after = (Limit(q, period(algorithm), algorithm) for q in (100, quota))
     state = before.charge(None, before, 60, START)

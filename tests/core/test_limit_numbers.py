@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.core import parse_period
 from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, ceil_div
@@ -37,7 +38,7 @@ def test_the_shortest_and_the_longest_period():
             parse_period(text)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("quota", "length", "tick"),
     [
         (9_007_199_254, 2 * 10**6, 2),  # exactly a millionth of the period
@@ -111,10 +112,8 @@ def test_a_hundred_decimals_are_read_and_no_more():
         parse_period("1." + "0" * 101 + "s")
 
 
-@pytest.mark.parametrize(
-    ("text", "length"), [("1.0", 10**6), ("12.0", 12 * 10**6), ("00012.5", 12_500_000), ("0.5", 500_000)]
-)
-@pytest.mark.parametrize("decimals", [1, 50, 97, 98, 99])
+@cases(("text", "length"), [("1.0", 10**6), ("12.0", 12 * 10**6), ("00012.5", 12_500_000), ("0.5", 500_000)])
+@cases("decimals", [1, 50, 97, 98, 99])
 def test_further_decimals_do_not_change_a_period(text, length, decimals):
     """Found by a mutant: of more than a hundred digits the last were cut off, and 12.000…s became 1.2 s."""
     assert parse_period(text + "0" * decimals + "s") == length

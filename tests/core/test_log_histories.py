@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.cases import cases
 from tests.core.strategies import START
 from tidegate import Limit
 from tidegate.core.bounds import MAX_INTEGER
@@ -107,8 +108,8 @@ def walk(choose, limits, steps=14, reloads=(True, False)):
             assert_agrees(version, state, entries, choose([1, 3, version.quota, version.quota + 1]), now)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("number", range(len(VERSIONS)))
+@cases("algorithm", ALGORITHMS)
+@cases("number", range(len(VERSIONS)))
 def test_every_answer_is_that_of_a_list_of_calls(algorithm, number):
     for seed in range(150):
         walk(random.Random(seed).choice, [versions(algorithm)[number]])

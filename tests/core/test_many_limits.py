@@ -1,14 +1,13 @@
 """Verbs over several limits at once."""
 
-import pytest
-
+from tests.cases import cases
 from tests.core.strategies import START
 from tidegate import Limit
 from tidegate.core.decision import Decision, acquire, adjust, hold, reset
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 10, 20])
-@pytest.mark.parametrize("verb", [acquire, hold, adjust, reset])
+@cases("count", [1, 2, 7, 8, 9, 10, 20])
+@cases("verb", [acquire, hold, adjust, reset])
 def test_every_verb_answers_for_each_of_many_limits(verb, count):
     """What is left open is a cost of nothing for each limit."""
     limits = tuple(Limit(5, "1h", name=f"limit {number}") for number in range(count))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.core.memory_calls import NOW, SECOND
 from tests.core.strategies import gaps, limits
 from tidegate import Closed, ConfigError, Limit, Limiter, Policy
@@ -69,9 +70,9 @@ MIXED_UNITS = [
 ]
 
 
-@pytest.mark.parametrize("rules", MIXED_UNITS)
-@pytest.mark.parametrize("key", ["known", "new", ("a", "new"), ["a", "list"], 5])
-@pytest.mark.parametrize("cost", [0, 1, 3, 101, {"requests": 2}, {}, True, 2.5, -1, 2**53])
+@cases("rules", MIXED_UNITS)
+@cases("key", ["known", "new", ("a", "new"), ["a", "list"], 5])
+@cases("cost", [0, 1, 3, 101, {"requests": 2}, {}, True, 2.5, -1, 2**53])
 def test_fast_paths_accept_and_reject_the_same_calls(rules, key, cost):
     """Every call of a fast path has the result or the error of the method that it replaces."""
     plain = [Limiter(rules, clock=ManualClock(1000)) for _ in range(2)]

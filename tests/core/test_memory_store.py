@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.cases import cases
 from tests.core.memory_calls import HOUR, NOW, SECOND, ask
 from tidegate import ConfigError, Limit, Policy
 from tidegate.stores import MemoryStore
@@ -275,8 +276,8 @@ def test_keys_do_not_collide():
 # ---- decisions are data ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"])
-@pytest.mark.parametrize("verb", ["acquire", "peek", "hold"])
+@cases("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"])
+@cases("verb", ["acquire", "peek", "hold"])
 def test_a_decision_does_not_change_later(algorithm, verb):
     """Found by reading: the result of a peek at a log changed with the next call."""
     policy = Policy("p", (Limit(9, "1h", algorithm),))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.core.oracle import SlidingWindow, oracle_for
 from tests.core.strategies import NAMES, START, costs, gaps, limits
 from tidegate import Limit
@@ -158,8 +159,8 @@ def test_coarse_sliding_window_is_conservative(quota, length, share, ahead):
         assert limit.charge(state, limit, quota, now + retry) is not None
 
 
-@pytest.mark.parametrize("hours", [1, 13, 25, 37])
-@pytest.mark.parametrize("cost", [1, 3 * 10**8, 10**9])
+@cases("hours", [1, 13, 25, 37])
+@cases("cost", [1, 3 * 10**8, 10**9])
 def test_retry_of_a_window_with_coarse_ticks(hours, cost):
     limit = Limit(10**9, "1d", "sliding_window")
     assert limit.tick > 1

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.core.strategies import NAMES, limits
 from tidegate import ConfigError, Limit
 from tidegate.core import parse_period
@@ -17,9 +18,7 @@ SECOND = 1_000_000
 MINUTE, HOUR, DAY, WEEK = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 604_800 * SECOND
 
 
-@pytest.mark.parametrize(
-    ("text", "micros"),
-    [
+@cases(("text", "micros"), [
         ("250ms", 250_000), ("30s", 30 * SECOND), ("5m", 5 * MINUTE), ("1h", HOUR), ("1d", DAY), ("1w", WEEK),
         ("1us", 1), ("1µs", 1), ("7microseconds", 7), ("1 millisecond", 1000), ("second", SECOND), ("sec", SECOND),
         ("10 secs", 10 * SECOND), ("minute", MINUTE), ("2 minutes", 2 * MINUTE), ("min", MINUTE), ("hour", HOUR),
@@ -28,8 +27,7 @@ MINUTE, HOUR, DAY, WEEK = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 604_800 *
         ("1H", HOUR), ("5 MIN", 5 * MINUTE), ("10S", 10 * SECOND), ("00030s", 30 * SECOND), ("1.50s", 1_500_000),
         (30, 30 * SECOND), (0.25, 250_000), (1e-6, 1), (timedelta(minutes=5), 5 * MINUTE),
         (timedelta(microseconds=1), 1), ("4503599627370496us", 2**52),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_periods(text, micros):
     assert parse_period(text) == micros
 
@@ -39,9 +37,7 @@ MULTIPLE = "expected a multiple of 1 microsecond, not"
 EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
 
 
-@pytest.mark.parametrize(
-    ("period", "message"),
-    [
+@cases(("period", "message"), [
         ("", f"period: {EXPECTED} (at the end of '')"),
         ("5", f"period: {EXPECTED} (at the end of '5')"),
         ("m5", f"period: {EXPECTED} (at column 1 of 'm5')"),
@@ -68,8 +64,7 @@ EXPECTED = "expected a period such as '30s', '5m', '1h', '1d' or '250ms'"
         (None, "period: expected a string such as '30s', a timedelta or a number of seconds, not None"),
         (float("nan"), "period: expected a string such as '30s', a timedelta or a number of seconds, not nan"),
         (float("inf"), "period: expected a string such as '30s', a timedelta or a number of seconds, not inf"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_invalid_periods_are_rejected(period, message):
     with pytest.raises(ConfigError) as error:
         parse_period(period)
@@ -84,9 +79,7 @@ def test_very_long_periods_are_rejected(text):
         parse_period(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "limit"),
-    [
+@cases(("text", "limit"), [
         ("60/1m", Limit(60, "1m")),
         ("60 / 1m", Limit(60, "1m")),
         ("  60/1m  ", Limit(60, "1m")),
@@ -109,8 +102,7 @@ def test_very_long_periods_are_rejected(text):
         ("10 concurrent-requests/5m concurrency", Limit(10, "5m", "concurrency", unit="concurrent-requests")),
         ('5/1s name="two words" unit="a \\"b\\" \\\\"', Limit(5, "1s", name="two words", unit='a "b" \\')),
         ("0060/1m", Limit(60, "1m")),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_limits(text, limit):
     assert Limit.parse(text) == limit
 
@@ -120,9 +112,7 @@ KNOWN = "token_bucket, fixed_window, calendar_window, sliding_window, sliding_lo
 OPTIONS = "expected unit=, name=, burst=, margin=, timezone=, reset_day= or reset_hour="
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+@cases(("text", "message"), [
         ("", f"{LIMIT} (at the end of '')"),
         ("sixty/1m", f"{LIMIT} (at column 1 of 'sixty/1m')"),
         ("60", f"{LIMIT} (at the end of '60')"),
@@ -168,8 +158,7 @@ OPTIONS = "expected unit=, name=, burst=, margin=, timezone=, reset_day= or rese
          "(at column 25 of '60/week calendar_window reset_day=8')")),
         ("60/1m sliding_log burst=5", ("burst: requires the algorithm token_bucket, not sliding_log "
          "(at column 19 of '60/1m sliding_log burst=5')")),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_invalid_limits_are_rejected(text, message):
     with pytest.raises(ConfigError) as error:
         Limit.parse(text)
@@ -183,9 +172,7 @@ def test_numbers_with_too_many_digits_are_rejected():
     assert Limit.parse("1/1m burst=1__0").burst == 10
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+@cases(("arguments", "message"), [
         ({"algorithm": "leaky"}, f"algorithm: unknown algorithm 'leaky': use one of {KNOWN}"),
         ({"algorithm": "tokenbucket"},
          f"algorithm: unknown algorithm 'tokenbucket': use one of {KNOWN}; did you mean 'token_bucket'?"),
@@ -201,8 +188,7 @@ def test_numbers_with_too_many_digits_are_rejected():
          "reset_day: must be from 1 to 31 for a limit per month, not 32"),
         ({"period": "month", "algorithm": "calendar_window", "reset_hour": True},
          "reset_hour: must be from 0 to 23 for a limit per month, not True"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ConfigError) as error:
         Limit(**{"quota": 5, "period": "1m", **arguments})

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from tests.cases import cases
 from tests.core.strategies import START
 from tests.core.test_bounds import Bounded, strict
 from tidegate import Limit
@@ -145,8 +146,8 @@ COARSE = [
 ]
 
 
-@pytest.mark.parametrize("limit", COARSE, ids=str)
-@pytest.mark.parametrize("part", [0, 1, 3, 10**6 - 1, 10**6])
+@cases("limit", COARSE)
+@cases("part", [0, 1, 3, 10**6 - 1, 10**6])
 def test_coarse_ticks_never_count_less_and_hardly_more(limit, part):
     """The previous window weighs what is left of it, or up to one tick more of it."""
     quota, length, tick = limit.quota, limit.length, limit.tick
@@ -168,7 +169,7 @@ def test_coarse_ticks_never_count_less_and_hardly_more(limit, part):
                 assert limit.charge(state, limit, cost, now + retry) is not None
 
 
-@pytest.mark.parametrize("limit", [*LIMITS, *COARSE], ids=str)
+@cases("limit", [*LIMITS, *COARSE])
 def test_a_correction_counts_up_to_what_can_be_weighed(limit):
     most = MAX_INTEGER // (limit.length // limit.tick)
     start = START - START % limit.length

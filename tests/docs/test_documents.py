@@ -17,6 +17,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
+from tests.cases import cases
 from tests.docs.links import LINK, problem_of
 from tidegate.budget import TaskBudget
 from tidegate.budget.alerts.metrics import read_metrics
@@ -291,7 +292,7 @@ def test_each_table_belongs_to_a_document():
     assert list(dict.fromkeys(row.document for row in ROWS)) == list(NAMES)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.line}: {row.name}")
+@cases("row", ROWS)
 def test_each_row_says_where_it_is_described_and_how_it_differs(row):
     targets = LINK.findall(row.links)
     assert targets

@@ -1,12 +1,11 @@
 """Every relative link in the documentation leads to a file that exists, and to a heading that exists."""
 
-import pytest
-
+from tests.cases import cases
 from tests.docs.links import anchors_of, links_of, problem_of
-from tests.docs.test_pages import PAGES, name
+from tests.docs.test_pages import PAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@cases("page", PAGES)
 def test_links_of_page_lead_somewhere(page):
     assert list(filter(None, (problem_of(page, target) for target in links_of(page)))) == []
 

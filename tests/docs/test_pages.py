@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tests.docs.blocks import blocks_of, run_page
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ def test_code_of_page_runs(page, tmp_path, monkeypatch):
     run_page(page)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@cases("page", PAGES)
 def test_blocks_are_labelled(page):
     """A block without a label, or with an alias of `python`, would silently not run."""
     wrong = [f"{name(page)}:{block.line}" for block in blocks_of(page) if block.label in AMBIGUOUS]

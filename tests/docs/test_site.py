@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cases import cases
 from tests.docs.blocks import blocks_of
 from tests.docs.links import CODE, FENCE, LINK, anchor_of, anchors_of
-from tests.docs.test_pages import PAGES, name
+from tests.docs.test_pages import PAGES
 from tests.project.public_surface import public_modules
 from tidegate.cli import COMMANDS, EXIT_BAD_INPUT, EXIT_DENIED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from tidegate.service.config.options import OPTIONS
@@ -122,7 +123,7 @@ def test_the_page_of_algorithms_says_what_its_picture_shows(algorithm):
 # ---- the same text on GitHub and in the site -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@cases("page", PAGES)
 def test_a_list_begins_after_an_empty_line(page):
     """GitHub shows a list without it, the site does not."""
     lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
@@ -134,7 +135,7 @@ def test_a_list_begins_after_an_empty_line(page):
     assert starts == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@cases("page", PAGES)
 def test_blocks_are_not_in_lists(page):
     """A block in a list needs another indentation on GitHub than in the site."""
     lines = page.read_text(encoding="utf-8").splitlines()

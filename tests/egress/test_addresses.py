@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from tests.cases import cases
 from tests.egress.harness import running, serving
 from tests.outbound.server import QuotaServer, as_json
 from tidegate.egress.addresses import AddressCheck, ForbiddenAddressError, is_public
@@ -25,9 +26,7 @@ def test_public_addresses(address):
     assert is_public(address)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
+@cases("address", [
         "127.0.0.1", "127.8.8.8", "0.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
         "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fec0::1", "ff02::1",
         "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1", "2002:7f00:1::", "not an address",
@@ -35,8 +34,7 @@ def test_public_addresses(address):
         "::ffff:168.63.129.16", "64:ff9b::c000:c0", "2002:a83f:8110::1", "fd00:ec2::254", "fd20:ce::254",
         "64:ff9b:1::808:808", "2001:0:a9fe:a9fe:0:0:f7f7:f7f7", "2001:2::1", "100::1", "3fff::1", "3fff:fff::1",
         "5f00::1", "::169.254.169.254", "::ffff:0:a9fe:a9fe",
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_addresses_that_are_not_public(address):
     assert not is_public(address)
 

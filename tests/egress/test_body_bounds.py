@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.cases import cases
 from tests.egress.harness import OTHER_TOKEN, TOKEN, running, settled
 from tests.outbound.server import as_json
 from tidegate.egress.bodies import MAX_COMPLEXITY
@@ -89,8 +90,8 @@ async def test_structure_cannot_be_hidden_in_a_string(upstream, how):
     assert not upstream.requests
 
 
-@pytest.mark.parametrize("path", [PATH, "/up/v1/files"])
-@pytest.mark.parametrize("shape", SHAPES)
+@cases("path", [PATH, "/up/v1/files"])
+@cases("shape", SHAPES)
 async def test_a_body_that_takes_long_to_parse_is_refused(upstream, shape, path):
     body = listing(SHAPES[shape], 7 * 2**20)
     headers = {"Content-Type": "application/json"}

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.cases import cases
 from tests.egress.harness import TOKEN, raw, running
 from tests.outbound.server import as_json
 
@@ -78,8 +79,8 @@ def error_of(found):
 PLAIN = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
+@cases("mode", MODES)
+@cases(
     ("headers", "body"),
     [
         ({"Content-Type": "application/json", "Content-Encoding": "br", "Connection": "content-encoding"}, PLAIN),
@@ -88,7 +89,6 @@ PLAIN = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hell
         ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, gzip.compress(PLAIN)[:-3]),
         ({"Content-Type": "application/json", "Content-Encoding": "gzip, br"}, gzip.compress(PLAIN)),
     ],
-    ids=["br named in Connection", "zstd", "not gzip", "gzip cut off", "two codings"],
 )
 async def test_a_body_in_a_coding_that_cannot_be_read_is_refused(upstream, bill, mode, headers, body):
     async with strict(upstream, mode) as gateway:
@@ -143,8 +143,8 @@ async def test_a_chunked_body_without_a_type_is_read_and_bounded(upstream, bill,
 REPEATED = b'{"model":"m","max_tokens":1000000,"max_tokens":5,"messages":[]}'
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
+@cases("mode", MODES)
+@cases(
     "body",
     [
         REPEATED,
@@ -152,7 +152,6 @@ REPEATED = b'{"model":"m","max_tokens":1000000,"max_tokens":5,"messages":[]}'
         REPEATED.decode().encode("utf-16"),
         b'{"model":"m","max_tokens":5,"messages":[{"content":"long","content":"a: \\"b\\": \\\\"}]}',
     ],
-    ids=["plain", "escaped", "utf-16", "nested"],
 )
 async def test_a_strict_call_whose_body_repeats_a_key_is_refused(upstream, bill, mode, body):
     async with strict(upstream, mode) as gateway:
@@ -223,8 +222,8 @@ REFERRING = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", REFERRING)
+@cases("mode", MODES)
+@cases("name", REFERRING)
 async def test_a_strict_call_is_not_sent_if_it_uses_what_is_not_in_it(upstream, bill, mode, name):
     async with strict(upstream, mode) as gateway:
         found = await post(gateway, json.dumps({**BASE, **REFERRING[name]}).encode(), "/up/v1/responses")
@@ -269,8 +268,8 @@ LONG = "a word " * 130_000
 LETTERS = "x" * 900_000
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
+@cases("mode", MODES)
+@cases(
     ("profile", "message"),
     [
         ("openai", {"role": "user", "type": "image_url", "content": LONG}),
@@ -284,7 +283,6 @@ LETTERS = "x" * 900_000
         ("google", {"parts": [{"inlineData": {"mimeType": "text/plain", "data": LETTERS}}]}),
         ("openai", {"content": [{"type": "file", "file": {"file_data": "data:text/plain;base64," + LETTERS}}]}),
     ],
-    ids=["type", "mistral", "anthropic", "beside", "key", "word", "url", "document", "inline", "file"],
 )
 async def test_a_text_that_looks_like_a_medium_is_paid_as_a_text(upstream, bill, mode, profile, message):
     body = json.dumps({"model": "m", "max_tokens": 5, "messages": [message]}).encode()
@@ -329,7 +327,6 @@ BATCH = json.dumps({"input_file_id": "f", "endpoint": "/v1/chat/completions", "c
 @pytest.mark.parametrize(
     ("settings", "fields"),
     [(OWN, {}), (TOKENS, {}), ({"callers": {"a": {"token": TOKEN}}}, {"spend": ["0.2/day unit=usd"]})],
-    ids=["money of a caller", "tokens of a caller", "money of the provider"],
 )
 @pytest.mark.parametrize("path", ["/up/v1/batches", "/up//v1/batches/", "/up/v1/%62atches", "/up/v1/Batches"])
 async def test_a_batch_is_not_free_where_tokens_or_money_are_limited(upstream, bill, settings, fields, path, is_strict):
@@ -386,8 +383,8 @@ async def realtime():
     await runner.cleanup()
 
 
-@pytest.mark.parametrize("is_strict", [True, False])
-@pytest.mark.parametrize(
+@cases("is_strict", [True, False])
+@cases(
     ("settings", "fields"),
     [
         (OWN, {}),
@@ -395,7 +392,6 @@ async def realtime():
         ({"callers": {"a": {"token": TOKEN}}}, {"spend": ["0.2/day unit=usd"]}),
         ({"callers": {"a": {"token": TOKEN}}}, {"limits": ["10/1m", "1000/1m unit=tokens"]}),
     ],
-    ids=["money of a caller", "tokens of a caller", "money of the provider", "tokens of the provider"],
 )
 async def test_a_websocket_is_refused_where_tokens_or_money_are_limited(realtime, settings, fields, is_strict):
     url, billed = realtime

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.cases import cases
 from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running, settled
 from tests.outbound.flows import FailingSettlements
 from tests.outbound.server import as_json
@@ -294,7 +295,7 @@ async def test_forward_mode_asks_for_the_token_as_a_proxy_does(upstream):
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "message"),
     [
         ({"listen": "0.0.0.0:8090"}, "reachable from other machines: set callers"),

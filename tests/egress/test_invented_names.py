@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.cases import cases
 from tests.egress.harness import TOKEN, raw, running
 from tests.outbound.server import as_json
 from tidegate import ConfigError
@@ -85,8 +86,8 @@ async def test_a_tag_that_the_callers_rights_do_not_list_makes_no_new_ceiling(up
         assert len(upstream.requests) == 1
 
 
-@pytest.mark.parametrize("tag", [b"\xff", b"a\xc3\xa9", b'a"b', b"x" * 65, b"a b"])
-@pytest.mark.parametrize("callers", [{}, {"callers": {"a": {"token": TOKEN, "tags": ["nightly"]}}, **METRICS}])
+@cases("tag", [b"\xff", b"a\xc3\xa9", b'a"b', b"x" * 65, b"a b"])
+@cases("callers", [{}, {"callers": {"a": {"token": TOKEN, "tags": ["nightly"]}}, **METRICS}])
 async def test_a_tag_that_is_no_name_is_refused_and_the_metrics_stay_readable(upstream, tag, callers):
     body = b'{"model": "m", "max_tokens": 10}'
     head = b"POST /up/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Tidegate-Token: %s\r\n"

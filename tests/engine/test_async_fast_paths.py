@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Policy
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -38,9 +39,9 @@ def test_a_memory_store_has_fast_paths(verb):
     assert getattr(limiter_of("5/1h"), verb).__doc__ == getattr(AsyncLimiter, verb).__doc__
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("key", ["known", "new", ("a", "new"), ["a", "list"], 5])
-@pytest.mark.parametrize("cost", [0, 1, 3, 101, {"requests": 2}, {}, 2.5, -1, 2**53])
+@cases("rules", RULES)
+@cases("key", ["known", "new", ("a", "new"), ["a", "list"], 5])
+@cases("cost", [0, 1, 3, 101, {"requests": 2}, {}, 2.5, -1, 2**53])
 async def test_fast_paths_accept_and_reject_the_same_calls(rules, key, cost):
     fast, slow = limiter_of(rules), limiter_of(rules)
     for limiter in (fast, slow):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tidegate import AsyncLimiter, ConfigError, Limiter
 from tidegate.testing import ManualClock
 
@@ -26,8 +27,8 @@ def limiter(request, rules):
         yield limiter
 
 
-@pytest.mark.parametrize("cost", [True, False, 1.0, 0.5, None, "1", {"requests": True}, {"requests": 1.0}], ids=repr)
-@pytest.mark.parametrize("verb", ["try_acquire", "peek", "acquire", "reserve", "refund"])
+@cases("cost", [True, False, 1.0, 0.5, None, "1", {"requests": True}, {"requests": 1.0}])
+@cases("verb", ["try_acquire", "peek", "acquire", "reserve", "refund"])
 def test_what_is_no_cost_is_refused(limiter, verb, cost):
     limiter.try_acquire("k")
     before = limiter.usage("k")
@@ -36,7 +37,7 @@ def test_what_is_no_cost_is_refused(limiter, verb, cost):
     assert limiter.usage("k") == before
 
 
-@pytest.mark.parametrize("cost", [True, 1.0, None], ids=repr)
+@cases("cost", [True, 1.0, None])
 def test_what_is_no_cost_is_refused_by_the_previous_fast_path_of_changed_rules(limiter, rules, cost):
     try_acquire = limiter.try_acquire
     limiter.update(rules)
@@ -45,7 +46,7 @@ def test_what_is_no_cost_is_refused_by_the_previous_fast_path_of_changed_rules(l
         try_acquire("k", cost)
 
 
-@pytest.mark.parametrize("cost", [True, 1.0, None], ids=repr)
+@cases("cost", [True, 1.0, None])
 async def test_what_is_no_cost_is_refused_for_tasks(rules, cost):
     for options in OPTIONS.values():
         async with AsyncLimiter(rules, clock=ManualClock(1_728_000_000), **options) as limiter:

@@ -10,6 +10,7 @@ from operator import call
 
 import pytest
 
+from tests.cases import cases
 from tests.interrupts import Interrupted, each_interruption
 from tidegate.flow import complete_flow, run, run_async, step_flow
 
@@ -82,7 +83,7 @@ def test_an_awaitable_that_is_not_a_coroutine_is_awaited():
     assert asyncio.run(main()) == 5
 
 
-@pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError, KeyboardInterrupt, SystemExit, Interrupted])
+@cases("kind", [ValueError, asyncio.CancelledError, KeyboardInterrupt, SystemExit, Interrupted])
 def test_what_a_step_raises_is_raised_in_the_flow(runner, kind):
     seen = []
 

@@ -8,6 +8,7 @@ from itertools import count, takewhile
 
 import pytest
 
+from tests.cases import cases
 from tests.engine.interrupted_calls import (
     BUCKET,
     BUCKETS,
@@ -34,8 +35,8 @@ from tidegate.testing import ManualClock
 pytestmark = pytest.mark.usefixtures("impatient_clocks")
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("rules", [BUCKET, LOG, BUCKETS], ids=["bucket", "log", "buckets"])
+@cases("name", CALLS)
+@cases("rules", [BUCKET, LOG, BUCKETS])
 def test_memory_store(rules, name):
     check_effects(Limiter(rules, clock=ManualClock(START)), *CALLS[name])
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tests.engine.interrupted_calls import CALLS, START, used
 from tests.interrupts import (
     each_interruption,
@@ -31,7 +32,7 @@ def go_on(limiter, clock):
         assert limiter.try_acquire("k")
 
 
-@pytest.mark.parametrize("name", LEASED)
+@cases("name", LEASED)
 def test_leased_store(name):
     clock = ManualClock(START)
     shared = MemoryStore(clock=clock)

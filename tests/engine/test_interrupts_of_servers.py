@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 import pytest
 
+from tests.cases import cases
 from tests.interrupts import Interrupted, interrupt_calls, interrupted_at, quiet_finalizers, sampled_interruptions
 from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.process import need
@@ -135,7 +136,7 @@ def check(place, limiter, call, effect, number=100):
     other.close()
 
 
-@pytest.mark.parametrize("name", CALLS)
+@cases("name", CALLS)
 def test_calls(place, name):
     check(place, Limiter(RULE, store=place.store()), *CALLS[name])
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import AsyncLimiter, Closed, ConfigError, Decision, Denied, Limit, Limiter, Policy
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -317,8 +318,8 @@ def test_a_priority_beyond_the_bound_is_rejected(clock, priority):
     assert Limiter("5/1m", clock=clock, max_priority=10**9).acquire("k", priority=-(10**9))
 
 
-@pytest.mark.parametrize("wrong", [-1, float("inf"), "high", None])
-@pytest.mark.parametrize("setting", ["max_priority", "ageing"])
+@cases("wrong", [-1, float("inf"), "high", None])
+@cases("setting", ["max_priority", "ageing"])
 def test_ageing_and_max_priority_must_not_be_negative(setting, wrong):
     with pytest.raises(ConfigError, match=setting):
         Limiter("5/1m", **{setting: wrong})

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tidegate import AsyncLimiter, Denied, Limit, Limiter, Policy, RateLimitError
 from tidegate.testing import ManualClock
 
@@ -40,8 +41,8 @@ def test_commit_refunds_or_debits_the_difference(clock, algorithm):
     assert used(limiter) == [65]
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "calendar_window"])
-@pytest.mark.parametrize("seconds", [0, 1, 300])
+@cases("algorithm", [*ALGORITHMS, "calendar_window"])
+@cases("seconds", [0, 1, 300])
 def test_a_unit_estimated_as_0_is_charged_at_the_commit(clock, algorithm, seconds):
     """Found by reading: a fixed window and a log had nothing to correct, so the actual cost was not charged."""
     period = "day" if algorithm == "calendar_window" else "1d"

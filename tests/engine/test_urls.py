@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ConfigError, Limiter
 from tidegate.budget import TaskBudget
 from tidegate.budget.settings.model import BudgetSettings
@@ -39,7 +40,7 @@ MALFORMED = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "shown"),
     [
         ("https://me:pw@a.test:81/x/y?key=secret#part", "https://…@a.test:81/x/y?…"),
@@ -79,8 +80,8 @@ def test_urls_within_a_message_are_redacted():
     assert redacted == "cannot reach 'redis://…@host:1/0' or https://…@c/?… refused"
 
 
-@pytest.mark.parametrize("wrong", MALFORMED)
-@pytest.mark.parametrize(
+@cases("wrong", MALFORMED)
+@cases(
     ("open_it", "scheme"),
     [
         *((open_store, scheme) for scheme in SERVERS),
@@ -98,7 +99,7 @@ def test_a_malformed_url_is_a_config_error_that_repeats_no_password(open_it, sch
     assert "ter2" not in str(error.value)
 
 
-@pytest.mark.parametrize(
+@cases(
     "url",
     [
         "sqlite://user:hunter2@host/limits.db",
@@ -110,7 +111,7 @@ def test_a_malformed_url_is_a_config_error_that_repeats_no_password(open_it, sch
         "hunter2",
     ],
 )
-@pytest.mark.parametrize("open_it", [open_store, open_guarded, open_bus])
+@cases("open_it", [open_store, open_guarded, open_bus])
 def test_a_url_without_a_server_is_rejected_without_its_password(open_it, url):
     with pytest.raises(ConfigError) as error:
         open_it(url)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import Limit, Limiter
 from tidegate.headers import LimitAdvice, read, write
 from tidegate.headers.dialects import (
@@ -85,14 +86,11 @@ def test_the_wait_of_a_denial_is_what_we_read(style):
         assert read(write(limiter.try_acquire("k"), style), NOW).retry_after == 90
 
 
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [
+@cases(("name", "field"), [
         ("ietf", "RateLimit-Policy"), ("ietf", "RateLimit"), ("ietf-07", "RateLimit"),
         ("ietf-06", "RateLimit-Remaining"),
         ("anthropic", "anthropic-ratelimit-requests-remaining"), ("openai", "x-ratelimit-remaining-requests"),
         ("x", "X-RateLimit-Reset"), ("x-rate-limit", "X-Rate-Limit-Limit"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_the_names_are_those_that_servers_send(name, field):
     assert field in field_names(DIALECTS[name])

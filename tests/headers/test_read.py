@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate.headers import Advice, LimitAdvice, read
 from tidegate.headers.values import MAX_SECONDS
 
@@ -53,22 +54,19 @@ def test_for_a_repeated_name_the_partition_with_less_left_is_used():
     assert advice.limits == (LimitAdvice("a", None, 2, 9.0),)
 
 
-@pytest.mark.parametrize(
-    "field",
-    ['"a";r=-1', '"a";r=1.5', "a;r=5", '"a"', '"a";r="5"', '"a";r', '"a";r=?1', '"a";r=5;t=-1', '"a";r=5;t=1.0',
+@cases("field", [
+     '"a";r=-1', '"a";r=1.5', "a;r=5", '"a"', '"a";r="5"', '"a";r', '"a";r=?1', '"a";r=5;t=-1', '"a";r=5;t=1.0',
      "5;r=5", '("a");r=5', '"a";r=5;pk="x"', '"a";r=5,', '"a";r=5 "b";r=5', '"a";r=9999999999999999',
-     '"a";r=5;t=@99', "", "\0", '"a";r=5, b;r=5', '"ä";r=5', '"a";R=5', "@99999999999999999;r=5", '%"a";r=5'],
-)  # fmt: skip
+     '"a";r=5;t=@99', "", "\0", '"a";r=5, b;r=5', '"ä";r=5', '"a";R=5', "@99999999999999999;r=5",
+     '%"a";r=5'])  # fmt: skip
 def test_a_malformed_field_is_ignored_as_a_whole(field):
     assert read({"RateLimit": f'"good";r=1, {field}'}, NOW) == Advice()
     assert read({"RateLimit": field, "X-RateLimit-Remaining": "7"}, NOW).remaining == 7
 
 
-@pytest.mark.parametrize(
-    "field",
-    ['"a";q=-1', '"a";q=1.5', "a;q=5", '"a"', '"a";q=5;w=0', '"a";q=5;w=-1', '"a";q=5;w=1.5', '"a";q=5;qu=tokens',
-     '"a";q=5;pk=abc', '"a";q', '"a";w=5'],
-)  # fmt: skip
+@cases("field", [
+     '"a";q=-1', '"a";q=1.5', "a;q=5", '"a"', '"a";q=5;w=0', '"a";q=5;w=-1', '"a";q=5;w=1.5', '"a";q=5;qu=tokens',
+     '"a";q=5;pk=abc', '"a";q', '"a";w=5'])  # fmt: skip
 def test_a_malformed_policy_is_ignored_as_a_whole(field):
     assert read({"RateLimit-Policy": f'"good";q=1, {field}'}, NOW) == Advice()
     assert read({"RateLimit-Policy": field, "RateLimit": '"a";r=5'}, NOW).limits == (LimitAdvice("a", None, 5),)
@@ -98,8 +96,8 @@ def test_drafts_00_to_06():
     assert read(lines, NOW).limits == (LimitAdvice("default", 100, 50, 30.0, "requests", 60.0),)
 
 
-@pytest.mark.parametrize("prefix", ["X-RateLimit", "X-Rate-Limit", "RateLimit"])
-@pytest.mark.parametrize("reset", ["60", "1728000060", "1728000060000", "60s", "1m", "Fri, 04 Oct 2024 00:01:00 GMT"])
+@cases("prefix", ["X-RateLimit", "X-Rate-Limit", "RateLimit"])
+@cases("reset", ["60", "1728000060", "1728000060000", "60s", "1m", "Fri, 04 Oct 2024 00:01:00 GMT"])
 def test_three_fields_with_one_number_each(prefix, reset):
     lines = {f"{prefix}-Limit": "100", f"{prefix}-Remaining": "99", f"{prefix}-Reset": reset}
     assert read(lines, NOW).limits == (LimitAdvice("default", 100, 99, 60.0),)
@@ -143,7 +141,7 @@ def test_of_repeated_values_the_safest_is_used():
     assert read(lines, NOW).limits == (LimitAdvice("default", 100, 5, 9.0),)
 
 
-@pytest.mark.parametrize("value", ["-1", "many", "", "1e3", "5;5", "0x5", "\u0665", "5, -1"])
+@cases("value", ["-1", "many", "", "1e3", "5;5", "0x5", "\u0665", "5, -1"])
 def test_malformed_numbers_are_ignored(value):
     assert read({"X-RateLimit-Remaining": value}, NOW) == Advice()
 
@@ -212,7 +210,7 @@ def test_the_newest_dialect_that_says_what_remains_is_used():
     assert read({"RateLimit-Policy": '"a";q=5', "X-RateLimit-Remaining": "7"}, NOW).remaining == 7
 
 
-@pytest.mark.parametrize(
+@cases(
     ("lines", "seconds"),
     [
         ({"retry-after-ms": "250"}, 0.25),
@@ -244,9 +242,7 @@ def test_many_or_long_fields_are_bounded():
     assert read({"RateLimit": '"' + "a" * 65_536 + '";r=1', "X-RateLimit-Remaining": "1" * 65_536}, NOW) == Advice()
 
 
-@pytest.mark.parametrize(
-    "headers", [None, [], {}, "text", [1, 2], [("a",)], [("a", "b", "c")], [(None, None)], [(b"\xff", b"\xff")]]
-)
+@cases("headers", [None, [], {}, "text", [1, 2], [("a",)], [("a", "b", "c")], [(None, None)], [(b"\xff", b"\xff")]])
 def test_headers_without_limits_give_no_advice(headers):
     advice = read(headers, NOW)
     assert not advice

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate.headers import parse_retry_after
 from tidegate.headers.values import MAX_SECONDS, seconds_until
 
 NOW = datetime(1994, 11, 6, 8, 49, 30, tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "seconds"),
     [
         ("0", 0),
@@ -38,16 +39,13 @@ def test_valid_values_are_read(value, seconds):
     assert parse_retry_after(value, NOW) == seconds
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, "", " ", "-1", "+1", "1.5", "1e3", "0x10", "1_000", "12 34", "1, 2", "soon", "NaN",
+@cases("value", [None, "", " ", "-1", "+1", "1.5", "1e3", "0x10", "1_000", "12 34", "1, 2", "soon", "NaN",
      "inf", "\u0661\u0662", "\u00b2", True,
      3.5, [], {}, "\0", "1\n", "9" * 10_000,
      "Sun, 06 Nov 1994 08:49:37", "Sun, 06 Nov 1994 08:49:37 CET", "Sun, 06 Nov 1994 08:49:37 +0000",
      "Sun, 6 Nov 1994 08:49:37 GMT", "Sun, 31 Feb 1994 08:49:37 GMT", "Sun, 06 Nov 1994 24:00:00 GMT",
      "Sun, 06 Nov 1994 08:49:61 GMT", "Sun, 00 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 0000 08:49:37 GMT",
-     "Sun Nov 6 08:49:37 1994", "2026-05-04T12:34:56Z"],
-)  # fmt: skip
+     "Sun Nov 6 08:49:37 1994", "2026-05-04T12:34:56Z"])  # fmt: skip
 def test_malformed_values_are_none(value):
     assert parse_retry_after(value, NOW) is None
 
@@ -75,7 +73,7 @@ def test_any_value_gives_none_or_a_bounded_wait(value, now):
     assert seconds is None or 0 <= seconds <= MAX_SECONDS
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "seconds"),
     [
         ("30", 30),
@@ -94,19 +92,14 @@ def test_delays_and_durations_are_read(text, seconds):
     assert seconds_until(text, NOW) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["1728000060", "1728000060.0", "1728000060000", "1728000060000000", "1728000060000000000",
+@cases("text", ["1728000060", "1728000060.0", "1728000060000", "1728000060000000", "1728000060000000000",
      "2024-10-04T00:01:00Z", "2024-10-04t00:01:00.000z", "2024-10-04T02:01:00+02:00", "2024-10-03 19:01:00-05:00",
-     "Fri, 04 Oct 2024 00:01:00 GMT"],
-)  # fmt: skip
+     "Fri, 04 Oct 2024 00:01:00 GMT"])  # fmt: skip
 def test_instants_and_dates_are_read(text):
     assert seconds_until(text, 1_728_000_000.0) == pytest.approx(60)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-5", "1x", "m", "1h-2m", "2024-10-04", "2024-10-04T00:01:00", "2024-13-04T00:01:00Z"]
-)
+@cases("text", ["", "-5", "1x", "m", "1h-2m", "2024-10-04", "2024-10-04T00:01:00", "2024-13-04T00:01:00Z"])
 def test_malformed_times_are_none(text):
     assert seconds_until(text, 1_728_000_000.0) is None
 

@@ -1,9 +1,9 @@
 """Each server of the table has a sample response, which yields the limits and the wait that the server means."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.headers.server_samples import NOW, SAMPLES
 from tidegate.headers import LimitAdvice, read
 from tidegate.headers.dialects import DIALECTS
@@ -21,7 +21,7 @@ def test_each_server_has_a_sample_and_a_source():
         assert all(dialect in DIALECTS.values() for dialect in server.dialects), name
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@cases("name", SERVERS)
 def test_a_sample_is_read(name):
     sample = SAMPLES[name]
     advice = read(sample.headers, NOW)
@@ -31,14 +31,14 @@ def test_a_sample_is_read(name):
     assert bool(sample.limits) == bool(SERVERS[name].dialects or SERVERS[name].own)
 
 
-@pytest.mark.parametrize("name", [name for name in SERVERS if name != "stripe"])
+@cases("name", [name for name in SERVERS if name != "stripe"])
 def test_clients_notice_the_headers_of_a_server(name):
     assert has_rate_limit_headers([*SAMPLES[name].headers.items()])
     assert has_rate_limit_headers([(field.encode(), b"") for field in SAMPLES[name].headers])
 
 
-@pytest.mark.parametrize("value", MALFORMED)
-@pytest.mark.parametrize("name", SERVERS)
+@cases("value", MALFORMED)
+@cases("name", SERVERS)
 def test_a_malformed_value_never_raises_and_announces_nothing_absurd(name, value):
     for field in SAMPLES[name].headers:
         advice = read(SAMPLES[name].headers | {field: value}, NOW)

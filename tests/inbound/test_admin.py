@@ -2,8 +2,7 @@
 
 import json
 
-import pytest
-
+from tests.cases import cases
 from tidegate.inbound.responses.admin import MAX_BODY_BYTES
 
 STATS = "/api/admin/rate-limit-stats"
@@ -20,12 +19,12 @@ def stats(api, query="?top=100"):
     return json.loads(api.request(STATS + query, **LOCAL).body)
 
 
-@pytest.mark.parametrize("peer", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "testclient"])
+@cases("peer", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "testclient"])
 def test_local_callers_can_read_it(make_app, peer):
     assert make_app().request(STATS, peer=peer).status == 200
 
 
-@pytest.mark.parametrize("peer", ["203.0.113.9", "10.0.0.1", "2001:db8::1", None, "", "localhost", "testclient2"])
+@cases("peer", ["203.0.113.9", "10.0.0.1", "2001:db8::1", None, "", "localhost", "testclient2"])
 def test_remote_callers_cannot_read_it(make_app, peer):
     api = make_app()
     reply = api.request(STATS, peer=peer)
@@ -34,7 +33,7 @@ def test_remote_callers_cannot_read_it(make_app, peer):
     assert not api.reached
 
 
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "X-Forwarded-Host"])
+@cases("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "X-Forwarded-Host"])
 def test_requests_forwarded_by_a_local_proxy_are_not_local(make_app, header):
     assert make_app().request(STATS, headers=[(header, "127.0.0.1")], **LOCAL).status == 403
 
@@ -52,9 +51,9 @@ def test_the_token_gives_access_from_any_address(make_app):
     assert api.request(STATS, **LOCAL).status == 200
 
 
-@pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "testclient", "203.0.113.9", None])
-@pytest.mark.parametrize("token", [None, TOKEN])
-@pytest.mark.parametrize(
+@cases("peer", ["127.0.0.1", "::1", "testclient", "203.0.113.9", None])
+@cases("token", [None, TOKEN])
+@cases(
     "headers",
     [[], [("Origin", "http://evil.example")], [("Authorization", "Bearer None")], [("Authorization", "Bearer wrong")]],
 )
@@ -178,7 +177,7 @@ def test_an_allowed_client_is_not_limited_until_the_entry_expires(make_app):
     assert api.statuses(1) == [429]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("body", "message"),
     [
         (b"", "expected a JSON object"),

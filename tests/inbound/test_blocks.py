@@ -6,6 +6,7 @@ import json
 import pytest
 from flask import Flask
 
+from tests.cases import cases
 from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness, run_websocket
 from tidegate import ConfigError
 from tidegate.inbound import by_header, wsgi
@@ -200,7 +201,7 @@ def test_a_client_blocked_by_the_file_is_not_told_an_end(make_app):
     assert api.request("/").body == b"Rate limit exceeded. Try again later."
 
 
-@pytest.mark.parametrize(
+@cases(
     ("block", "message"),
     [
         ({"block_after": "3/1m"}, "block_after: requires block_for, a period such as '10m'"),

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from tests.cases import cases
 from tests.inbound.harness import PEER, AsgiHarness, WsgiHarness
 from tidegate import ConfigError
 from tidegate.clock import SystemClock
@@ -75,7 +76,7 @@ def test_disabled_limits_and_shadow_mode_allow_every_check(make_app, check):
     assert [(each.allowed, len(each.violated)) for each in decisions] == [(True, 0), (True, 1)]
 
 
-@pytest.mark.parametrize(("unknown", "allowed"), [("allow", True), ("limit", False)])
+@cases(("unknown", "allowed"), [("allow", True), ("limit", False)])
 def test_a_client_without_an_address_is_limited_as_the_option_says(make_app, check, unknown, allowed):
     api = make_app(TWO, unknown=unknown)
     assert [check(api, address, "read").allowed for address in (None, "unknown", None)] == [True, True, allowed]

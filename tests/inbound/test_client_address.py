@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.inbound import AddressSet, TrustedProxies, address_key, client_address
 
@@ -24,7 +25,7 @@ def forwarded(*values):
 # ---- the peer --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("peer", "address"),
     [
         ("203.0.113.9", "203.0.113.9"),
@@ -51,7 +52,7 @@ def test_without_proxies_the_peer_is_the_client(peer, address):
 # ---- X-Forwarded-For -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "address"),
     [
         ("5.6.7.8", "5.6.7.8"),
@@ -129,7 +130,7 @@ def test_hops_beyond_the_maximum_are_ignored():
 # ---- Forwarded (RFC 7239) --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "address"),
     [
         ("for=5.6.7.8", "5.6.7.8"),
@@ -167,8 +168,8 @@ def test_forwarded_is_read_from_right_to_left(value, address):
     assert client_address(PROXY, forwarded(value), TRUSTED) == address
 
 
-@pytest.mark.parametrize("opened", ['"', 'for="', 'for=1.1.1.1;x="', 'for="\\', '"\\"', 'x="a";y="'])
-@pytest.mark.parametrize("appended", ["for=5.6.7.8", 'for="[2001:db8::5]:80"', r'for=5.6.7.8;host="a\"b"'])
+@cases("opened", ['"', 'for="', 'for=1.1.1.1;x="', 'for="\\', '"\\"', 'x="a";y="'])
+@cases("appended", ["for=5.6.7.8", 'for="[2001:db8::5]:80"', r'for=5.6.7.8;host="a\"b"'])
 def test_an_unclosed_quote_does_not_hide_the_address_that_the_proxy_added(opened, appended):
     """In the same field line nothing can be parsed, so the result is the proxy; other lines are parsed separately."""
     seen = "2001:db8::5" if "[" in appended else "5.6.7.8"
@@ -258,7 +259,7 @@ def test_address_set_membership_and_equality():
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("address", "prefix", "key"),
     [
         ("203.0.113.9", 64, "203.0.113.9"),

@@ -5,6 +5,7 @@ from urllib.parse import quote_from_bytes
 
 import pytest
 
+from tests.cases import cases
 from tests.inbound.harness import PEER, AsgiHarness, WsgiHarness
 from tidegate import ConfigError
 from tidegate.inbound.client.request import by_api_key, by_header
@@ -97,10 +98,8 @@ def test_custom_keys_never_collide(make_app):
     assert api.request(headers=[("X-Key", "a|b/c")]).status == 429
 
 
-@pytest.mark.parametrize(
-    "values", [("\xff", "\xfe"), ("\xff", "\xc3\xbf"), ("\ufffd".encode().decode("latin-1"), "\xff")]
-)
-@pytest.mark.parametrize("chosen", [by_header("x-tenant"), by_api_key("x-tenant")])
+@cases("values", [("\xff", "\xfe"), ("\xff", "\xc3\xbf"), ("\ufffd".encode().decode("latin-1"), "\xff")])
+@cases("chosen", [by_header("x-tenant"), by_api_key("x-tenant")])
 def test_header_values_that_are_not_utf_8_do_not_share_a_count(make_app, values, chosen):
     """Each character is one byte, as in headers from servers."""
     api = make_app(ONE, key=chosen)
@@ -108,7 +107,7 @@ def test_header_values_that_are_not_utf_8_do_not_share_a_count(make_app, values,
         assert [api.request(headers=[("X-Tenant", value)]).status for _ in range(2)] == [200, 429]
 
 
-@pytest.mark.parametrize("last", [b"\xff", b"\xfe", b"\xc3\xbf", b"\xef\xbf\xbd", b"\xff\xfe"])
+@cases("last", [b"\xff", b"\xfe", b"\xc3\xbf", b"\xef\xbf\xbd", b"\xff\xfe"])
 def test_paths_that_are_not_utf_8_do_not_share_a_count(make_app, last):
     api = make_app(ONE, key=lambda request: request.path)
     for path in (b"/\xfd", b"/\xfc", b"/" + last):

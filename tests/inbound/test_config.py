@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cases import cases
 from tests.inbound.harness import only_match
 from tidegate import ConfigError
 from tidegate.inbound.rules.config import load_rules
@@ -211,7 +212,7 @@ def test_mistakes_in_a_mapping_name_the_field():
     assert (error.value.file, error.value.line) == (None, None)
 
 
-@pytest.mark.parametrize("path", BAD_CONFIGS, ids=lambda path: path.stem)
+@cases("path", BAD_CONFIGS)
 def test_invalid_files_raise_the_message_in_their_first_line(path):
     """The first line of each file is a comment with the expected message."""
     expected = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.inbound import aiohttp as aiohttp_limits
 from tidegate.inbound import asgi, common_request, fastapi, starlette, wsgi
@@ -114,8 +115,8 @@ def quart_site(**options):
     return app
 
 
-@pytest.mark.parametrize("config", [None, NO_CATEGORIES, ONE_CATEGORY])
-@pytest.mark.parametrize("site", [fastapi_site, fastapi_model_site, starlette_site])
+@cases("config", [None, NO_CATEGORIES, ONE_CATEGORY])
+@cases("site", [fastapi_site, fastapi_model_site, starlette_site])
 async def test_a_coroutine_reads_the_key_from_the_body_once_per_request(site, config, clock):
     calls = []
     app = site(key=calls_of(user_of, calls), **({"clock": clock} if config is None else {}))

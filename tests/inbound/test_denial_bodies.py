@@ -7,6 +7,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import JSONResponse
 
+from tests.cases import cases
 from tests.inbound.test_routes import Client
 from tidegate.errors import ConfigError
 from tidegate.inbound import Response
@@ -27,7 +28,7 @@ def fastapi_client(**options):
     return app, Client(app)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("made", "kind", "body"),
     [
         ({"error": "slow down"}, "application/json", b'{"error": "slow down"}'),
@@ -110,7 +111,7 @@ def test_other_errors_of_the_application_are_unchanged():
 # ---- Accept ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("accept", "kind"),
     [
         (None, "text/plain"),
@@ -151,7 +152,7 @@ def test_a_template_and_a_function_write_the_page(make_app):
     assert found == [f"<p>1, again in 60 s, $5, reset {reset}</p>".encode(), b"<p>/a ('all',)</p>"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("html", "message"),
     [
         (5, "html: must be True, a template or a function of request and decision, not 5"),
@@ -185,7 +186,7 @@ def test_header_names_apply_to_routes_without_a_middleware():
     assert "x-ends" in client.get("/").headers
 
 
-@pytest.mark.parametrize(
+@cases(
     ("headers", "message"),
     [
         ({"limt": "X-L"}, r"headers\.limt: unknown header: did you mean 'limit'\?"),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.cases import cases
 from tests.servers.process import free_port
 from tidegate.inbound.limiting.worker_processes import count_workers
 from tidegate.stores import MemoryStore
@@ -72,7 +73,7 @@ def test_a_shared_store_or_one_worker_causes_no_warning(make_app, caplog, monkey
     assert warnings(caplog) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("line", "environ", "workers"),
     [
         ("/bin/uvicorn site:app --workers 3", {}, 3),

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from werkzeug.exceptions import TooManyRequests
 
+from tests.cases import cases
 from tests.inbound.sites import django_site
 from tests.inbound.test_one_decision import FlaskClient, rules, statuses
 from tests.inbound.test_route_options import WsgiClient
@@ -32,9 +33,9 @@ def behind(request):
     return request.param
 
 
-@pytest.mark.parametrize("kind", [429, TooManyRequests, "own"])
-@pytest.mark.parametrize("library", [flask_module, quart_module], ids=["flask", "quart"])
-@pytest.mark.parametrize("place", ["view", "blueprint", "block", "inner"])
+@cases("kind", [429, TooManyRequests, "own"])
+@cases("library", [flask_module, quart_module])
+@cases("place", ["view", "blueprint", "block", "inner"])
 def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock):
     is_flask = library is flask_module
     module: Any = flask if is_flask else quart

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.inbound.harness import AsgiHarness, WsgiHarness
 
 SPELLINGS = [
@@ -38,7 +39,7 @@ def proxied(request):
     api.close()
 
 
-@pytest.mark.parametrize("path", SPELLINGS)
+@cases("path", SPELLINGS)
 def test_other_spellings_of_a_path_do_not_avoid_its_category(make_app, path):
     api = make_app()
     api.statuses(5, "/api/cluster")
@@ -62,8 +63,8 @@ def test_a_path_that_is_encoded_twice_does_not_replace_the_limit_of_another(make
         assert api.request(other)["x-ratelimit-limit"] == "1000"
 
 
-@pytest.mark.parametrize("header", HEADERS, ids=lambda header: f"{header[0]} {header[1][:9]!r}")
-@pytest.mark.parametrize("peer", ["10.0.0.1", "203.0.113.9"])
+@cases("header", HEADERS)
+@cases("peer", ["10.0.0.1", "203.0.113.9"])
 def test_hostile_headers_do_not_raise(proxied, header, peer):
     reply = proxied.request(headers=[header], peer=peer)
     assert reply.status == 200

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.cases import cases
 from tests.inbound.test_one_decision import FlaskClient, rules, statuses, usages
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
@@ -108,12 +109,8 @@ def ask(client, status, times):
     return statuses(client, "/", times, headers={"x-status": str(status)})
 
 
-@pytest.mark.parametrize(
-    "configs",
-    [[rules(100)], [NO_CATEGORY], [rules(90), rules(100)]],
-    ids=["category", "no-category", "nested"],
-)
-@pytest.mark.parametrize("limited_route", [False, True])
+@cases("configs", [[rules(100)], [NO_CATEGORY], [rules(90), rules(100)]])
+@cases("limited_route", [False, True])
 def test_the_response_decides_whether_a_block_counts(site, clock, configs, limited_route):
     build, limit = site
     outer = limit("50/1h", name="outer") if limited_route else None
@@ -151,7 +148,7 @@ def test_a_failed_application_settles_the_block(clock):
     assert {policy for policy, _ in usages(plain.request_limiter.store)} == {"all"}
 
 
-@pytest.mark.parametrize("config", [rules(100), NO_CATEGORY, None], ids=["category", "no-category", "alone"])
+@cases("config", [rules(100), NO_CATEGORY, None])
 def test_a_block_holds_slots_until_its_end(site, clock, config):
     build, limit = site
     slots = limit("2/1m concurrency", scope="export", **({} if config else {"clock": clock}))

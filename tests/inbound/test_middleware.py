@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.inbound.harness import PEER, AsgiHarness, WsgiHarness
 from tidegate import ConfigError
 
@@ -116,7 +117,7 @@ def test_nested_middlewares_write_their_headers_once(make_app):
     assert outer.limiter.category_limiters["read"].denied == 0, "what the inner one denies is not charged to the outer"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("option", "message"),
     [
         ({"colour": 1}, "colour: unknown option"),

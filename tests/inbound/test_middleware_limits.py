@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.cases import cases
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.inbound import (
@@ -136,7 +137,7 @@ def test_only_some_methods_may_be_limited(kind, option):
     assert statuses(client, "/a", 2, "POST") == [200, 429]
 
 
-@pytest.mark.parametrize("function", [False, True])
+@cases("function", [False, True])
 def test_a_cost(kind, option, function):
     cost = (lambda request: int(request.header("x-cost"))) if function else 3
     client = site(kind, option, "7/1m", cost=cost)
@@ -270,7 +271,7 @@ def test_an_application_without_a_framework_uses_the_base_class(make_app, option
     assert api.request("/", "POST").status == 200
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "name"),
     [
         ({"scope": "x"}, "scope"),

@@ -15,6 +15,7 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
+from tests.cases import cases
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.core.codec import limit_of
@@ -354,7 +355,7 @@ def statuses(client, path, count, **options):
 # ---- denied requests are charged to nobody ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("swapped", [False, True], ids=["outer-larger", "outer-smaller"])
+@cases("swapped", [False, True])
 def test_a_request_that_one_stacked_limit_denies_is_charged_to_neither(kind, clock, swapped):
     pair = [("10/1h", {"scope": "all"}), ("2/1m", {"key": by_header("x-user")})]
     outer, inner = reversed(pair) if swapped else pair

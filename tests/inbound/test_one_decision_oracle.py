@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.cases import cases
 from tests.inbound.harness import AsgiHarness
 from tests.servers.valkey import ValkeyServer
 from tidegate.clock import SystemClock
@@ -68,7 +69,7 @@ def random_site(random):
     return Starlette(routes=routes), config, [*plans, "/missing"], charges
 
 
-@pytest.mark.parametrize("seed", range(30))
+@cases("seed", range(30))
 def test_random_stacks_agree_with_a_model(seed):
     random = Random(seed)
     app, config, paths, charges = random_site(random)

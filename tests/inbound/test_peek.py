@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.cases import cases
 from tests.inbound.sites import django_site
 from tests.inbound.test_one_decision import FlaskClient, rules, usages
 from tests.inbound.test_routes import Client
@@ -127,7 +128,7 @@ def behind(app, *configs, **options):
     return Client(app)
 
 
-@pytest.mark.parametrize("configs", [(), (rules(100),), (rules(90), rules(100))], ids=["alone", "middleware", "nested"])
+@cases("configs", [(), (rules(100),), (rules(90), rules(100))])
 def test_it_tells_what_is_left_and_charges_nothing(site, clock, configs):
     build, limit = site
     limited = limit("2/1m", **SHARED, **({} if configs else {"clock": clock}))
@@ -192,7 +193,7 @@ def test_a_limit_without_a_scope_cannot_be_read():
         flask.limit("2/1m").peek(flask_module.Request(environ))
 
 
-@pytest.mark.parametrize(("on_store_error", "told"), [("allow", "none None"), ("deny", "False 0 1")])
+@cases(("on_store_error", "told"), [("allow", "none None"), ("deny", "False 0 1")])
 def test_a_store_error_is_handled_as_for_a_charge(site, clock, on_store_error, told):
     build, limit = site
     limited = limit("2/1m", **SHARED, on_store_error=on_store_error)

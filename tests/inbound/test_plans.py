@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.cases import cases
 from tests.inbound.harness import AsgiHarness, run_websocket
 from tidegate import ConfigError
 from tidegate.inbound.rules.config import load_rules
@@ -100,7 +101,7 @@ def test_a_reload_changes_plans_and_keeps_usage(make_app):
     assert api.request("/api/x", **plan("free")).remaining == 6
 
 
-@pytest.mark.parametrize(
+@cases(
     ("plans", "message"),
     [
         ({"pro": "x"}, r"categories\.api\.plans\.pro: expected a limit such as '60/1m'"),

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.inbound import address_key
 from tidegate.inbound.client.address import address_group
@@ -30,7 +31,7 @@ def test_the_key_of_an_ipv4_address_is_its_network(address, prefix, key):
     assert address_key(address, ipv4_prefix=prefix) == key
 
 
-@pytest.mark.parametrize("bits", [0, 33, True, "24", None])
+@cases("bits", [0, 33, True, "24", None])
 def test_invalid_prefixes(make_app, bits):
     with pytest.raises(ConfigError, match="ipv4_prefix: must be an integer from 1 to 32"):
         address_key("203.0.113.7", ipv4_prefix=bits)
@@ -83,7 +84,7 @@ DESCRIBED = "expensive (5/1h), moderately (10/1h), read (60/1m), very_expensive 
 ALL = set(DEFAULTS.split(", "))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "names", "unmatched"),
     [
         (None, ALL, "read"),

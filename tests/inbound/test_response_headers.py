@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from tests.cases import cases
 from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness
 from tidegate import ConfigError, Decision, Limit, Policy
 from tidegate.headers import write
@@ -23,7 +24,7 @@ from tidegate.testing import ManualClock
 ONE = {"categories": {"read": {"limit": 1}}}
 
 
-@pytest.mark.parametrize("style", ["x", "ietf", "both", "none"])
+@cases("style", ["x", "ietf", "both", "none"])
 def test_header_styles_write_their_headers(make_app, style):
     api = make_app({"categories": {"read": {"limits": ["2/1m", "100/1h"]}}}, headers=style)
     reply = api.request()
@@ -64,7 +65,7 @@ def test_a_denial_by_one_limit_does_not_charge_another(make_app):
     assert api.request()["ratelimit"] == '"read-1m";r=0;t=60, "read-1h";r=4;t=3600'
 
 
-@pytest.mark.parametrize("wait", [0.000001, 0.3, 0.999999, 1.0, 59.0])
+@cases("wait", [0.000001, 0.3, 0.999999, 1.0, 59.0])
 def test_retry_after_is_in_whole_seconds_rounded_up(make_app, wait):
     api = make_app({"categories": {"read": {"limit": 1, "window": "1m"}}})
     api.request()
@@ -90,7 +91,7 @@ def fake_request(accept=None):
     return Request("GET", "/", PEER, {}, lambda name: accept if name == "accept" else None)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("accept", "json_wanted"),
     [
         (None, False),
@@ -132,7 +133,7 @@ def test_denials_in_json_are_problem_details(make_app):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("made", "status", "kind", "body"),
     [
         ("slow down", 429, "text/plain; charset=utf-8", b"slow down"),
@@ -271,8 +272,8 @@ def test_a_denial_that_the_application_turns_into_another_status_has_no_retry_af
     assert [reply.headers.get("retry-after") for reply in replies] == [None, None, None]
 
 
-@pytest.mark.parametrize("style", ["x", "ietf", "both", "none"])
-@pytest.mark.parametrize("status", [200, 401, 403, 404, 500])
+@cases("style", ["x", "ietf", "both", "none"])
+@cases("status", [200, 401, 403, 404, 500])
 def test_a_response_that_was_let_through_never_has_retry_after(make_app, style, status):
     """Although its penalty exceeds the limit."""
     rules = {"categories": {"read": {"limit": 2, "penalty": {str(status): 5}}}}

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.cases import cases
 from tests.inbound.harness import WsgiHarness
 from tests.inbound.sites import django_site
 from tests.inbound.test_one_decision import APPS, FlaskClient, rules, site, statuses, usages
@@ -87,7 +88,7 @@ def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_a
     assert len([record for record in caplog.records if "60/1m applies" in record.message]) == 1
 
 
-@pytest.mark.parametrize("invalid", [5, [["5/1m"]], [{}], {}, "", [], b"5/1m", object], ids=repr)
+@cases("invalid", [5, [["5/1m"]], [{}], {}, "", [], b"5/1m", object])
 def test_a_dynamic_limit_of_any_wrong_type_is_invalid(clock, invalid):
     @starlette.limit(lambda request: invalid, default="2/1m", clock=clock)
     async def page(request):
@@ -133,7 +134,7 @@ class Waiting:
         return "ann"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"key": lambda: "all"}, "key: must be a function of request, as in `lambda request: …`"),
@@ -183,7 +184,7 @@ def test_statuses_that_count_may_be_classes(count, clock):
     assert [limited.final_cost(None, status, 1) for status in (200, 401)] == [0, None]
 
 
-@pytest.mark.parametrize("methods", ["get", ["GET"], ("get", "post")])
+@cases("methods", ["get", ["GET"], ("get", "post")])
 def test_a_method_may_be_a_string_and_head_counts_as_get(kind, clock, config, methods):
     client, _ = site(kind, clock, ("2/1m", {"methods": methods}), ("50/1h", {}), config)
     assert statuses(client, "/limited", 3) == [200, 200, 429]
@@ -218,7 +219,7 @@ def test_a_failing_on_denied_is_logged_and_the_client_gets_its_denial(kind, cloc
     assert [record.levelname for record in caplog.records if "on_denied failed" in record.message] == ["ERROR"]
 
 
-@pytest.mark.parametrize("key", [42, UUID(int=7), ("tenant", 42), ["tenant", UUID(int=7)]])
+@cases("key", [42, UUID(int=7), ("tenant", 42), ["tenant", UUID(int=7)]])
 def test_a_key_may_be_the_id_of_a_user(kind, clock, config, key):
     client, _ = site(kind, clock, ("1/1m", {"key": lambda request: key}), ("50/1h", {}), config)
     assert statuses(client, "/limited", 2) == [200, 429]
@@ -364,13 +365,13 @@ def test_only_responses_that_count_are_charged(clock, behind):
 # ---- Django ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [{"defaults": False, "unmatched": None}, rules(50)], ids=["no-category", "category"])
+@cases("config", [{"defaults": False, "unmatched": None}, rules(50)])
 def test_responses_that_do_not_count_are_refunded_behind_any_middleware(kind, clock, config):
     client, _ = site(kind, clock, ("2/1m", {"name": "missing", "count": [404]}), ("50/1h", {}), config)
     assert statuses(client, "/limited", 5) == [200] * 5
 
 
-@pytest.mark.parametrize("config", [{"defaults": False, "unmatched": None}, rules(2)], ids=["no-category", "category"])
+@cases("config", [{"defaults": False, "unmatched": None}, rules(2)])
 def test_a_function_of_the_middleware_exempts_from_all_limits(kind, clock, config):
     def internal(request):
         return request.header("x-internal") == "yes"
@@ -519,7 +520,7 @@ def keyed_site(kind, clock, *limits, **options):
     return Client(asgi.RateLimitMiddleware(app, clock=clock, **options))
 
 
-@pytest.mark.parametrize("config", [NO_LIMITS, rules(100)], ids=["no-category", "category"])
+@cases("config", [NO_LIMITS, rules(100)])
 def test_limits_of_routes_count_by_the_key_of_the_middleware(kind, clock, config):
     limit = kind[1]
     client = keyed_site(kind, clock, limit("2/1m"), limit("50/1h"), config=config, key=by_header("x-user"))
@@ -528,7 +529,7 @@ def test_limits_of_routes_count_by_the_key_of_the_middleware(kind, clock, config
     assert statuses(client, "/limited", 3) == [200, 200, 429]  # without the header, by address
 
 
-@pytest.mark.parametrize("config", [NO_LIMITS, rules(100)], ids=["no-category", "category"])
+@cases("config", [NO_LIMITS, rules(100)])
 def test_a_limit_of_a_route_may_have_another_key_than_the_middleware(kind, clock, config):
     limit = kind[1]
     limits = limit("2/1m", key=by_address), limit("3/1m", key=by_header("x-team"))

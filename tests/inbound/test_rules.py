@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.inbound.harness import matches
 from tidegate import ConfigError, Limit, Policy
 from tidegate.inbound.rules.config import load_rules
@@ -42,7 +43,7 @@ def rules_of(**endpoints):
 # ---- the spec --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "name"),
     [
         ("/api/cluster", "expensive"),
@@ -80,7 +81,7 @@ SPELLINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", SPELLINGS)
+@cases("path", SPELLINGS)
 def test_other_spellings_of_a_path_have_its_category(path):
     assert category(path) == "expensive"
 
@@ -234,7 +235,7 @@ def test_route_templates_for_all_subpaths(subpaths):
     assert category("/x", rules=rules, template="/files/{rest:path}") == "files"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("endpoint", "message"),
     [
         ("api", "a path must start with '/', as in '/api'"),

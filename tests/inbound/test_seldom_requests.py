@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 
+from tests.cases import cases
 from tests.inbound.harness import AsgiHarness, WsgiHarness, run_websocket
 from tests.inbound.test_one_decision import FlaskClient, rules, statuses
 from tests.inbound.test_routes import Client
@@ -86,8 +87,8 @@ def test_the_denial_of_a_head_request_has_no_body(clock, limited):
     assert replies[1].body == b""
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("chunks", [[], [b""], [b"page"], [b"pa", b"ge"]], ids=repr)
+@cases("method", ["GET", "HEAD"])
+@cases("chunks", [[], [b""], [b"page"], [b"pa", b"ge"]])
 def test_the_denial_of_a_late_response_has_its_own_length(clock, chunks, method):
     """The application starts its response with the first chunk, and so after its limits were left pending."""
 

@@ -4,8 +4,7 @@ import json
 import threading
 from pathlib import Path
 
-import pytest
-
+from tests.cases import cases
 from tests.inbound.harness import START, WsgiHarness
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +59,7 @@ def test_scenario_different_ips_tracked_separately(make_app):
 # ---- categories and responses ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CATEGORIES)
+@cases("name", CATEGORIES)
 def test_each_category_has_its_limit_and_window(make_app, name):
     limit, window, paths = CATEGORIES[name]
     api = make_app()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tests.outage.simulation import START, Link
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
 from tidegate.adaptive.gated_store import GatedStore
@@ -56,8 +57,8 @@ def open_outage(request):
         outage.store.close()
 
 
-@pytest.mark.parametrize("mode", ["enforce", "shadow"])
-@pytest.mark.parametrize("settle", ["cancel", "commit"])
+@cases("mode", ["enforce", "shadow"])
+@cases("settle", ["cancel", "commit"])
 def test_a_reservation_without_the_store_is_not_refunded(open_outage, settle, mode):
     outage = open_outage("100/1h sliding_log", mode)
     limiter = Limiter(outage.policy, store=outage.store)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tests.outbound.flows import CALL, START, Failing, answer, limited, providers, used
 from tidegate import ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
@@ -191,9 +192,9 @@ async def test_the_asynchronous_gate_has_the_same_methods(store, clock):
     await gate.close()
 
 
-@pytest.mark.parametrize("verb", ["try_acquire", "acquire"])
-@pytest.mark.parametrize("algorithm", ["sliding_log", "fixed_window", "calendar_window"])
-@pytest.mark.parametrize("kind", [Gate, AsyncGate])
+@cases("verb", ["try_acquire", "acquire"])
+@cases("algorithm", ["sliding_log", "fixed_window", "calendar_window"])
+@cases("kind", [Gate, AsyncGate])
 async def test_a_worker_that_settles_nothing_has_the_whole_limit_in_every_period(kind, algorithm, verb, store, clock):
     gate = kind(limited(f"5/1m {algorithm}"), store, timeout=0)
 

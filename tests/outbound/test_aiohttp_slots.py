@@ -3,8 +3,8 @@
 import asyncio
 
 import aiohttp
-import pytest
 
+from tests.cases import cases
 from tests.outbound.flows import settle
 from tests.outbound.server import Answer, QuotaServer
 from tidegate.outbound import Providers
@@ -20,10 +20,10 @@ def used(store, known):
     return [said.limit.burst - said.remaining for said in peeked.limits]
 
 
-@pytest.mark.parametrize("tokens", [(), ("50000/1m unit=tokens",)])
-@pytest.mark.parametrize("body", [b"", b"x", b"x" * 300_000, USAGE])
-@pytest.mark.parametrize("read", [0, 1, -1])
-@pytest.mark.parametrize("end", ["release", "close", "leave"])
+@cases("tokens", [(), ("50000/1m unit=tokens",)])
+@cases("body", [b"", b"x", b"x" * 300_000, USAGE])
+@cases("read", [0, 1, -1])
+@cases("end", ["release", "close", "leave"])
 def test_a_slot_is_freed_when_the_response_is_released(tokens, body, read, end):
     known = Providers.of(
         {

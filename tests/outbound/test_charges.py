@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from tests.cases import cases
 from tests.outbound.flows import CALL, START, Failing, answer, limited, providers, reply, settle, used
 from tidegate import Denied
 from tidegate.outbound import AsyncGate, Gate
@@ -13,7 +14,7 @@ from tidegate.stores.outage.guarded_store import GuardedStore
 from tidegate.testing import ManualClock
 
 
-@pytest.mark.parametrize(
+@cases(
     ("limit", "estimate", "actual", "flight"),
     [
         ("90000/1m fixed_window unit=tokens", 1000, 5000, 20),
@@ -25,7 +26,7 @@ from tidegate.testing import ManualClock
         ("90000/1m unit=tokens", 900, 5000, 5),
     ],
 )
-@pytest.mark.parametrize("slots", [{}, {"concurrency": 3}])
+@cases("slots", [{}, {"concurrency": 3}])
 def test_tokens_of_a_recharged_request_are_settled_in_the_new_window(limit, estimate, actual, flight, slots):
     clock = ManualClock(START)
     store = MemoryStore(clock=clock)

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 import requests
 
+from tests.cases import cases
 from tests.outbound.clients import HTTPX_LIBRARIES, KINDS, fetch
 from tests.outbound.flows import FailingSettlements
 from tests.outbound.server import Answer, QuotaServer
@@ -91,7 +92,7 @@ def test_endpoints_have_separate_costs(kind):
         assert [each.outcome.decision.remaining for each in found] == [6, 6, 5, 1]
 
 
-@pytest.mark.parametrize(("per", "second"), [("host", 0), ("path", 1), ("credential", 1)])
+@cases(("per", "second"), [("host", 0), ("path", 1), ("credential", 1)])
 def test_per_selects_separate_quotas(kind, per, second):
     known = providers(1, per=per, endpoints=[{"path": "/a"}, {"path": "/b"}])
     store = MemoryStore()
@@ -176,7 +177,7 @@ def test_a_streamed_body_holds_its_slot_until_the_end(kind):
         assert used(policy, store) == 0
 
 
-@pytest.mark.parametrize("streamed", [False, True])
+@cases("streamed", [False, True])
 def test_tokens_are_counted_by_the_usage_in_the_response(kind, streamed):
     usage = b'{"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}'
     pieces = (b"data: {}\n\n", b"data: ", usage[:20], usage[20:], b"\n\ndata: [DONE]\n\n") if streamed else (usage,)
@@ -307,7 +308,7 @@ def two_members(**limits):
     return Providers.of({**known, "pool": {"members": members}})
 
 
-@pytest.mark.parametrize("small", [200, 3000])  # of larger quotas, it is watched when the request is written
+@cases("small", [200, 3000])  # of larger quotas, it is watched when the request is written
 def test_a_body_that_is_clamped_for_one_member_is_not_sent_by_the_next(kind, small):
     def respond(request):
         refused = request.headers["authorization"] == "Bearer key-small"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate.core import Limit
 from tidegate.outbound.capacity.learning import MAX_PROVIDER_CHARGES, ProviderCharge, ProviderCharges
 from tidegate.outbound.quota.decoding import DECODE_BYTES, BodyDecoder, DecodingError
@@ -46,9 +47,9 @@ def test_pieces_decode_to_the_same_bytes(kind, body, size):
     assert decoded(coding, pack(body), size) == body
 
 
-@pytest.mark.parametrize("kind", PACKED)
-@pytest.mark.parametrize("extra", [-1, 0, 1])
-@pytest.mark.parametrize("size", [3, 65_536])
+@cases("kind", PACKED)
+@cases("extra", [-1, 0, 1])
+@cases("size", [3, 65_536])
 def test_bodies_around_the_chunk_size(kind, extra, size):
     coding, pack = PACKED[kind]
     body = bytes(3 * DECODE_BYTES + extra)

@@ -7,6 +7,7 @@ from math import inf
 import aiohttp
 import pytest
 
+from tests.cases import cases
 from tests.outbound.clients import HTTPX_LIBRARIES, KINDS, fetch
 from tests.outbound.server import QuotaServer
 from tidegate import Denied
@@ -32,8 +33,8 @@ def form(*parts):
     return b"".join([image, *parts, b"--b--\r\n"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("body", "images"), [(form(part(2)), 2), (form(), 1)], ids=["two", "unstated"])
+@cases("kind", KINDS)
+@cases(("body", "images"), [(form(part(2)), 2), (form(), 1)])
 def test_the_images_that_a_form_asks_for_are_paid(kind, body, images):
     with QuotaServer() as server:
         (found,) = fetch(kind, providers(), [server.url + PATH], method="POST", body=body, headers=FORM, timeout=0)
@@ -90,7 +91,7 @@ def test_a_request_for_more_images_than_the_limit_pays_for_is_denied():
         assert not server.requests
 
 
-@pytest.mark.parametrize(
+@cases(
     ("body", "number"),
     [
         (form(), 0),

@@ -5,6 +5,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.outbound.virtual_provider import START, URL, Server, answers, call, providers, saturate, usage
 from tidegate import Denied
 from tidegate.bus import open_bus
@@ -123,9 +124,7 @@ def test_a_503_halves_the_capacity():
     gate.close()
 
 
-@pytest.mark.parametrize(
-    ("headers", "left"),
-    [
+@cases(("headers", "left"), [
         ({"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "3", "X-RateLimit-Reset": "30"}, 3),
         ({"RateLimit-Policy": '"m";q=10;w=60', "RateLimit": '"m";r=2;t=30'}, 2),
         ({"RateLimit": "limit=10, remaining=4, reset=5"}, 4),
@@ -139,8 +138,7 @@ def test_a_503_halves_the_capacity():
         ({"X-RateLimit-Remaining": "9" * 5000}, 9),
         ({"X-RateLimit-Remaining": "two"}, 9),
         ({"RateLimit-Policy": '"day";q=10;w=86400', "RateLimit": '"day";r=0;t=30'}, 9),  # a limit that we do not have
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_usage_is_corrected_by_provider_headers(headers, left):
     clock = ManualClock(START)
     gate, send = answers(clock, (200, headers), *[(200, {})] * 20)

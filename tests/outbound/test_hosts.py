@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.outbound import Providers, host_of
 
@@ -11,7 +12,7 @@ LABELS = st.text("ab", min_size=1, max_size=2)
 HOSTS = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "host"),
     [
         ("https://financialmodelingprep.com/api/v3/quote/AAPL", "financialmodelingprep.com"),
@@ -40,13 +41,11 @@ def test_hosts_are_normalised(url, host):
     assert host_of(url) == host
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["", "example.com/path", "/path", "https://", "https:///path", "https://@/", "https://:80/", "mailto:a@example.com",
+@cases("url", [
+     "", "example.com/path", "/path", "https://", "https:///path", "https://@/", "https://:80/", "mailto:a@example.com",
      "http://a..b/", "http://-a.example/", "http://[::1", "http://[::1]x/", "http://[1.2.3.4]/", "http://1.2.3/",
      "http://256.1.1.1/", "http://exa mple.com/", "https://good.example\\@evil.example/", "http://" + "a" * 64 + ".com",
-     "https://" + "a." * 130 + "com", "https://a\u2028b/", None, 7],
-)  # fmt: skip
+     "https://" + "a." * 130 + "com", "https://a\u2028b/", None, 7])  # fmt: skip
 def test_urls_without_a_valid_host_are_refused(url):
     with pytest.raises(ConfigError, match="host"):
         host_of(url)
@@ -62,7 +61,7 @@ def providers(*domains):
     return Providers.of(*({"domain": domain, "limit": 1, "period": "1m"} for domain in domains))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "domain"),
     [
         ("https://example.com/", "example.com"),

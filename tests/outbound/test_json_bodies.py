@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.cases import cases
 from tidegate.outbound.quota import json_body
 from tidegate.outbound.quota.json_body import MALFORMED, parse_json, read_json
 
@@ -23,7 +24,7 @@ BODIES = [
 BROKEN = [b"", b"{", b'{"a": 01}', b'{"a": "\xff"}', b'{"a": "\x01"}', b"[" * 100_000, b'{"a": 1} x']
 
 
-@pytest.mark.parametrize("body", BODIES)
+@cases("body", BODIES)
 def test_a_body_is_parsed_as_the_standard_library_does(body):
     assert repr(parse_json(body)) == repr(json.loads(body))
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.cases import cases
 from tests.outbound.virtual_provider import START, answers, call, providers
 from tidegate import Denied
 from tidegate.core import Limit
@@ -22,7 +23,7 @@ def quota(number, unit="requests", **more):
     return Advice((LimitAdvice("x", number, unit=unit, **more),))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("advice", "learned"),
     [
         (quota(30, window=60.0), (30, 0)),

@@ -10,8 +10,8 @@ from email.utils import formatdate
 from random import Random
 
 import httpx
-import pytest
 
+from tests.cases import cases
 from tests.outbound.pool_client import URL, pool
 from tidegate import Denied
 from tidegate.outbound import Providers
@@ -75,7 +75,7 @@ class Oracle:
         return max((sum(start <= each < start + PERIOD for each in found) for start in found), default=0)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@cases("seed", range(40))
 def test_no_key_gets_more_than_its_quota_and_each_call_ends_in_time(seed):
     random, clock = Random(seed), ManualClock(START)
     oracle, names = Oracle(random, clock), "abcde"[: random.randint(1, 5)]
@@ -109,8 +109,8 @@ def test_no_key_gets_more_than_its_quota_and_each_call_ends_in_time(seed):
 PLAIN = {"domain": "api.test", "name": "models"}
 
 
-@pytest.mark.parametrize("settings", [PLAIN, pool("a")], ids=["plain", "pool"])
-@pytest.mark.parametrize("seed", range(20))
+@cases("settings", [PLAIN, pool("a")])
+@cases("seed", range(20))
 def test_no_period_exceeds_the_quota_while_responses_become_slow_and_quick_again(settings, seed):
     """Slow responses exhaust the allowance for exact counting; permits charged before have the smaller margin."""
     random, clock = Random(seed), ManualClock(START)

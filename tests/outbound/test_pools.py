@@ -183,7 +183,6 @@ def test_a_member_that_cannot_be_reached_is_replaced_by_another_and_costs_nothin
         {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1ms"},
         {},
     ],
-    ids=["zero", "past", "1ms", "none"],
 )
 @pytest.mark.parametrize("retries", [0, 2])
 def test_a_refusal_without_a_usable_wait_is_not_repeated_at_once(store, headers, retries):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.errors import ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
@@ -26,7 +27,7 @@ def provider(*limits, **fields):
     return read_provider({"domain": "a.test", "profile": "openai", "limits": list(limits), "price": PRICES, **fields})
 
 
-@pytest.mark.parametrize("path", BAD_PRICES, ids=lambda path: path.stem)
+@cases("path", BAD_PRICES)
 def test_each_bad_file_is_refused_with_line_and_message(path):
     """The first line of a file says which message its mistake must give: `# LINE: the message`."""
     line, _, message = path.read_text().splitlines()[0].removeprefix("# ").partition(": ")
@@ -111,8 +112,8 @@ def test_a_fraction_of_a_micro_is_rounded_up():
     assert mini.estimate(7, 0) == 2
 
 
-@pytest.mark.parametrize("amount", [0, 1, 9, 100, 12_345, 999_999])
-@pytest.mark.parametrize("tokens", [0, 1, 777])
+@cases("amount", [0, 1, 9, 100, 12_345, 999_999])
+@cases("tokens", [0, 1, 777])
 def test_the_output_that_an_amount_pays_for_never_costs_more(amount, tokens):
     big = read_prices(PRICES).find("big")
     output = big.output_within(amount, tokens)

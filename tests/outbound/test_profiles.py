@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.outbound import Providers
 from tidegate.outbound.providers.file import read_provider
@@ -29,7 +30,7 @@ def test_the_shipped_profiles():
         assert {"tokens", "input-tokens", "output-tokens"} <= profile.counts.keys(), name
 
 
-@pytest.mark.parametrize("path", BAD_PROFILES, ids=lambda path: path.stem)
+@cases("path", BAD_PROFILES)
 def test_each_bad_profile_is_refused_with_line_and_message(path):
     """The first line of a file says which message its mistake must give: `# LINE: the message`."""
     line, _, message = path.read_text().splitlines()[0].removeprefix("# ").partition(": ")
@@ -45,7 +46,7 @@ def test_the_bad_profiles_are_found():
 # ---- the bound of the output ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("profile", "body", "tokens"),
     [
         ("openai", {"max_completion_tokens": 1, "max_tokens": 5000}, 5000),
@@ -166,9 +167,7 @@ GEMINI = {"usageMetadata": {"promptTokenCount": 12, "cachedContentTokenCount": 4
                             "thoughtsTokenCount": 8, "totalTokenCount": 50}}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("profile", "body", "units"),
-    [
+@cases(("profile", "body", "units"), [
         ("openai", {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42,
                               "prompt_tokens_details": {"cached_tokens": 10}}}, (42, 12, 30)),
         ("openai", {"usage": {"prompt_tokens": 8, "total_tokens": 8}}, (8, 8, 0)),
@@ -179,8 +178,7 @@ GEMINI = {"usageMetadata": {"promptTokenCount": 12, "cachedContentTokenCount": 4
         ("groq", {"usage": {"prompt_tokens": 12, "completion_tokens": 30, **CACHED}}, (37, 7, 30)),
         ("bedrock", {"usage": {"inputTokens": 12, "outputTokens": 30, "totalTokens": 42}}, (42, 12, 30)),
         ("groq", {"x_groq": {"usage": {"prompt_tokens": 12, "completion_tokens": 30}}}, (42, 12, 30)),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_what_counts_of_a_usage(profile, body, units):
     assert usage(json.dumps(body).encode(), shipped_profile(profile)) == dict(
         zip(("tokens", "input-tokens", "output-tokens"), units, strict=True)
@@ -376,7 +374,7 @@ def test_wrong_folders_of_profiles_are_refused(tmp_path, added):
         bounds(tmp_path, "acme", added, tmp_path / "acme.yml")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("domain", "profile"),
     [
         ("api.openai.com", "openai"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.outbound import EndpointCost, KeyLocation, Providers, Retries
 from tidegate.outbound.providers.file import read_provider
@@ -79,7 +80,7 @@ def test_all_fields_of_a_provider():
     assert provider.cost(None) == {"requests": 1, "concurrent-requests": 1, "tokens": 800}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("limits", "algorithm"),
     [
         ({"limit": 5, "period": "1m"}, "sliding_log"),
@@ -103,7 +104,7 @@ def test_the_key_may_go_into_the_query():
     assert provider.key_location == KeyLocation("query", "apikey")
 
 
-@pytest.mark.parametrize("path", BAD_PROVIDERS, ids=lambda path: path.stem)
+@cases("path", BAD_PROVIDERS)
 def test_each_bad_file_is_refused_with_line_and_message(path):
     """The first line of a file says which message its mistake must give: `# LINE: the message`."""
     line, _, message = path.read_text().splitlines()[0].removeprefix("# ").partition(": ")

@@ -5,6 +5,7 @@ import socket
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.outbound.clients import KINDS, fetch
 from tests.outbound.server import Answer, QuotaServer
 from tidegate import ConfigError
@@ -29,8 +30,8 @@ def told(request):
 # ---- keys of providers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", PLACES)
-@pytest.mark.parametrize("kind", KINDS)
+@cases("key", PLACES)
+@cases("kind", KINDS)
 def test_a_redirect_to_another_host_carries_no_key(kind, key):
     with QuotaServer() as other:
         elsewhere = f"http://localhost:{other.port}/end"

@@ -8,6 +8,7 @@ import aiohttp
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.outbound.clients import KINDS, fetch
 from tests.outbound.server import Answer, QuotaServer
 from tidegate.outbound import Providers
@@ -90,8 +91,8 @@ async def test_an_endless_body_holds_no_response_up_in_a_task(headers, piece, se
     assert body.closed
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pieces", [2, 300])
+@cases("kind", KINDS)
+@cases("pieces", [2, 300])
 def test_the_client_gets_the_whole_body(kind, pieces):
     with QuotaServer(respond=lambda _request: Answer(429, pieces=(WORDS.encode(),) * pieces)) as server:
         known = providers("127.0.0.1")

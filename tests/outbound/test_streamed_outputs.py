@@ -8,6 +8,7 @@ import httpx
 import pytest
 import requests
 
+from tests.cases import cases
 from tests.outbound.flows import SlowStore, cancel_until_done
 from tests.outbound.server import Answer, QuotaServer
 from tidegate import Denied, Limiter
@@ -205,8 +206,8 @@ async def test_all_reservations_of_an_output_are_settled_if_its_task_is_cancelle
         assert usage(store, known) == 9010
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tokens", [3000, 60_000])
+@cases("kind", KINDS)
+@cases("tokens", [3000, 60_000])
 def test_all_clients(kind, tokens):
     pieces = list(stream(tokens))
     with QuotaServer(respond=lambda _request: Answer(pieces=(b"".join(pieces[:50]), *pieces[50:]))) as server:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate.outbound.quota.request_tokens import estimate
 from tidegate.outbound.quota.token_usage import UsageReader, usage
 
@@ -67,12 +68,9 @@ def test_the_usage_of_a_compressed_response():
     assert reader.result() == UNITS
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"no json", b"[]", b"{}", b'{"usage": 5}', b'{"usage": {}}', b'{"usage": {"total_tokens": -1}}',
+@cases("body", [b"", b"no json", b"[]", b"{}", b'{"usage": 5}', b'{"usage": {}}', b'{"usage": {"total_tokens": -1}}',
      b'{"usage": {"total_tokens": "many"}}', b'{"usage": {"total_tokens": true}}', b"[" * 100_000, b"\xff\xfe",
-     b'data: {"usage": 7}\n\n', b'{"usage": {"total_tokens": 1e400}}'],
-)  # fmt: skip
+     b'data: {"usage": 7}\n\n', b'{"usage": {"total_tokens": 1e400}}'])  # fmt: skip
 def test_a_body_without_usage_returns_none(body):
     assert usage(body) is None
     reader = UsageReader()

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+from tests.cases import cases
 from tests.outbound.clients import fetch
 from tests.outbound.server import QuotaServer, as_json
 from tests.outbound.test_unusual_calls import CHAT, USAGE, Caller
@@ -23,9 +24,7 @@ def names(profile, url, body):
     return read_request(shipped_profile(profile), f"https://api.test{url}", body).unbounded
 
 
-@pytest.mark.parametrize(
-    ("profile", "url", "body", "expected"),
-    [
+@cases(("profile", "url", "body", "expected"), [
         ("openai", "/v1/responses", b'{"conversation": {"id": "c"}}', ("conversation",)),
         ("openai", "/v1/responses", b'{"tools": [{"type": "mcp"}, {"type": "custom"}]}', ("mcp",)),
         ("openai", "/v1/responses", b'{"tools": {"type": "mcp"}}', ("tools",)),
@@ -77,8 +76,7 @@ def names(profile, url, body):
         ("bedrock", "/model-invocation-job", b"{}", ("batches",)),
         ("mistral", "/v1/agents/completions", b'{"agent_id": "a"}', ("agent_id",)),
         ("openrouter", "/api/v1/chat/completions", b'{"models": ["a", "b"]}', ("models",)),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_profiles_name_what_is_not_in_a_request(profile, url, body, expected):
     assert names(profile, url, body) == expected
 
@@ -154,7 +152,7 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize("path", SPELLINGS)
+@cases("path", SPELLINGS)
 def test_the_dearest_reading_of_a_path_is_paid(path):
     fields = {"domain": "a.test", "profile": "azure", "limits": ["9/1m"], "spend": ["1/day unit=usd"]}
     (provider,) = Providers.of({**fields, "price": {**PRICES, "default": {"input": 0, "output": 0}}})

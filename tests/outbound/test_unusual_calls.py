@@ -8,6 +8,7 @@ import logging
 import httpx
 import pytest
 
+from tests.cases import cases
 from tidegate import Denied
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
@@ -117,12 +118,10 @@ def test_strict_calls_without_a_bound_are_clamped_less_and_less():
 # ---- odd bounds ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("field", "bound"),
-    [("64000.0", 64_000), ('"64000"', 64_000), ("63999.5", 64_000), ("1e400", 2**53 - 1), ("9" * 40, 2**53 - 1),
+@cases(("field", "bound"), [
+     ("64000.0", 64_000), ('"64000"', 64_000), ("63999.5", 64_000), ("1e400", 2**53 - 1), ("9" * 40, 2**53 - 1),
      (f'"{"9" * 40}"', 2**53 - 1), ("-1", 1000), ("null", 1000), ("true", 1000), ("NaN", 1000), ('"many"', 1000),
-     ("[5]", 1000), ("0", 0)],
-)  # fmt: skip
+     ("[5]", 1000), ("0", 0)])  # fmt: skip
 def test_a_bound_is_read_as_lenient_servers_read_it(field, bound):
     request = read_request(shipped_profile("openai"), CHAT, f'{{"max_tokens": {field}}}'.encode())
     assert request.bound == bound
@@ -285,7 +284,7 @@ def content(part):
     return json.dumps({"max_tokens": 1, "messages": [{"content": [part]}]}).encode()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("profile", "part", "tokens"),
     [
         ("openai", {"type": "file", "file": {"file_id": "file-1"}}, 3000),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.policy.config_value import ConfigValue, load, parse
 
@@ -46,7 +47,7 @@ def test_a_value_has_its_file_line_and_field():
     assert str(b.error("is wrong")) == "f.yaml:8: nested.list[1].b: is wrong"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("field", "method", "message"),
     [
         ("name", "integer", "f.yaml:1: name: expected an integer of at least 1, not no"),
@@ -71,7 +72,7 @@ def test_unknown_settings_are_rejected_with_the_closest_name():
     assert refused(setting.fields, "a", "window") == "f.yaml:2: limt: unknown setting: expected one of a, window"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3\n", "f.yaml:3: a: duplicate key, first set on line 1"),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -102,9 +104,7 @@ def normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@pytest.mark.parametrize(
-    "target", ["run", "test", "lint", "format", "docs", "bench", "mutants", "soak", "lock", "clean", "help"]
-)
+@cases("target", ["run", "test", "lint", "format", "docs", "bench", "mutants", "soak", "lock", "clean", "help"])
 def test_makefile_describes_each_documented_command(texts, target):
     assert re.search(rf"^{target}:.*## \S", texts["Makefile"], re.MULTILINE)
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import tidegate
+from tests.cases import cases
 
 # Run in a new process, because the test runner has imported many packages.
 LIST = """
@@ -92,7 +93,7 @@ def test_a_calendar_window_loads_the_calendar():
     assert "zoneinfo" in modules_after(limit)
 
 
-@pytest.mark.parametrize("name", tidegate.__all__)
+@cases("name", tidegate.__all__)
 def test_each_public_name_is_the_one_of_its_module(name):
     value = getattr(tidegate, name)
     assert name in dir(tidegate)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tests.docs.blocks import blocks_of
 from tests.inbound.sites import django_site  # noqa: F401 - tidegate.inbound.drf needs the settings of Django
 from tests.project.public_surface import NAMED_MODULES, modules, public_modules, public_signatures, resolve
@@ -47,13 +48,13 @@ def parse(code):
     return compile(code, "<example>", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@cases("page", PAGES)
 def test_a_page_imports_only_public_names(page):
     blocks = [block for block in blocks_of(page) if block.label == "python"]
     assert [(block.line, wrong) for block in blocks if (wrong := wrong_imports(parse(block.code)))] == []
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@cases("example", EXAMPLES)
 def test_an_example_imports_only_public_names(example):
     assert wrong_imports(ast.parse(example.read_text(encoding="utf-8"))) == []
 
@@ -76,14 +77,14 @@ def test_a_wrong_import_is_found(code, wrong):
 # ---- __all__ ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", public_modules())
+@cases("module", public_modules())
 def test_each_public_name_can_be_imported(module):
     imported = importlib.import_module(module)
     assert [name for name in imported.__all__ if not hasattr(imported, name)] == []
     assert len(set(imported.__all__)) == len(imported.__all__)
 
 
-@pytest.mark.parametrize("module", NAMED_MODULES)
+@cases("module", NAMED_MODULES)
 def test_a_module_that_users_name_has_public_names(module):
     assert public_modules()[module]
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from tests.cases import cases
 from tests.servers.process import until
 from tests.service.harness import serving
 from tidegate.service.client.client import AsyncClient
@@ -36,8 +37,8 @@ def request(verb, key, body):
     return f"{head}Content-Length: {len(result)}\r\n\r\n".encode() + result
 
 
-@pytest.mark.parametrize("keyed", [True, False])
-@pytest.mark.parametrize("verb", ["acquire", "reserve"])
+@cases("keyed", [True, False])
+@cases("verb", ["acquire", "reserve"])
 def test_many_abandoned_waits_do_not_make_the_service_busy(service, verb, keyed):
     ask = {"policy": "slow", "key": f"{verb} {keyed}"}
     service.post("acquire", ask)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ADMIN, serving
@@ -134,7 +135,7 @@ def test_the_blocks_that_fit_are_written():
     assert len(found) > 200
 
 
-@pytest.mark.parametrize("data", [b"", b"[", b"{}", b"\xff", b"[1]", b'[["a"]]', b'[["a",1]]', b"null"])
+@cases("data", [b"", b"[", b"{}", b"\xff", b"[1]", b'[["a"]]', b'[["a",1]]', b"null"])
 def test_invalid_records_are_ignored(data):
     assert decode_blocks(data) == []
 

@@ -5,6 +5,7 @@ import json
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.service.harness import ADMIN, DECISION, InProcessService
 from tests.service.http_harness import POLICIES, K, problem
 
@@ -40,7 +41,7 @@ async def test_check_reads_the_key_from_a_header_field(service):
     assert (await service.post("usage", {"policy": "api", "key": "203.0.113.1"})).json()["limits"][0]["used"] == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fields", "status"),
     [
         ({"sec-fetch-site": "cross-site"}, 403),
@@ -54,7 +55,7 @@ async def test_check_reads_the_key_from_a_header_field(service):
         ({}, 200),
     ],
 )
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+@cases("method", ["GET", "HEAD", "POST", "OPTIONS"])
 async def test_check_refuses_pages_of_other_sites_without_a_token(method, fields, status):
     path = "/v1/check?policy=api&key=k"
     for tokens, expected in (({}, status), ({"admin_token": ADMIN}, status), ({"decision_token": DECISION}, 200)):
@@ -88,13 +89,11 @@ async def test_a_page_cannot_send_json_without_a_preflight(service):
     assert (await service.post("usage", K)).json()["limits"][0]["used"] == 0
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["", "policy=api", "key=a", "policy=api&key=", "policy=api&key=a&policy=many", "policy=api&key=a&colour=red",
+@cases("query", [
+     "", "policy=api", "key=a", "policy=api&key=", "policy=api&key=a&policy=many", "policy=api&key=a&colour=red",
      "policy=api&key=a&cost=-1", "policy=api&key=a&cost=x", "policy=api&key=a&deny=200",
      "policy=api&key=a&deny=403&deny=429", "policy=api&key=a&cost=1&cost=0",
-     "%ff", "policy=api&key=a&&", "policy=api;key=a", "policy=api&key=%ff", "policy=api&key=a%fe"],
-)  # fmt: skip
+     "%ff", "policy=api&key=a&&", "policy=api;key=a", "policy=api&key=%ff", "policy=api&key=a%fe"])  # fmt: skip
 async def test_an_invalid_query_is_refused(service, query):
     assert (await service.http.get(httpx.URL("http://127.0.0.1/v1/check", query=query.encode()))).status_code == 400
     assert service.decider.stats.counts == {}

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 
+from tests.cases import cases
 from tests.service.harness import serving
 from tidegate import AsyncLimiter, ConfigError, Denied, Limiter
 from tidegate.limiter import Usage
@@ -23,9 +24,9 @@ def parameters(function):
     return {name: each.default for name, each in inspect.signature(function).parameters.items()}
 
 
-@pytest.mark.parametrize("limiter", [Limiter, AsyncLimiter])
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("verb", LIMITER_VERBS)
+@cases("limiter", [Limiter, AsyncLimiter])
+@cases("client", CLIENTS)
+@cases("verb", LIMITER_VERBS)
 def test_the_clients_have_the_verbs_of_limiter_with_the_same_parameters_in_the_same_order(client, limiter, verb):
     expected = parameters(getattr(limiter, verb))
     expected.pop("decision", None)  # of `release`: the service does not know past decisions
@@ -39,7 +40,7 @@ def test_every_public_verb_of_limiter_is_checked():
     assert names - set(OTHER_METHODS) == set(LIMITER_VERBS)
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+@cases("verb", VERBS.values())
 def test_every_verb_has_a_function_and_methods_of_the_clients(verb):
     request = ["request"] if verb.request else []
     assert list(parameters(getattr(Verbs, verb.name))) == [

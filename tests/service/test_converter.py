@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.service.test_envoy import EnvoyClient, run
 from tidegate import ConfigError
 from tidegate.service.config.envoy_files import convert
@@ -43,14 +44,14 @@ def limits_of(policies):
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GOOD)
+@cases("name", GOOD)
 def test_remarks_name_file_line_and_field(name):
     path = ENVOY_FILES / name
     _, remarks = convert([path])
     assert remarks == [f"{path}:{remark}" for remark in REMARKS.get(name, [])]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ENVOY_FILES / "refused").iterdir()))
+@cases("name", sorted(path.name for path in (ENVOY_FILES / "refused").iterdir()))
 def test_unsupported_settings_are_refused(name):
     path = ENVOY_FILES / "refused" / name
     message = path.read_text(encoding="utf-8").rpartition("# refused: ")[2].strip()

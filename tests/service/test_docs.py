@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
+from tests.cases import cases
 from tidegate.cli import COMMANDS
 from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import VERBS
@@ -17,17 +16,17 @@ CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 WIRE = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [*(option.name for option in OPTIONS), *SECTIONS])
+@cases("name", [*(option.name for option in OPTIONS), *SECTIONS])
 def test_every_setting_is_described(name):
     assert f"`{name}`" in SERVICE
 
 
-@pytest.mark.parametrize("name", METRICS)
+@cases("name", METRICS)
 def test_every_metric_is_described(name):
     assert f"`{name}" in SERVICE
 
 
-@pytest.mark.parametrize("name", KINDS)
+@cases("name", KINDS)
 def test_every_problem_is_described(name):
     rows = WIRE.partition("## Problems")[2].splitlines()
     row = next(line for line in rows if f"`{name}`" in line and line.startswith("|"))
@@ -37,7 +36,7 @@ def test_every_problem_is_described(name):
 OTHER_FIELDS = (*TargetRequest.__struct_fields__, "wait")  # which the text describes, and not the table
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+@cases("verb", VERBS.values())
 def test_every_verb_its_fields_and_its_token_are_described(verb):
     row = next(line for line in WIRE.splitlines() if line.startswith(f"| `/v1/{verb.name}`"))
     assert ("(GET)" in row) == (verb.method == "GET")
@@ -54,7 +53,7 @@ def test_every_path_in_the_table_exists():
     assert named == {verb.path for verb in VERBS.values()} | {"/v1/overview", "/v1/history", "/v1/key", "/v1/check"}
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.name in COMMANDS], ids=lambda verb: verb.name)
+@cases("verb", [verb for verb in VERBS.values() if verb.name in COMMANDS])
 def test_every_command_of_an_admin_verb_names_the_token(verb):
     section = CLI.partition(f"\n### tidegate {verb.name}\n")[2].partition("\n#")[0]
     assert section

@@ -3,10 +3,10 @@
 import asyncio
 import json
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.service.harness import InProcessService
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.http.openapi import document
@@ -122,7 +122,7 @@ async def answer(verb, body):
         return response
 
 
-@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.method == "POST"])
+@cases("verb", [name for name, verb in VERBS.items() if verb.method == "POST"])
 def test_every_response_matches_the_openapi_description(verb):
     described = API["paths"][f"/v1/{verb}"]["post"]
     asked = described["requestBody"]["content"]["application/json"]["schema"]

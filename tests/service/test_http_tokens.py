@@ -1,12 +1,11 @@
 """Tokens and host names over HTTP."""
 
-import pytest
-
+from tests.cases import cases
 from tests.service.harness import ADMIN, DECISION, InProcessService
 from tests.service.http_harness import POLICIES, K
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "sent", "decides", "administers"),
     [
         ({}, None, 200, 200),
@@ -20,7 +19,7 @@ from tests.service.http_harness import POLICIES, K
         ({"admin_token": ADMIN}, ADMIN, 200, 200),
     ],
 )
-@pytest.mark.parametrize("field", ["authorization", "x-tidegate-token"])
+@cases("field", ["authorization", "x-tidegate-token"])
 async def test_tokens(tokens, sent, decides, administers, field):
     value = f"Bearer {sent}" if field == "authorization" else sent
     headers = {} if sent is None else {field: value}
@@ -57,12 +56,10 @@ async def test_a_decision_token_allows_only_the_listed_paths():
             assert (path, refused) == (path, expected)
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:80", 200), ("[::1]", 200), ("127.0.0.2:80", 200),
-     ("evil.example", 403), ("127.0.0.1.evil.example:8080", 403), ("", 403)],
-)  # fmt: skip
-@pytest.mark.parametrize("tokens", [{}, {"admin_token": ADMIN}])
+@cases(("host", "status"), [
+     ("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:80", 200), ("[::1]", 200), ("127.0.0.2:80", 200),
+     ("evil.example", 403), ("127.0.0.1.evil.example:8080", 403), ("", 403)])  # fmt: skip
+@cases("tokens", [{}, {"admin_token": ADMIN}])
 async def test_a_foreign_host_name_is_refused(tokens, host, status):
     async with InProcessService(policies=POLICIES, **tokens) as service:
         assert (await service.post("peek", K, headers={"host": host})).status_code == status

@@ -9,6 +9,7 @@ from itertools import cycle
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.service.conftest import STORES, shared_store_url
@@ -51,7 +52,7 @@ def used(service, policy, key):
     return service.post("usage", {"policy": policy, "key": key}).json()["limits"][0]["used"]
 
 
-@pytest.mark.parametrize("policy", ["api", "bucket", "log"])
+@cases("policy", ["api", "bucket", "log"])
 def test_an_acquire_is_charged_once(pair, policy):
     ask, key = {"policy": policy, "key": secrets.token_hex(8), "cost": 5}, keyed()
     first, *again = [service.post("acquire", ask, **key) for service in (*pair, *pair, pair[1], pair[1])]
@@ -88,7 +89,7 @@ def test_another_request_with_the_same_key_is_refused(pair):
     assert used(pair[0], "api", ask["key"]) == 1
 
 
-@pytest.mark.parametrize("policy", ["api", "bucket", "log"])
+@cases("policy", ["api", "bucket", "log"])
 def test_a_repeated_reservation_is_the_same_one(pair, policy):
     ask, key = {"policy": policy, "key": secrets.token_hex(8), "cost": 10}, keyed()
     ids = [service.post("reserve", ask, **key).json()["id"] for service in (*pair, pair[1], pair[1])]

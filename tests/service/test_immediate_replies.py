@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.service.connection_harness import OK, POLICIES, acquire_body, chunked, post, running
 from tests.service.harness import ADMIN, DECISION
 from tidegate.service.decisions.decider import Subject
@@ -55,7 +56,7 @@ async def test_a_usual_request_is_answered_as_soon_as_it_has_arrived(name):
         assert not started_tasks(client)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@cases("name", OTHERS)
 async def test_every_other_request_is_answered_by_a_task(name):
     async with running() as it:
         client = it.connect(OTHERS[name])
@@ -65,7 +66,7 @@ async def test_every_other_request_is_answered_by_a_task(name):
         assert started_tasks(client)
 
 
-@pytest.mark.parametrize("name", [*USUAL, *OTHERS])
+@cases("name", [*USUAL, *OTHERS])
 async def test_both_ways_answer_with_the_same_bytes_and_counts(name):
     request = {**USUAL, **OTHERS}[name]
     seen = []

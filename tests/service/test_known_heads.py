@@ -3,10 +3,10 @@
 import json
 from itertools import pairwise
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.service.connection_harness import OK, acquire_body, post, running
 from tests.service.harness import ADMIN, DECISION
 from tests.service.test_immediate_replies import OTHERS, USUAL
@@ -50,7 +50,7 @@ async def test_a_known_head_is_not_parsed_again():
         assert others == [first, first - 1, first, first]
 
 
-@pytest.mark.parametrize("name", [*USUAL, *OTHERS])
+@cases("name", [*USUAL, *OTHERS])
 async def test_responses_are_the_same_after_the_head_of_another_request(name):
     request = {**USUAL, **OTHERS}[name]
     seen = []

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ResourceUnknown
 from tidegate.service.config.settings import load_settings
 
@@ -102,7 +103,7 @@ TREE = [
 ]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("descriptor", "limit", "key"),
     [
         ([("ip", "1.2.3.4")], "1/1m fixed_window name=per-minute", ("e", "ip", "1.2.3.4")),

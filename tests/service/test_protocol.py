@@ -12,6 +12,7 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
+from tests.cases import cases
 from tests.service.connection_harness import (
     CHUNKED,
     GET,
@@ -130,8 +131,8 @@ async def test_expect_100_continue():
         assert client.statuses() == [413]
 
 
-@pytest.mark.parametrize("size", [1, 50, 5000])
-@pytest.mark.parametrize("body", ["none", "length", "chunked"])
+@cases("size", [1, 50, 5000])
+@cases("body", ["none", "length", "chunked"])
 async def test_upgrade_requests_are_answered_in_http_1(body, size):
     """As curl --http2 and Java's client ask on each connection."""
     upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
@@ -175,7 +176,7 @@ async def test_trailer_fields_do_not_change_what_a_request_does(fields):
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent",
     [
         b"\x00\x01\x02\x03",
@@ -235,8 +236,8 @@ async def test_an_invalid_chunk_is_refused():
         assert (client.statuses(), client.state) == ([OK], "closed")
 
 
-@pytest.mark.parametrize("size", [PARSE_BYTES, 100_000])
-@pytest.mark.parametrize(
+@cases("size", [PARSE_BYTES, 100_000])
+@cases(
     "head",
     [
         b"GET /" + b"x" * (MAX_HEAD + 2 * PARSE_BYTES) + b" HTTP/1.1\r\n\r\n",
@@ -244,7 +245,6 @@ async def test_an_invalid_chunk_is_refused():
         GET[:-2] + b"z" * (MAX_HEAD + 2 * PARSE_BYTES) + b": y\r\n\r\n",
         GET[:-2] + b"a: b\r\n" * (MAX_HEAD // 5) + b"\r\n",
     ],
-    ids=["line", "value", "name", "fields"],
 )
 async def test_a_head_that_is_too_large_is_refused(head, size):
     async with running() as it:

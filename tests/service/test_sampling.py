@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.cases import cases
 from tests.service.harness import InProcessService
 from tidegate.core.decision import LocalDecision
 from tidegate.service.decisions.audit import AuditLog, Origin
@@ -129,7 +130,7 @@ class UnavailableStore(MemoryStore):
         return decisions if self.available >= 0 else [LocalDecision(decision) for decision in decisions]
 
 
-@pytest.mark.parametrize("reads", range(12))
+@cases("reads", range(12))
 async def test_audit_entries_that_could_not_be_read_are_read_again(reads):
     """Whichever read of the store fails once."""
     clock = ManualClock(start=1_728_000_000)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.cli.start import add_options as add_start_options
 from tidegate.service.config import settings as module
@@ -29,7 +30,7 @@ def load(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("path", BAD_SETTINGS, ids=lambda path: path.stem)
+@cases("path", BAD_SETTINGS)
 def test_bad_files_are_refused(path):
     """The first line of each file is the expected error message."""
     expected = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")

@@ -8,6 +8,7 @@ from hashlib import blake2b
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import DECISION, START, InProcessService, serving
@@ -226,7 +227,7 @@ LIMITS = ["10/1m fixed_window", "10/minute calendar_window", "10/1m sliding_wind
           "10/1m concurrency"]  # fmt: skip
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@cases("limit", LIMITS)
 async def test_an_expired_window_gets_no_refund(limit, shared_url):
     clock = ManualClock(start=START)  # the beginning of a minute
     store = open_store(shared_url.replace("deadline=20s&", "").replace("?deadline=20s", ""), clock=clock)

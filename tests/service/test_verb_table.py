@@ -6,6 +6,7 @@ import json
 import httpx
 import pytest
 
+from tests.cases import cases
 from tests.service.harness import InProcessService
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.service import client as client_module
@@ -65,9 +66,7 @@ async def test_a_new_verb_is_one_entry_and_one_function(monkeypatch):
         assert (await client.call(SHOUT, ShoutRequest(policy="api", key="hey"))).text == "HEY"
 
 
-@pytest.mark.parametrize(
-    ("verb", "body", "pointer", "detail"),
-    [
+@cases(("verb", "body", "pointer", "detail"), [
         ("acquire", 5, None, "expected an object, not an integer"),
         ("acquire", {}, "/policy", "missing: expected policy and key, or domain and descriptor, or provider"),
         ("acquire", {"key": "k"}, "/policy", "missing: expected policy and key, or domain and descriptor, or provider"),
@@ -111,8 +110,7 @@ async def test_a_new_verb_is_one_entry_and_one_function(monkeypatch):
          "missing: expected policy and key, or domain and descriptor"),
         ("release", {**K, "cost": -1}, "/cost",
          f'expected an integer from 0 to {MAX}, or an object such as {{"tokens": 100}}, not -1'),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 async def test_an_error_names_the_field_what_was_given_and_what_is_expected(verb, body, pointer, detail):
     async with InProcessService(policies=POLICIES) as service:
         found = (await service.post(verb, body)).json()
@@ -166,7 +164,7 @@ async def test_an_invalid_key_of_a_batch_does_not_affect_the_others(store):
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@cases(
     ("verb", "body", "pointer"),
     [
         ("acquire", rb'{"policy":"many","key":"k","\ud800":1}', "/\\ud800"),

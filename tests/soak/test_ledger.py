@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tests.soak.effects import Effect, actual_effects, expected_effects
 from tests.soak.journal import ANSWERED, BROKEN, GONE, HUNG_UP, file_journal, read_journal
 from tests.soak.ledger import FOREVER, MAX_REFUND, Outage, read_events
@@ -21,7 +22,7 @@ def balance_of(*calls, outages=()):
     return read_events([events], outages)[ACCOUNT]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("call", "outages", "charges"),
     [
         (("acquire", 2, 0, 9, ANSWERED, 2), [], [2]),

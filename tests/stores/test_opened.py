@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Limiter, Policy
 from tidegate.outbound import Providers
 from tidegate.outbound.quota.gate import Gate
@@ -70,16 +71,15 @@ def test_a_store_in_memory_of_one_process_is_not_leased(clock):
     assert OpenedStore.open("memory://", clock=clock, lease=True).store.__class__ is MemoryStore
 
 
-@pytest.mark.parametrize(
+@cases(
     "build",
     [
         lambda wrong: Limiter(RULE, store=wrong),
         lambda wrong: Gate(Providers.load(), store=wrong),
         OpenedStore.open,
     ],
-    ids=["limiter", "gate", "opened"],
 )
-@pytest.mark.parametrize("wrong", [5, object(), "limits.db"], ids=["number", "object", "path"])
+@cases("wrong", [5, object(), "limits.db"])
 def test_anything_else_is_refused(build, wrong):
     with pytest.raises(ConfigError, match=r"store: expected a URL such as 'memory://'"):
         build(wrong)

@@ -8,6 +8,7 @@ import httpx
 import pytest
 import requests
 
+from tests.cases import cases
 from tests.swarm.conftest import START
 from tidegate import ConfigError, Denied
 from tidegate.swarm import AsyncMemoryLimiter, Capacity, MemoryLimiter
@@ -72,8 +73,8 @@ class OwnError(Exception):
         self.headers = headers
 
 
-@pytest.mark.parametrize("make", [http_error, requests_error, OwnError])
-@pytest.mark.parametrize(
+@cases("make", [http_error, requests_error, OwnError])
+@cases(
     ("status", "headers", "received"),
     [
         (429, {}, ("received 429 response", None)),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.adaptive import CapacityState, RecoverySettings, read_recovery_settings
 from tidegate.adaptive.capacity import MAX_FREEZE, MAX_REDUCTIONS
@@ -54,7 +55,7 @@ def test_factors_are_exact_fractions():
     assert read_recovery_settings(Fraction(1, 3)).reduced(10) == 3
 
 
-@pytest.mark.parametrize(
+@cases(
     ("wrong", "message"),
     [
         ({"reduce_factor": 1}, "reduce_factor: must be between 0 and 1"),

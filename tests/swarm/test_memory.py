@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.cases import cases
 from tests.swarm.conftest import START
 from tidegate import Closed, ConfigError, Denied, ResourceUnknown
 from tidegate.swarm import AsyncMemoryLimiter, Capacity, MemoryLimiter
@@ -25,7 +26,7 @@ def test_a_new_resource_starts_full(face, limiter):
     assert face.run(limiter.get_capacity("openai-api")) == Capacity("openai-api", 60, 60, 60.0, 0)
 
 
-@pytest.mark.parametrize("window", [60, 60.0, "1m", timedelta(minutes=1)])
+@cases("window", [60, 60.0, "1m", timedelta(minutes=1)])
 def test_forms_of_a_window(face, limiter, window):
     face.run(limiter.set_capacity("api", 60, window))
     assert face.run(limiter.get_capacity("api")).window == 60
@@ -119,9 +120,7 @@ def test_changing_the_window_keeps_what_is_available(face, limiter, clock):
     assert available(face, limiter) == 1
 
 
-@pytest.mark.parametrize(
-    ("capacity", "window"), [(0, 60), (-1, 60), (60, 0), (60, -1.5), (60, timedelta(0)), (0, timedelta(-1))]
-)
+@cases(("capacity", "window"), [(0, 60), (-1, 60), (60, 0), (60, -1.5), (60, timedelta(0)), (0, timedelta(-1))])
 def test_zero_removes_the_resource(face, limiter, capacity, window):
     face.run(limiter.set_capacity("old-api", 1, 60))
     face.run(limiter.acquire("old-api"))
@@ -213,7 +212,7 @@ def test_close(face, limiter):
     face.run(limiter.announce_reduced("api", "429"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "message"),
     [
         (("", 1, 60), "resource: must be a non-empty string, not ''"),

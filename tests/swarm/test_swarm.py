@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.swarm.conftest import START
 from tests.swarm.test_capacity import TIMELINE
 from tidegate import Closed, ConfigError, Denied
@@ -138,7 +139,7 @@ def test_messages_of_other_implementations_are_accepted(face, agents, hub, clock
     assert totals(face, [limiter]) == [40], "a new one counts"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("message", "counted"),
     [
         (plain(agent_id="agent-0", new_capacity=10), "own"),
@@ -341,7 +342,7 @@ def test_a_bus_given_as_url_is_closed_with_the_limiter(face):
     assert not bus.connected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "field"),
     [
         ({}, "bus"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.adaptive.signing import MalformedError, read_signed
 from tidegate.adaptive.update import CapacityUpdate, retain_key
@@ -45,7 +46,7 @@ def test_the_timestamp_replaces_a_missing_epoch():
     assert json.loads(berlin.to_json())["timestamp"] == "2024-10-04T00:00:00.000000Z"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("", "not JSON"),

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.outbound.sources import Source, read_sources
 from tidegate.outbound.sources.schedule import Cron, Interval, read_cron
@@ -43,7 +44,7 @@ def test_all_fields_of_a_source():
     assert "hunter2" not in repr(source)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("url: https://a.test/", "f.yaml:1: needs a name, such as name: prices"),

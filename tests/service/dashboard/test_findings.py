@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import cases
 from tidegate.service.dashboard.findings import BAD, GOOD, WARNING, describe_share, find_all
 
 SINCE = 1_728_000_000_000
@@ -120,7 +121,7 @@ def test_few_denials_are_no_finding(admitted, denied):
     assert texts(overview(recent=recent(admitted, denied, [("login", "a", denied)])))[0][0] == GOOD
 
 
-@pytest.mark.parametrize(
+@cases(
     ("share", "words"),
     [
         (0.1, "10 % of all calls denied"),

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.cases import cases
 from tests.service.harness import ADMIN, DECISION
 from tests.service.resp.harness import RespClient, connected, encode
 
@@ -132,9 +133,7 @@ async def test_a_blocked_key_is_denied():
         assert (await client.ask("TG.RESERVE", "api", "bad"))[4:] == [["blocked"], None]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+@cases(("words", "message"), [
         (("TG.ACQUIRE", "apj", "k"), "ERR unknown-policy: there is no policy 'apj': did you mean 'api'?"),
         (("TG.ACQUIRE", "api"), "ERR wrong number of arguments; usage: TG.ACQUIRE policy key"),
         (("TG.ACQUIRE", "api", "k" * 2000), "ERR bad-field: key: is longer than 1024 characters"),
@@ -164,8 +163,7 @@ async def test_a_blocked_key_is_denied():
         (("AUTH", "x" * 16), "called without any password configured"),
         (("AUTH",), "ERR usage: AUTH"),
         (("COMMAND", "GETKEYS"), "ERR COMMAND 'GETKEYS' is not supported"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 async def test_errors_are_clear_and_the_connection_stays(words, message):
     async with connected(policies=POLICIES) as (_, client):
         assert message in str(await client.ask(*words))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.service.connection_harness import ClientTransport
 from tests.service.resp.harness import InProcessResp, connected, encode
 
@@ -38,7 +39,7 @@ async def until(condition):
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "data",
     [
         b"PING\r\n",

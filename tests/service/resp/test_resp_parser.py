@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tests.service.resp.harness import encode
 from tidegate.service.resp.parser import MAX_ARGUMENTS, MAX_COMMAND, HttpInputError, parse, read_usual, split_commands
 
@@ -63,7 +64,7 @@ def test_usual_pipelines_take_the_fast_path(count):
     assert read_usual(ACQUIRE * count) == (["api"] * count, ["k"] * count)
 
 
-@pytest.mark.parametrize(
+@cases(
     "data",
     [
         b"",
@@ -87,7 +88,7 @@ def test_everything_else_is_left_to_the_parser(data):
     assert read_usual(data) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("data", "message"),
     [
         (b"*-1\r\n", "invalid multibulk length"),

@@ -1,7 +1,6 @@
 """CL.THROTTLE answers as redis-cell does. The expected numbers follow from its documentation and its algorithm."""
 
-import pytest
-
+from tests.cases import cases
 from tests.service.resp.harness import connected
 from tidegate.service.resp import throttle
 
@@ -65,7 +64,7 @@ async def test_the_limits_that_are_kept_are_bounded(monkeypatch):
         assert set(service.decider.stats.counts) == {"tidegate.throttle"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "message"),
     [
         (("k", 15, 30), "wrong number of arguments; usage: CL.THROTTLE <key> <max_burst>"),

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.cases import cases
 from tests.stores.lease.simulator import overspent, random_simulation
 from tidegate.stores.lease import share, steps, terms
 
@@ -18,8 +19,8 @@ SCHEDULES = 300  # for each policy: 2,100 in all
 PARTS = 4
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("algorithms", POLICIES, ids=lambda names: "+".join(names) if len(names) < 3 else "all")
+@cases("part", range(PARTS))
+@cases("algorithms", POLICIES)
 def test_no_schedule_exceeds_a_limit(algorithms, part):
     local = 0
     for seed in range(part, SCHEDULES, PARTS):
@@ -111,7 +112,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("place", "fault", "algorithm"), FAULTS, ids=lambda part: getattr(part, "__name__", part))
+@cases(("place", "fault", "algorithm"), FAULTS)
 def test_an_injected_fault_is_found(place, fault, algorithm):
     with patch(place, fault):
         assert any(overspent(random_simulation(seed, (algorithm,))) for seed in range(400))

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 import tidegate.stores.postgres
+from tests.cases import cases
 from tests.conformance.changes import changing_history, directed_histories
 from tests.stores.postgres.comparison import first_difference
 from tests.stores.postgres.conftest import query_function
@@ -60,7 +61,7 @@ def test_answers_and_stored_states_are_those_of_the_core(open_empty, shared_sche
     assert first_difference(open_empty(), shared_schema[1], random_vectors(1000 + seed, 240, alternatives=True)) is None
 
 
-@pytest.mark.parametrize("seed", range(12))
+@cases("seed", range(12))
 def test_answers_and_states_of_a_changing_limit_are_those_of_the_core(open_empty, shared_schema, seed):
     assert first_difference(open_empty(), shared_schema[1], changing_history(seed)) is None
 
@@ -118,7 +119,7 @@ def test_functions_have_the_order_of_the_core():
     assert [name for name in ours if name in theirs and name != "adjust"] == theirs
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@cases("fault", FAULTS)
 def test_an_inserted_fault_is_found(open_empty, shared_schema, fault):
     assert CORE.count(fault.right) >= 1, "the core has changed: update this fault"
 

@@ -4,6 +4,7 @@ import datetime as dt
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError, Limit, Policy, StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.schema import read_schema
@@ -76,7 +77,7 @@ def test_tables_are_logged_by_default(open_store, schema, sql, unlogged, kind):
     assert (kinds["keys"], kinds["log"]) == (kind, kind)
 
 
-@pytest.mark.parametrize("name", ["", "Big", "a b", 'a"b', "a;drop", "pg_x", "x" * 64, "1a"])
+@cases("name", ["", "Big", "a b", 'a"b', "a;drop", "pg_x", "x" * 64, "1a"])
 def test_invalid_schema_names_raise_config_error(name):
     with pytest.raises(ConfigError, match="lower-case letters, digits and _"):
         read_schema(name)

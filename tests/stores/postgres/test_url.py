@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import cases
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
@@ -11,7 +12,7 @@ from tidegate.testing import ManualClock
 SECRET = "s3cret-w0rd"  # noqa: S105 - a test password
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "message"),
     [
         ("postgresql://u:{}@h/d?shema=x", "unknown option 'shema': did you mean 'schema'"),

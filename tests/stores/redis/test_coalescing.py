@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cases import cases
 from tests.servers.process import until
 from tests.servers.tcp_proxy import TcpProxy
 from tests.stores.redis.conftest import address_of
@@ -80,8 +81,8 @@ def test_several_event_loops_and_threads_share_one_store(store: RedisStore) -> N
         assert sum(loop.result() for loop in loops) + thread.result() == 100
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"])
-@pytest.mark.parametrize("verb", ["acquire", "hold"])
+@cases("algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency"])
+@cases("verb", ["acquire", "hold"])
 async def test_a_cancelled_call_leaves_no_charge(server: ValkeyServer, algorithm: str, verb: str) -> None:
     store = RedisStore(address_of(server))
     policy = Policy("p", (Limit(10, "1h", algorithm),))

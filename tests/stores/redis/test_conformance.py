@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from tests.cases import cases
 from tests.conformance.changes import changing_history, directed_histories
 from tests.servers.valkey import ValkeyServer
 from tests.stores.redis.conftest import address_of
@@ -38,7 +39,7 @@ def test_stored_states_are_those_of_the_core(valkey: ValkeyServer, seed: int) ->
     assert_stored(valkey, random_vectors(1000 + seed, 300, alternatives=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@cases("seed", range(12))
 def test_stored_states_of_a_changing_limit_are_those_of_the_core(valkey: ValkeyServer, seed: int) -> None:
     assert_stored(valkey, changing_history(seed))
 
@@ -207,7 +208,7 @@ async def test_calls_sent_together_are_answered_one_by_one(valkey: ValkeyServer)
     assert await found_by(valkey, SCRIPT) is None
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@cases("fault", FAULTS)
 async def test_an_inserted_fault_is_found(disposable_server: ValkeyServer, fault: str) -> None:
     old, new = FAULTS[fault]
     source = SCRIPT.decode()
@@ -218,7 +219,7 @@ async def test_an_inserted_fault_is_found(disposable_server: ValkeyServer, fault
     ) is not None
 
 
-@pytest.mark.parametrize("fault", SHORT_FORM_FAULTS)
+@cases("fault", SHORT_FORM_FAULTS)
 async def test_an_inserted_fault_in_the_short_form_is_found(disposable_server: ValkeyServer, fault: str) -> None:
     old, new = SHORT_FORM_FAULTS[fault]
     source = SCRIPT.decode()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.stores import open_store
 from tidegate.stores.redis import RedisStore
 from tidegate.stores.redis.address import read_url
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "kind", "hosts", "tls"),
     [
         ("redis://", "server", (("127.0.0.1", 6379),), False),
@@ -41,7 +42,7 @@ def test_options_of_the_query() -> None:
     assert read_url("rediss://h?ssl_ca_certs=ca.pem").driver == {"ssl_ca_certs": "ca.pem"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "message"),
     [
         ("redis://user:hush@host:port", "a port is a number"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tidegate import Limiter
 from tidegate.errors import ConfigError
 from tidegate.stores import open_store
@@ -34,7 +35,7 @@ def test_percent_encoded_characters_are_decoded(tmp_path):
     assert (tmp_path / "a?b#c%d.db").exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "message"),
     [
         ("sqlite://", "sqlite:///relative.db"),
