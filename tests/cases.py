@@ -9,6 +9,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from _pytest.mark import ParameterSet
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ class Failures:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        # What pytest raises to fail or to skip a test is no Exception: the former is a failure of the row, too.
-        if not isinstance(error, Exception) and type(error).__name__ != "Failed":
+        # What pytest.fail raises is no Exception.
+        if error is None or not isinstance(error, Exception | pytest.fail.Exception):
             return False
         for each in error.exceptions if isinstance(error, CasesFailed) else [error]:
             each.add_note(f"in the case {self._arguments!r}")
