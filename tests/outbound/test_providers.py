@@ -8,7 +8,7 @@ import pytest
 
 from tidegate import ConfigError, Denied, ResourceUnknown
 from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers
-from tidegate.service.runtime.components import watch_providers
+from tidegate.service.runtime.components import watch_files
 from tidegate.testing import ManualClock
 
 SENT = "key: {header: X-Api-Key}\n"
@@ -289,7 +289,7 @@ async def test_a_service_without_calls_reports_a_bad_file_when_it_appears(tmp_pa
     write(tmp_path, "a.yaml")
     clock = ManualClock(1_728_000_000)
     gate = AsyncGate(Providers.load(directories=[tmp_path]), clock=clock, reload=None)
-    watching = asyncio.create_task(watch_providers(gate))
+    watching = asyncio.create_task(watch_files(gate))
     await asyncio.sleep(0)
     write(tmp_path, "b.yaml", "b.test", limit="many")
     write(tmp_path, "c.yaml", "c.test")

@@ -17,7 +17,11 @@ EXAMPLES: Final = (("tidegate remove fmp-aapl-prices", "stop fetching this sourc
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the name of the source, and the data folder of the service."""
-    parser.add_argument("name", metavar="NAME", help="the name of the source; one in a file returns at the next start")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="the name of the source; one in a file returns when the file changes, or at the next start",
+    )
     add_data_option(parser)
 
 

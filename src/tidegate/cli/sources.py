@@ -56,7 +56,7 @@ def show(args: argparse.Namespace, output: Output) -> None:
     reply = send_command(data_folder(args), verb="sources")
     rows = list(map(format_source, reply["sources"]))
     output.write_table(TextTable(COLUMNS, list(rows), empty="no source is configured"))
-    for message in reply["recovered"]:
+    for message in (*reply["recovered"], *reply["problems"]):
         output.write_line(message, "yellow")
     output.write_json(reply)
 

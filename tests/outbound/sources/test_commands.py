@@ -257,6 +257,21 @@ def test_the_start_message_names_the_store_of_the_permits_in_json(folder):
     assert (started["store"], started["permits"]) == ("memory://", f"sqlite:///{quota}")
 
 
+def test_a_file_in_the_source_folder_is_picked_up_and_removed_while_the_service_runs(folder, capsys):
+    path, server = folder
+    with Running(*START) as service:
+        until(lambda: len(server.requests) == 1, "the first fetch")
+        (path / "s2.yaml").rename(path / "sources" / "s2.yaml")
+        (path / "sources" / "bad.yaml").write_text("name: bad\n")
+        until(lambda: len(server.requests) == 2, "the fetch of the new file")
+        assert main(["sources"]) == 0
+        assert "sources/bad.yaml:1: needs a url, such as url: https://example.com/prices" in capsys.readouterr().out
+        (path / "sources" / "s2.yaml").unlink()
+        until(lambda: "s2" not in sources(capsys), "the removal")
+        assert service.stop() == 0
+    assert "a source file is invalid, it is ignored: sources/bad.yaml:1" in service.err
+
+
 def test_an_added_source_still_replaces_the_configured_one_after_a_restart(folder, capsys):
     path, server = folder
     with Running(*START) as service:

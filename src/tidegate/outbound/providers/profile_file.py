@@ -24,6 +24,7 @@ from tidegate.outbound.providers.profile import (
     Unbounded,
     UsagePart,
 )
+from tidegate.outbound.providers.watched_files import YAML_SUFFIXES
 from tidegate.policy.config_value import ConfigValue, load
 from tidegate.suggestions import did_you_mean
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 Fields = dict[str, ConfigValue]
 
-YAML_SUFFIXES: Final = (".yaml", ".yml")
 NO_PROFILES: Final[Mapping[str, Path]] = MappingProxyType({})
 
 SHIPPED_PROFILES: Final = Path(__file__).parent.parent / "profiles"

@@ -6,12 +6,13 @@ import logging
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from tidegate.errors import ConfigError, ResourceUnknown
 from tidegate.outbound.providers.file import read_provider
 from tidegate.outbound.providers.hosts import host_of, normal_host, suffixes
-from tidegate.outbound.providers.profile_file import YAML_SUFFIXES, find_profile_files
+from tidegate.outbound.providers.profile_file import find_profile_files
+from tidegate.outbound.providers.watched_files import WatchedFiles
 from tidegate.suggestions import MAX_COMPARED_LENGTH, did_you_mean
 
 if TYPE_CHECKING:
@@ -38,16 +39,6 @@ KNOWN_KEYS: Final = {
     "api.anthropic.com": "header x-api-key",
 }
 
-FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
-Stamps = tuple[FileStamp | None, ...]  # of the provider's file, and of the files that it names
-
-
-class LoadedProvider(NamedTuple):
-    """A provider and the state of the file it was read from."""
-
-    provider: Provider
-    stamp: Stamps | None
-
 
 class Providers:
     """The providers, by domain. Thread-safe: a lookup never sees a partial reload.
@@ -58,12 +49,10 @@ class Providers:
 
     def __init__(self, providers: Iterable[Provider] = ()) -> None:
         """Use these providers; `load` reads them from files."""
-        self._use({provider.domain: LoadedProvider(provider, None) for provider in providers})
-        self._files: tuple[Path, ...] = ()
-        self._directories: tuple[Path, ...] = ()
+        self._use({provider.domain: provider for provider in providers})
+        self._files: WatchedFiles[Provider] = WatchedFiles("provider", self._read)
         self._profiles: tuple[Path, ...] = ()
         self._permissions: Permissions = "ignore"
-        self._refused: dict[Path, Stamps] = {}
         self._unsent: set[str] = set()  # domains whose key is never sent, and warned about
         self.problems: tuple[str, ...] = ()
         self.changes: int = 0
@@ -90,12 +79,13 @@ class Providers:
             if isinstance(paths, (str, Path)):
                 raise ConfigError(f"must be a list of paths such as [{str(paths)!r}], not one path", field=field)
         self = cls()
-        self._files = tuple(Path(file) for file in files)
-        self._directories = tuple(Path(folder) for folder in directories)
+        self._files = WatchedFiles(
+            "provider", self._read, files, directories, other_files=lambda each: each.other_files
+        )
         self._permissions = permissions
         self._profiles = tuple(Path(path) for path in profiles)
-        self._use(_by_domain(self._load(path) for path in self._paths()))
-        for folder in self._directories:
+        self._use(_by_domain(self._files.load().values()))
+        for folder in self._files.directories:
             if not any(Path(provider.file or "").parent == folder for provider in self):
                 log.warning("%s contains no provider file: their names end in .yaml or .yml", folder)
         return self
@@ -104,13 +94,13 @@ class Providers:
     def of(cls, *settings: Mapping[str, object]) -> Providers:
         """Build providers from mappings with the fields of a file."""
         self = cls()
-        self._use(_by_domain(LoadedProvider(read_provider(setting), None) for setting in settings))
+        self._use(_by_domain(map(read_provider, settings)))
         return self
 
-    def _use(self, loaded: dict[str, LoadedProvider]) -> None:
+    def _use(self, providers: dict[str, Provider]) -> None:
         """Use these providers from now on, by domain."""
-        self._loaded = loaded
-        self._named = {each.provider.name: each.provider for each in loaded.values()}
+        self._by_domain = providers
+        self._named = {each.name: each for each in providers.values()}
         self._matched: dict[object, Provider | None] = {}  # by URL, domain or name; replaced last
 
     # ---- lookup ------------------------------------------------------------------------------------------------------
@@ -120,7 +110,7 @@ class Providers:
 
         Returns None if no provider matches: then there are no limits. Raises ConfigError for a URL without a host.
         """
-        matched = self._matched  # before `_loaded` is read: `_use` replaces them in the other order
+        matched = self._matched  # before `_by_domain` is read: `_use` replaces them in the other order
         try:
             return matched[url]
         except (KeyError, TypeError):
@@ -128,10 +118,10 @@ class Providers:
 
     def match_host(self, host: str) -> Provider | None:
         """Return the provider of a normalised host (see `host_of`)."""
-        loaded = self._loaded
+        known = self._by_domain
         for domain in suffixes(host):
-            if domain in loaded:
-                return loaded[domain].provider
+            if domain in known:
+                return known[domain]
         return None
 
     def find(self, target: object) -> Provider | None:
@@ -164,11 +154,11 @@ class Providers:
 
     def __iter__(self) -> Iterator[Provider]:
         """Iterate over the providers in the order they were read."""
-        return iter([loaded.provider for loaded in self._loaded.values()])
+        return iter(list(self._by_domain.values()))
 
     def __len__(self) -> int:
         """Return the number of providers."""
-        return len(self._loaded)
+        return len(self._by_domain)
 
     def __repr__(self) -> str:
         """Show the names."""
@@ -179,24 +169,19 @@ class Providers:
     @property
     def reloads(self) -> bool:
         """Whether providers were loaded from files, which may change."""
-        return bool(self._files or self._directories)
+        return bool(self._files)
 
     def reload(self) -> tuple[str, ...]:
         """Load changed files; return the domains of the providers that were changed, added or removed."""
         if not self.reloads:
             return ()
-        before = self._loaded
-        by_file = {Path(loaded.provider.file): loaded for loaded in before.values() if loaded.provider.file}
+        before = self._by_domain
+        by_file = {Path(provider.file): provider for provider in before.values() if provider.file}
         problems: list[str] = []
-        read: dict[Path, LoadedProvider] = {}
-        for path in self._paths(problems):
-            loaded = self._reread(path, by_file.get(path), problems)
-            if loaded is not None:
-                read[path] = loaded
+        read = self._files.reload(problems)
         found = self._without_conflicts(read, by_file, problems)
         self.problems = tuple(problems)
-        changed = {*found, *before}
-        changed = {name for name in changed if found.get(name, (None,))[0] != before.get(name, (None,))[0]}
+        changed = {domain for domain in {*found, *before} if found.get(domain) != before.get(domain)}
         self._use(found)
         self.changes += bool(changed)
         for domain in sorted(changed):
@@ -204,8 +189,8 @@ class Providers:
         return tuple(sorted(changed))
 
     def _without_conflicts(
-        self, read: dict[Path, LoadedProvider], previous: Mapping[Path, LoadedProvider], problems: list[str]
-    ) -> dict[str, LoadedProvider]:
+        self, read: dict[Path, Provider], previous: Mapping[Path, Provider], problems: list[str]
+    ) -> dict[str, Provider]:
         """Return the providers by domain; of files that conflict, the previous versions stay in effect.
 
         A file that has not changed is kept, so an edit of one file never removes the provider of another.
@@ -214,9 +199,9 @@ class Providers:
         while (conflict := _first_conflict(chosen)) is not None:
             first, second, message = conflict
             old = previous.get(second)
-            refused = first if old is not None and old.provider == chosen[second].provider else second
+            refused = first if old is not None and old == chosen[second] else second
             old = previous.get(refused)
-            if old is None or old.provider == chosen[refused].provider:
+            if old is None or old == chosen[refused]:
                 del chosen[refused]
             else:
                 chosen[refused] = old
@@ -224,47 +209,7 @@ class Providers:
             if message not in self.problems:  # logged once
                 kept = "the previous version stays in effect" if refused in chosen else "the file is ignored"
                 log.warning("%s: %s: %s", refused, kept, message)
-        return {loaded.provider.domain: loaded for loaded in chosen.values()}
-
-    def _reread(self, path: Path, loaded: LoadedProvider | None, problems: list[str]) -> LoadedProvider | None:
-        """Read a file again if it has changed; keep the previous version if it is invalid."""
-        now = _stamps(path, loaded)
-        if loaded is not None and loaded.stamp == now and path not in self._refused:
-            return loaded
-        try:
-            again = self._load(path)
-        except ConfigError as error:
-            if self._refused.get(path, ()) != now:  # logged once for each version of the file
-                kept = "the previous version stays in effect" if loaded else "it is ignored"
-                log.warning("a provider file is invalid, %s: %s", kept, error)
-            self._refused[path] = now
-            problems.append(str(error))
-            return loaded
-        self._refused.pop(path, None)
-        return again
-
-    def _paths(self, problems: list[str] | None = None) -> list[Path]:
-        """List the files: those given by path, and those of the directories, by name."""
-        paths = list(self._files)
-        for folder in self._directories:
-            try:
-                entries = sorted(folder.iterdir())
-            except OSError as error:
-                wrong = ConfigError(f"cannot be listed: {error.strerror or error}", file=str(folder))
-                if problems is None:
-                    raise wrong from None
-                problems.append(str(wrong))  # it may be temporary: keep its providers
-                entries = [Path(loaded.provider.file) for loaded in self._loaded.values() if loaded.provider.file]
-                entries = [path for path in entries if path.parent == folder]
-            paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]
-        return paths
-
-    def _load(self, path: Path) -> LoadedProvider:
-        stamp, loaded = _file_stamp(path), LoadedProvider(self._read(path), None)
-        other_stamps = _other_stamps(loaded)
-        if other_stamps:  # these files may have changed before their stamps were taken
-            loaded = LoadedProvider(self._read(path), None)
-        return loaded._replace(stamp=(stamp, *other_stamps))
+        return {provider.domain: provider for provider in chosen.values()}
 
     def _read(self, path: Path) -> Provider:
         provider = read_provider(path, find_profile_files(self._profiles))
@@ -302,25 +247,24 @@ def _remember(matched: dict[object, Provider | None], target: object, provider: 
     return provider
 
 
-def _by_domain(providers: Iterable[LoadedProvider]) -> dict[str, LoadedProvider]:
+def _by_domain(providers: Iterable[Provider]) -> dict[str, Provider]:
     found = dict(enumerate(providers))
     conflict = _first_conflict(found)
     if conflict is not None:
         raise ConfigError(conflict[2])
-    return {loaded.provider.domain: loaded for loaded in found.values()}
+    return {provider.domain: provider for provider in found.values()}
 
 
-def _first_conflict(found: Mapping[T, LoadedProvider]) -> tuple[T, T, str] | None:
+def _first_conflict(found: Mapping[T, Provider]) -> tuple[T, T, str] | None:
     """Return the first two providers that cannot be used together, and an error message."""
     seen: dict[object, T] = {}  # the domains, names and ceilings, and the first provider that has each
-    for place, loaded in found.items():
-        provider = loaded.provider
+    for place, provider in found.items():
         ceilings = {("ceiling", each.policy.name): each for each in provider.ceilings}
         for mark in (("domain", provider.domain), ("name", provider.name), *ceilings):
             first = seen.setdefault(mark, place)
             if first == place:
                 continue
-            other = found[first].provider
+            other = found[first]
             files = f"{provider.file or 'this provider'} and {other.file or 'an earlier one'}"
             if mark not in ceilings:
                 return first, place, f"{files}: two providers have the {mark[0]} {mark[1]!r}; remove one of them"
@@ -334,20 +278,3 @@ def _ceiling_conflict(one: Ceiling, other: Ceiling) -> str:
     limits = [f"{each.limit}{''.join(f' per {scope}' for scope in each.per)}" for each in (one, other)]
     message = f"the ceiling {one.limit.name!r} has the limits '{limits[0]}' and '{limits[1]}'"
     return f"{message}: set the same limit in both, or another name in one of them"
-
-
-def _stamps(path: Path, loaded: LoadedProvider | None) -> Stamps:
-    return _file_stamp(path), *_other_stamps(loaded)
-
-
-def _other_stamps(loaded: LoadedProvider | None) -> Stamps:
-    """Identify the versions of the files that the provider's file names."""
-    return () if loaded is None else tuple(_file_stamp(Path(file)) for file in loaded.provider.other_files)
-
-
-def _file_stamp(path: Path) -> FileStamp | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

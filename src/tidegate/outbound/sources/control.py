@@ -95,7 +95,7 @@ class ControlServer:
             return {"says": self._service.run_now(str(command.get("name", "")))}
         if verb == "sources":
             return {"sources": self._service.describe(), "metrics": self._service.gate.metrics(),
-                    "recovered": self._service.recovered}  # fmt: skip
+                    "recovered": self._service.recovered, "problems": self._service.problems}  # fmt: skip
         if verb == "stop":
             self._service.stop()
             return {"stopping": True}

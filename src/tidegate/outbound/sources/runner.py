@@ -95,6 +95,7 @@ class SourceRunner:
         self._cycle = round(cycle * SECOND)
         self.scheduler: Scheduler = Scheduler(self.ledger, self.gate, self._cycle, Interval(every))
         self.recovered: list[str] = []
+        self.problems: tuple[str, ...] = ()  # of files of sources
         self.paused: str | None = None  # why nothing is fetched
         self._workers = workers
         self._grace = round(grace * SECOND)

@@ -210,8 +210,10 @@ class Scheduler:
         self._ended(source, now, result, "failed", attempt, due)
 
     def _plan(self, source: Source, now: int) -> int:
-        """Return the next scheduled time of a source."""
-        return self.schedule_of(source).after(min(now, self._planned.get(source.name, now)), now)
+        """Return the next scheduled time of a source: by its present schedule, if it was replaced while in flight."""
+        return self.schedule_of(self.sources.get(source.name, source)).after(
+            min(now, self._planned.get(source.name, now)), now
+        )
 
     def _ended(self, source: Source, now: int, result: str, column: str, attempt: int, due: int) -> None:
         count = {column: getattr(self._ledger.record(source.name), column) + 1}

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import host_of
+from tidegate.outbound.providers.watched_files import WatchedFiles
 from tidegate.outbound.sources.schedule import Interval, Schedule, read_cron
 from tidegate.policy.config_value import ConfigValue, load, parse
 from tidegate.urls import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 SOURCE_FIELDS: Final = (
     "name",
@@ -39,7 +40,6 @@ SOURCE_FIELDS: Final = (
     "retries",
     "to",
 )
-YAML_SUFFIXES: Final = (".yaml", ".yml")
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also used as a folder name
 MAX_BYTES: Final = 32 * 2**20  # of a body, by default
 
@@ -78,22 +78,22 @@ class Source:
 
 def read_sources(files: Iterable[Path | str] = (), directories: Iterable[Path | str] = ()) -> list[Source]:
     """Read one file per source, and all files of a directory that end in .yaml or .yml; names must be unique."""
-    paths = [Path(file) for file in files]
-    for folder in map(Path, directories):
-        try:
-            entries = sorted(folder.iterdir())
-        except OSError as error:
-            raise ConfigError(f"cannot be listed: {error.strerror or error}", file=str(folder)) from None
-        paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]
-    found: dict[str, Path] = {}
-    sources = []
-    for path in paths:
-        source = read_source(path)
-        if source.name in found:
-            raise ConfigError(f"{path} and {found[source.name]}: two sources are named {source.name!r}; remove one")
-        found[source.name] = path
-        sources.append(source)
-    return sources
+    found = WatchedFiles("source", read_source, files, directories).load()
+    check_names(found)
+    return list(found.values())
+
+
+def check_names(found: Mapping[Path, Source]) -> None:
+    """Raise ConfigError if two files have a source of the same name."""
+    names: dict[str, Path] = {}
+    for path, source in found.items():
+        if names.setdefault(source.name, path) != path:
+            raise ConfigError(describe_conflict(path, names[source.name], source.name))
+
+
+def describe_conflict(path: Path, other: Path, name: str) -> str:
+    """Describe two files that have a source of the same name."""
+    return f"{path} and {other}: two sources are named {name!r}; remove one"
 
 
 def read_source(given: str | Path | Mapping[str, object]) -> Source:

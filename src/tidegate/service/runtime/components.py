@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.registry import Permissions, Providers
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources import SourceRunner
+    from tidegate.outbound.sources.configured import ConfiguredSources
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
     from tidegate.service.http.app import ReadinessCheck
@@ -63,6 +64,7 @@ class Components:
         self._egress_listener = egress_listener
         self._first = link is None or link.first
         self.sources: SourceRunner | None = None
+        self._source_files: ConfiguredSources | None = None
         self.budget: TaskBudget | None = None
         self.egress: EgressGateway | None = None
         self._egress_file: EgressFile | None = None
@@ -70,7 +72,7 @@ class Components:
         self.demo_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._gate: AsyncGate | None = None
-        self._provider_task: asyncio.Task[None] | None = None
+        self._files_task: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -110,8 +112,8 @@ class Components:
 
     def start(self) -> None:
         """Start to fetch sources and, with `--demo`, to generate traffic."""
-        if self._gate is not None and self._gate.providers.reloads:
-            self._provider_task = asyncio.create_task(watch_providers(self._gate))
+        if self._gate is not None and (self._gate.providers.reloads or self._source_files):
+            self._files_task = asyncio.create_task(watch_files(self._gate, self.sources, self._source_files))
         if self.sources is not None:
             self.fetch_task = asyncio.create_task(self.sources.run(self.settings.stop_within))
         if self._egress_file is not None:
@@ -129,7 +131,7 @@ class Components:
 
     async def stop(self) -> None:
         """Start no more fetches; wait for active ones, for at most `stop_within`."""
-        for task in (self._watch_task, self._provider_task):
+        for task in (self._watch_task, self._files_task):
             if task is not None:
                 task.cancel()
         if self.demo_task is not None:
@@ -154,18 +156,19 @@ class Components:
 
     async def _open_sources(self) -> None:
         from tidegate.outbound.sources import SourceRunner  # noqa: PLC0415 - needs httpx
-        from tidegate.outbound.sources.configured import find_sources  # noqa: PLC0415 - as above
+        from tidegate.outbound.sources.configured import ConfiguredSources  # noqa: PLC0415 - as above
         from tidegate.outbound.sources.control import ControlServer  # noqa: PLC0415 - as above
         from tidegate.service.dashboard.panels import sources_panel  # noqa: PLC0415 - as above
 
         settings = self.settings
-        found = find_sources(settings.sources, settings.source_dirs, settings.data_folder)
+        self._source_files = ConfiguredSources(settings.sources, settings.source_dirs, settings.data_folder)
+        found = self._source_files.load()
         # Usage of a provider must outlive the process: a store in memory is for decisions only.
         store = None if settings.store.startswith("memory:") else settings.store
         options: dict[str, Any] = {"store": store, "workers": settings.fetchers, "bus": settings.bus}
         options["interval"] = settings.source_interval
         options["spending"] = self._open_spending()
-        options["reload"] = None  # `watch_providers` does it
+        options["reload"] = None  # `watch_files` does it
         self.sources = SourceRunner(load_providers(self.settings), found, data=settings.data_folder, **options)
         await self._stack.enter_async_context(self.sources)
         await self._stack.enter_async_context(ControlServer(self.sources, settings.local_url))
@@ -281,20 +284,22 @@ def load_providers(settings: Settings, permissions: str | None = None) -> Provid
     )
 
 
-async def watch_providers(gate: AsyncGate) -> None:
-    """Check the provider files regularly, in a thread, whether the service has calls or not."""
+async def watch_files(
+    gate: AsyncGate, runner: SourceRunner | None = None, sources: ConfiguredSources | None = None
+) -> None:
+    """Check the files of providers and sources regularly, in a thread, whether the service has calls or not."""
     from tidegate.clock import TaskSignal  # noqa: PLC0415 - most services have no providers
     from tidegate.outbound.quota.gate import RELOAD_INTERVAL  # noqa: PLC0415 - as above
 
     while True:
         await gate.clock.wait_async(TaskSignal(), gate.clock.steady() + round(RELOAD_INTERVAL * SECOND))
         try:
-            changed = await asyncio.to_thread(gate.providers.reload)
-        except Exception:  # the next check may succeed
-            log.exception("the provider files were not checked")
-        else:
-            if changed:
+            if await asyncio.to_thread(gate.providers.reload):
                 gate.wake_waiting()
+            if runner is not None and sources is not None:
+                sources.apply(await asyncio.to_thread(sources.reload), runner)
+        except Exception:  # the next check may succeed
+            log.exception("the files of providers and sources were not checked")
 
 
 def watch_egress(
