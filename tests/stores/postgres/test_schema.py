@@ -133,6 +133,16 @@ def test_the_views_show_no_policies_of_tidegate_itself(open_store, sql):
     assert sql("select count(*) from tidegate.rate_limits").fetchone() == (1,)
 
 
+def test_rows_of_a_budget_have_its_name_and_its_tiers(open_store, sql):
+    names = ("day", "day:tokens", "day<1")
+    policy = Policy("budget:embeddings", tuple(Limit(5, "1d", "sliding_log", name=name) for name in names))
+    open_store().apply_one("acquire", policy, "tasks", (1, 2, 1), NOW)
+    assert sql("select budget, time_period, current_count from tidegate.rate_limits").fetchall() == [
+        ("embeddings", "day", 1),
+        ("embeddings", "day:tokens", 2),
+    ]
+
+
 def test_the_window_of_a_log_is_that_of_its_counted_permits(open_store, sql):
     """From the oldest one until the newest leaves; a margin shows in the end, and not in the period."""
     store = open_store()

@@ -102,7 +102,9 @@ def record_call(unlimited: Policy, key: Key, costs: tuple[int, ...], completion:
 
 
 class BudgetStore(SQLiteStore):
-    """An SQLite store that also keeps the open batches and completed tasks of budgets."""
+    """An SQLite store that also keeps the open batches and completed tasks of budgets, and the rows of idle ones."""
+
+    _kept_policies = POLICY_PREFIX
 
     def __init__(
         self,

@@ -34,6 +34,17 @@ cross join lateral unnest(k.states) with ordinality
     s(name, algorithm, unit, rule, quota, burst, length, rate, numbers, ends, place)
 where s.ends > 0 and k.policy !~ '^tidegate[.]';
 
+-- One row per tier of each budget, and one per limit of each key of other policies. Limits that reserve a share of a tier
+-- are not shown.
+create or replace view tidegate.rate_limits as
+select case when policy like 'budget:%' then name
+            else case period when '1m' then 'minute' when '1h' then 'hour' when '1d' then 'day' when '1w' then 'week'
+                             when '30d' then 'month' else period end end as time_period,
+       used as current_count, window_start, window_end, updated_at as last_updated,
+       case when policy like 'budget:%' then substr(policy, length('budget:') + 1) end as budget
+from tidegate.states
+where not (policy like 'budget:%' and strpos(name, '<') > 0);
+
 -- Deletes the expired state of up to so many keys, for stores that get no more calls. Returns how many it has deleted.
 create or replace function tidegate.delete_expired(max_keys int) returns int language plpgsql as $$
 begin

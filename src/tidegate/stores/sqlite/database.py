@@ -163,7 +163,7 @@ def find_version(db: sqlite3.Connection, path: Path) -> int:
 def read_migrations(package: str, creates: str | None = None) -> list[Migration]:
     """Read the migrations of a package, numbered by their file names: `0001_tables.sql` is number 1."""
     migrations = []
-    for file in files(package).iterdir():
+    for file in sorted(files(package).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
             script = file.read_text(encoding="utf-8")
             named = CREATED_VIEW.match(script)

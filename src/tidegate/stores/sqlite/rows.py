@@ -39,6 +39,8 @@ MAX_SHAPES: Final = 1024  # cached sets of limits
 UNMARKED_NUMBERS: Final = 3  # numbers of a bucket without marks
 PLAIN_WINDOW: Final = 3  # numbers of a window without older windows, at most
 
+NEVER: Final = 2**62  # when the row of a kept policy is due
+
 SELECT_STATE: Final = "SELECT id, limits, numbers FROM state WHERE policy = ? AND key = ?"
 INSERT_STATE: Final = "INSERT INTO state (policy, key, limits, numbers, updated, due) VALUES (?, ?, ?, ?, ?, ?)"
 UPDATE_STATE: Final = "UPDATE state SET numbers = ?, updated = ? WHERE id = ?"
@@ -71,9 +73,10 @@ class RowShape(NamedTuple):
 class StateRows:
     """The rows of a file, read and written through one cursor; the caller manages transactions."""
 
-    def __init__(self, cursor: sqlite3.Cursor) -> None:
-        """Use this cursor."""
+    def __init__(self, cursor: sqlite3.Cursor, kept: str | None = None) -> None:
+        """Use this cursor. Rows of policies whose names begin with `kept` are emptied instead of deleted."""
         self.cursor = cursor
+        self._kept = kept
         self.execute: Callable[..., sqlite3.Cursor] = cursor.execute
         self._shapes: dict[int, RowShape] = {}  # by id(): hashing limits would take longer than a decision
 
@@ -130,7 +133,7 @@ class StateRows:
         else:
             numbers, logs = self._write_logs(states, MAX_INLINE_ENTRIES if inline is None else inline)
         row_id = row.id
-        if not any(numbers):
+        if not any(numbers) and not (row_id and self._keeps(policy.name)):
             self.delete(row)
             return
         if row_id and limits is row.limits:
@@ -138,7 +141,9 @@ class StateRows:
         elif row_id:
             self.execute(UPDATE_STATE_AND_LIMITS, (self._shape(limits).text, str(numbers), now, row_id))
         else:
-            due = due_at(max(limit_of(state).rules.expires(state) for state in states if state), now)
+            due = NEVER
+            if not self._keeps(policy.name):
+                due = due_at(max(limit_of(state).rules.expires(state) for state in states if state), now)
             self.execute(INSERT_STATE, (storable(policy.name), key, self._shape(limits).text, str(numbers), now, due))
             row_id = self.cursor.lastrowid or 0
         if logs != row.logs:
@@ -164,6 +169,17 @@ class StateRows:
             log = LogRows.write(self.cursor, log, head, tail, base)
         logs.append(log.id)
         return [log.save(head, tail, base)]
+
+    def reset(self, policy: Policy, key: str | bytes, row: KeyRow, now: int) -> None:
+        """Remove the states of a key."""
+        if row.id and self._keeps(policy.name):
+            states = (None,) * len(policy.limits)
+            self.write(policy, key, KeyRow(row.id, states, (), (), row.logs), states, now)
+        else:
+            self.delete(row)
+
+    def _keeps(self, policy: str) -> bool:
+        return self._kept is not None and policy.startswith(self._kept)
 
     def delete(self, row: KeyRow) -> None:
         """Delete a key."""
@@ -205,14 +221,16 @@ class StateRows:
 
     def sweep(self, now: int) -> None:
         """Check some of the due rows and delete those that expired, and some entries of removed logs."""
-        query = "SELECT id, limits, numbers FROM state WHERE due <= ? ORDER BY due LIMIT ?"
-        for row_id, text, numbers in self.execute(query, (now, SWEEP_ROWS)).fetchall():
+        query = "SELECT id, policy, limits, numbers FROM state WHERE due <= ? ORDER BY due LIMIT ?"
+        for row_id, policy, text, numbers in self.execute(query, (now, SWEEP_ROWS)).fetchall():
             try:
                 states, _ = self._read_states(make_shape(read_limits(text)), numbers)
                 ends = max(limit_of(state).rules.expires(state) for state in states if state)
             except (sqlite3.DatabaseError, ValueError):  # unreadable, and due to expire
                 ends = now
-            if ends > now:
+            if self._keeps(str(policy)):  # inserted by a version that did not keep it
+                self.execute("UPDATE state SET due = ? WHERE id = ?", (NEVER, row_id))
+            elif ends > now:
                 self.execute("UPDATE state SET due = ? WHERE id = ?", (due_at(ends, now), row_id))
             else:
                 self.execute("DELETE FROM state WHERE id = ?", (row_id,))

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, ParamSpec, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote
 
 from tidegate.clock import Clock, SystemClock, yield_thread
@@ -94,6 +94,8 @@ class SQLiteStore(Store):
     """
 
     decides_alternatives = True
+
+    _kept_policies: ClassVar[str | None] = None  # the prefix of policies whose rows are never deleted
 
     def __init__(
         self,
@@ -299,7 +301,7 @@ class SQLiteStore(Store):
         prepare(db, self.path, self.synchronous, self._migrations())
         stat = self.path.stat()
         self._inode, self._removed = (stat.st_dev, stat.st_ino), False
-        self._rows = rows = StateRows(db.cursor())
+        self._rows = rows = StateRows(db.cursor(), self._kept_policies)
         return rows
 
     def _migrations(self) -> list[Migration]:
@@ -428,7 +430,7 @@ def write_changes(
 ) -> None:
     """Write the states that a verb has changed."""
     if verb == "reset":
-        rows.delete(row)
+        rows.reset(policy, name, row, now)
     elif verb != "peek":
         rows.write(policy, name, row, states, now)
 
