@@ -34,6 +34,18 @@ def test_a_forwarded_address_from_an_untrusted_peer_is_a_warning_once(make_app, 
     assert warnings(caplog) == [IGNORED.format("x-forwarded-for")]
 
 
+@pytest.mark.parametrize("trusted", [[], ["192.0.2.0/24"]], ids=["no proxies", "other proxies"])
+def test_the_header_is_found_in_any_request_of_a_peer(make_app, caplog, trusted):
+    """Health checks of a proxy, for example, have no such header."""
+    api = make_app(trusted_proxies=trusted)
+    for _ in range(3):
+        api.request(peer=PROXY)
+    assert warnings(caplog) == []
+    for _ in range(2):
+        api.request(peer=PROXY, headers=FORWARDED)
+    assert warnings(caplog) == [IGNORED.format("x-forwarded-for")]
+
+
 def test_the_warning_names_the_header_that_was_ignored(make_app, caplog):
     make_app().request(peer=PROXY, headers=[("Forwarded", "for=198.51.100.7")])
     assert warnings(caplog) == [IGNORED.format("forwarded")]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run_async
+from tidegate.inbound.client.address import FORWARDING_FIELDS
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
 from tidegate.inbound.limiting.asgi_responses import (
     POLICY_VIOLATION,
@@ -114,6 +115,13 @@ class RateLimitMiddleware:
                 await self._handle_special(scope, receive, send, target, client)
                 return
             self._route_hooks.update()
+        else:
+            identifier = request_limiter.client_identifier
+            if identifier.watches_headers and peer[0] not in identifier.examined_peers:
+                for name, _ in scope["headers"]:
+                    if name in FORWARDING_FIELDS:
+                        identifier.find(peer[0], scope["headers"])  # warns
+                        break
         cost = target.cost
         category_limiter: CategoryLimiter = target.category_limiter  # type: ignore[assignment]  # None is special
         key: Key = client.key  # type: ignore[assignment]  # as above

@@ -97,6 +97,8 @@ class RateLimitMiddleware:
             if target.special or client.special or request_limiter.special:
                 return self._handle_special(environ, start_response, target, client)
             self._route_hooks.update()
+        elif "HTTP_X_FORWARDED_FOR" in environ or "HTTP_FORWARDED" in environ:
+            request_limiter.client_identifier.find(peer, forwarding_headers(environ))  # warns once
         cost = target.cost
         category_limiter: CategoryLimiter = target.category_limiter  # type: ignore[assignment]  # None is special
         key: Key = client.key  # type: ignore[assignment]  # as above

@@ -314,6 +314,7 @@ def _parse_for(element: str) -> str | None:
 
 HEADER_PARSERS: Final = {"x-forwarded-for": _x_forwarded_for_hops, "forwarded": _forwarded_hops}
 HEADER_LENGTHS: Final = {len(name) for name in HEADER_PARSERS}
+FORWARDING_FIELDS: Final = frozenset(name.encode() for name in HEADER_PARSERS)
 
 
 def forwarding_values(headers: Headers) -> dict[str, list[str]]:

@@ -69,7 +69,7 @@ class ClientIdentifier:
         self.key_function = key
         self.awaits_key: bool = is_async_callable(key)
         self._warned = False
-        self._warned_of_header = False
+        self.watches_headers: bool = True  # until the warning about a forwarding header from an untrusted peer
         self.update_rules(rules)
 
     def update_rules(self, rules: Rules) -> None:
@@ -81,18 +81,19 @@ class ClientIdentifier:
         self.cache: dict[str | None, RequestClient] = {}
         # Clients that are not special, by peer address, for lookups without headers; none with trusted proxies.
         self.by_peer: dict[str, RequestClient] = {}
+        # Peers that need no warning: trusted ones, and those whose forwarding header was examined.
+        self.examined_peers: set[str] = set()
 
     def find(self, peer: str | None, headers: Headers) -> RequestClient:
         """Return the client of a request."""
-        sender = peer
+        if self.watches_headers and peer and peer not in self.examined_peers:
+            self._watch_header(peer, headers)
         if self.trusted:
             peer = client_address(peer, headers, self.trusted)
         cache, by_peer = self.cache, self.by_peer
         found = cache.get(peer)
         if found is None:
             found = self._identify(peer)
-            if not self._warned_of_header and sender and sender not in self.trusted:
-                self._warn_of_header(sender, headers)
             if len(cache) >= MAX_CACHED_CLIENTS:
                 cache.clear()
                 by_peer.clear()
@@ -122,14 +123,20 @@ class ClientIdentifier:
                 "allowed without limits" if self.allows_unknown else "limited together",
             )
 
-    def _warn_of_header(self, sender: str, headers: Headers) -> None:
+    def _watch_header(self, sender: str, headers: Headers) -> None:
         """Warn once if a peer that is not trusted forwards an address: it may be a proxy, whose clients share a limit.
 
         A server that has replaced the peer by the address in the header, as uvicorn does, leaves the header as it is.
         """
-        for name, values in forwarding_values(headers).items():
+        found = {} if sender in self.trusted else forwarding_values(headers)
+        if found and not any(found.values()):
+            return  # a later request of this peer may have one
+        if len(self.examined_peers) >= MAX_CACHED_CLIENTS:
+            self.examined_peers.clear()
+        self.examined_peers.add(sender)
+        for name, values in found.items():
             if values and not any(sender in value for value in values):
-                self._warned_of_header = True
+                self.watches_headers = False
                 log.warning(
                     "ignored the header %s from %s, which is not in trusted_proxies: if it is a proxy, all its clients "
                     "share one limit; list its address in trusted_proxies=[…]",
