@@ -1,5 +1,6 @@
 """Log lines: their content, their rate, and that client input cannot forge them."""
 
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
@@ -174,6 +175,30 @@ def test_policies_beyond_the_maximum_share_a_count(caplog):
     decision_log.flush()
     assert len(lines(caplog)) == 1000 + 10 + 1
     assert lines(caplog)[-1][1] == "rate limit exceeded: other policies: 90 more denials within one second"
+
+
+NETWORKS = [
+    ("2001:db8:1:2::9", "2001:db8:1:2::/64", {}),
+    ("203.0.113.9", "203.0.113.0/24", {"ipv4_prefix": 24}),
+]
+
+
+@pytest.mark.parametrize(("peer", "key", "options"), NETWORKS, ids=["IPv6", "IPv4 network"])
+def test_addresses_are_logged_as_the_admin_endpoint_shows_them(make_app, caplog, peer, key, options):
+    api = make_app(ONE, admin_token="0123456789abcdef", log_every=1, **options)
+    stats = "/api/admin/rate-limit-stats"
+    for _ in range(2):
+        api.request(peer=peer)
+    api.request(stats, peer=peer)
+    bearer = [("Authorization", "Bearer 0123456789abcdef")]
+    body = json.dumps({"action": "reset", "key": peer}).encode()
+    api.request(stats, "POST", bearer, body=body, peer="127.0.0.1")
+    api.request(peer=peer)
+    shown_there = json.loads(api.request(f"{stats}?top=1", headers=bearer).body)
+    assert shown_there["near_limit"][0]["key"] == key
+    texts = [line for _, line in lines(caplog)]
+    assert [line.partition(f" {key}")[1] for line in texts] == [f" {key}"] * 5
+    assert not [line for line in texts if f"{peer} " in line]
 
 
 def test_errors_that_any_client_can_cause_are_counted(make_app, caplog):

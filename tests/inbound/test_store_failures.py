@@ -10,6 +10,7 @@ from tests.servers.process import free_port
 from tidegate.errors import StoreUnavailable
 from tidegate.observe.prometheus import PrometheusObserver
 from tidegate.stores import MemoryStore
+from tidegate.stores.outage import GuardedStore
 
 
 class BrokenStore(MemoryStore):
@@ -60,6 +61,25 @@ def test_requests_get_503_when_the_store_fails_and_the_policy_denies(make_app, e
     assert (reply.status, reply["retry-after"]) == (503, "1")
     assert json.loads(reply.body)["type"].endswith("#temporary-reduced-capacity")
     assert not api.reached
+
+
+@pytest.mark.parametrize("options", [{}, {"lease": True}], ids=["plain", "leases"])
+def test_one_logger_reports_an_outage(make_app, caplog, options):
+    store = f"redis://127.0.0.1:{free_port()}"
+    category = {"limit": 1, "algorithm": "token_bucket", "on_store_error": "deny"}
+    api = make_app({"categories": {"read": category}}, store=store, clock=None, **options)
+    assert api.request().status == 503
+    lines = {record.getMessage().partition(":")[0]: record.name for record in caplog.records if record.levelno > 20}
+    assert "store unavailable" in lines
+    assert set(lines.values()) == {"tidegate.inbound"}
+
+
+def test_one_logger_reports_an_outage_of_a_store_object(make_app, caplog):
+    store = GuardedStore(BrokenStore(), background=False)
+    make_app({"categories": {"read": {"limit": 1}}}, store=store).request()
+    lines = {record.getMessage().partition(":")[0]: record.name for record in caplog.records if record.levelno > 20}
+    assert lines["store unavailable"] == "tidegate.inbound"
+    assert set(lines.values()) == {"tidegate.inbound"}
 
 
 def test_a_store_that_was_never_reached_is_not_an_exceeded_limit(make_app, caplog):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import denied_without_store
 from tidegate.lock import Lock, locked
-from tidegate.policy import join_key
+from tidegate.policy.key import show_key
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -149,7 +149,7 @@ class DecisionLog:
 
 def shown_key(record: Record) -> str:
     """Return the key of a record for a log line."""
-    return shown(join_key(record.key))
+    return shown(show_key(record.key))
 
 
 def shown(text: str) -> str:

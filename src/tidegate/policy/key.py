@@ -40,6 +40,11 @@ def normal_key(key: object) -> Key:
     raise ConfigError(message, field="key")
 
 
+def show_key(key: Key) -> str:
+    """Return a key for people, as logs and statistics show it: a string as it is, the parts of a tuple joined."""
+    return key if isinstance(key, str) else join_key(key)
+
+
 def join_key(key: Key) -> str:
     """Return a key as one string: parts joined by '/', with '%' and '/' inside a part escaped."""
     parts = (key,) if isinstance(key, str) else key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeVar
@@ -132,6 +133,7 @@ class Store(ABC):
     instant: ClassVar[bool] = False  # whether `apply` never blocks, so that a task may call it
     decides_alternatives: ClassVar[bool] = False  # whether `apply` accepts Alternatives
     has_fallback: ClassVar[bool] = False  # whether it decides without the store while `unavailable`
+    outage_log: logging.Logger = logging.getLogger("tidegate.stores")
 
     def __init__(self, clock: Clock | None = None) -> None:
         """Use the given clock, by default the SystemClock."""
@@ -220,6 +222,10 @@ class Store(ABC):
     def unleased(self) -> Store:
         """The store without leases: what is written to it is visible to other processes at once."""
         return self
+
+    def log_outages(self, logger: logging.Logger) -> None:
+        """Log outages of this store, and failed corrections, with the logger of the caller."""
+        self.outage_log = logger
 
     def report_outages(self, report: Callable[[str | None], object]) -> None:  # noqa: B027 - most stores do not notice
         """Call `report` in place of logging: with the reason when an outage starts, with None when it ends."""

@@ -13,7 +13,6 @@ Closing a store waits for these background tasks, for `MAX_CLOSING` seconds at m
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate.core.bounds import SECOND
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.stores.base import Ask, Store
 
-log: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHARGING_VERBS: Final = frozenset(("acquire", "hold"))
@@ -131,7 +129,7 @@ class BackgroundTasks:
             try:
                 await store.apply_async("adjust", asks, None, at)
             except RateLimitError as error:
-                log.warning("could not refund the permits of a cancelled call: %s", error)
+                store.outage_log.warning("could not refund the permits of a cancelled call: %s", error)
             else:
                 store.wake(asks)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.errors import RateLimitError
 from tidegate.inbound.client.temporary_list import TemporaryList
 from tidegate.observe.logs import shown
-from tidegate.policy import join_key
+from tidegate.policy.key import show_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class DenialBlocks:
             return 0
         until: int = (yield from self.blocked_until_flow(key)) if blocked else 0
         if until:
-            log.warning("client blocked because it was denied too often: %s", shown(_name(key)))
+            log.warning("client blocked because it was denied too often: %s", shown(show_key(key)))
         return until
 
     def remove_flow(self, key: Key) -> CallFlow[bool]:
@@ -71,20 +71,16 @@ class DenialBlocks:
         decision = yield partial(self._blocks.peek, key, self._all_blocks)
         for limiter in (self._blocks, *self._denials):
             yield partial(limiter.reset, key)
-        self.listed.remove(_name(key))
+        self.listed.remove(show_key(key))
         return not decision
 
     def _list(self, key: Key, now: int, until: int) -> int:
         self.listed.remove_expired(now)
         if len(self.listed) < MAX_LISTED:
-            self.listed.add(_name(key), until, now)
+            self.listed.add(show_key(key), until, now)
         return until
 
     @property
     def policies(self) -> tuple[Policy, ...]:
         """The policies that the store keeps."""
         return (*(each.policy for each in self._denials), self._blocks.policy)
-
-
-def _name(key: Key) -> str:
-    return key if isinstance(key, str) else join_key(key)

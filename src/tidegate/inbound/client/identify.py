@@ -187,8 +187,8 @@ class ClientIdentifier:
             return key.group
         return address_group(key, self.ipv6_prefix, self.ipv4_prefix) if isinstance(key, str) else None
 
-    def key_of(self, address: str) -> str:
-        """Return the key of an address."""
+    def key_of(self, address: str | None) -> str:
+        """Return the key of an address; `unknown` without one."""
         return address_key(address, self.ipv6_prefix, self.ipv4_prefix)
 
     def name_of(self, client: str) -> str:

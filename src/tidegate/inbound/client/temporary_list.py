@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import AddressSet, parse_address
-from tidegate.policy import join_key
+from tidegate.policy.key import show_key
 
 if TYPE_CHECKING:
     from tidegate.policy import Key
@@ -45,7 +45,7 @@ class TemporaryList:
 
     def expires_at(self, key: Key, address: str | None, now: int) -> int | None:
         """Return when the entry of a client expires; None if it is not listed."""
-        name = key if isinstance(key, str) else join_key(key)
+        name = show_key(key)
         ends = [self._until.get(name, 0)]
         ends += [
             self._until.get(name, 0)

@@ -121,6 +121,7 @@ class ConfiguredLimiter:
         self.admin_token: str | None = get("admin_token")
         self.opened_store: OpenedStore = OpenedStore.open(store, clock=clock, lease=get("lease"))
         self.store: Store = self.opened_store.store
+        self.store.log_outages(log)
         self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
         if self.opened_store.owned:
             self.store.limit_groups(self.client_identifier.group_of)

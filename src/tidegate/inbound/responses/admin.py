@@ -28,7 +28,7 @@ from tidegate.inbound.client.address import parse_address
 from tidegate.inbound.client.recent import share_left
 from tidegate.inbound.responses.response import Response, json_response
 from tidegate.observe.logs import shown
-from tidegate.policy import join_key
+from tidegate.policy.key import show_key
 
 if TYPE_CHECKING:
     from tidegate.flow import CallFlow
@@ -61,7 +61,8 @@ def check_access(request_limiter: RequestLimiter, request: Request, peer: str | 
         return None
     else:
         error = "allowed only for local callers, or with the admin token"
-    request_limiter.throttle.log_throttled(logging.WARNING, "admin request denied for %s", shown(str(request.address)))
+    key = request_limiter.client_identifier.key_of(request.address)
+    request_limiter.throttle.log_throttled(logging.WARNING, "admin request denied for %s", shown(key))
     return json_response(403, {"error": error})
 
 
@@ -134,7 +135,7 @@ def statistics(request_limiter: RequestLimiter, query: dict[str, str]) -> dict[s
 def _describe_client(category: str, near: ClientNearLimit) -> dict[str, Any]:
     return {
         "category": category,
-        "key": format_key(near.key),
+        "key": show_key(near.key),
         "limit": near.limit,
         "quota": near.quota,
         "remaining": near.remaining,
@@ -142,17 +143,13 @@ def _describe_client(category: str, near: ClientNearLimit) -> dict[str, Any]:
     }
 
 
-def format_key(key: Key) -> str:
-    """Write a key as a string, as actions name it."""
-    return key if isinstance(key, str) else join_key(key)
-
-
 def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, Any]) -> CallFlow[dict[str, Any]]:
     action, key = action_request.get("action"), action_request.get("key")
     known = ("reset", "reset_all", "block", "unblock", "allow", "disallow", "reload")
     if action not in known:
         raise ConfigError(f"must be one of {', '.join(known)}, not {_describe_value(action)}", field="action")
-    log.warning("admin action: %s %s", action, shown(str(key)))
+    name = request_limiter.client_identifier.name_of(key) if isinstance(key, str) else str(key)
+    log.warning("admin action: %s %s", action, shown(name))
     if action == "reload":
         error = request_limiter.reload()
         if error is not None:
@@ -222,4 +219,4 @@ def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) ->
         for limiter in request_limiter.all_limiters_of(name):
             yield partial(limiter.reset, key)
         category_limiter.recent_clients.remove(key)
-    return {"done": "reset", "key": format_key(wanted), "categories": names}
+    return {"done": "reset", "key": show_key(wanted), "categories": names}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.stores.lease.steps import LeaseFlow
     from tidegate.stores.lease.store import LeasedStore
-
-log: logging.Logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT_JOBS: Final = 64  # jobs that the background task runs at once, at most
 CLOSE_TIMEOUT: Final = 5.0  # real seconds that closing waits for running jobs
@@ -174,4 +171,4 @@ class BackgroundRenewal:
         """Log the first of a series of failures; later calls raise the error themselves."""
         if not self._failing:
             self._failing = True
-            log.warning("could not renew or return leases: %s", error)
+            self._store.outage_log.warning("could not renew or return leases: %s", error)

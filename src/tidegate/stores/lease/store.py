@@ -18,6 +18,7 @@ from tidegate.stores.lease.share import LazyViews
 from tidegate.stores.lease.terms import Lease
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock
@@ -55,6 +56,11 @@ class LeasedStore(Store):
         at_fork(child=self._reset_after_fork)
         self._at_exit = call_if_alive(weakref.WeakMethod(self._return_all))
         atexit.register(self._at_exit)
+
+    def log_outages(self, logger: logging.Logger) -> None:
+        """Log outages with this logger."""
+        super().log_outages(logger)
+        self.inner.log_outages(logger)
 
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 

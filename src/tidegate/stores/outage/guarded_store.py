@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tidegate.policy import Key
     from tidegate.stores.base import Ask, WaitQueueRefs
 
-log: logging.Logger = logging.getLogger(__name__)
-
 DECIDING_VERBS: Final = ("acquire", "hold", "peek")
 MIN_SECONDS: Final = 0.001  # bounds of deadline, local_for and heartbeat
 MAX_SECONDS: Final = 1_000_000
@@ -197,6 +195,11 @@ class GuardedStore(Store):
             raise
         self._calls.tries = 1  # connected: the next failure is not one of connecting
 
+    def log_outages(self, logger: logging.Logger) -> None:
+        """Log outages with this logger."""
+        super().log_outages(logger)
+        self.store.log_outages(logger)
+
     def report_outages(self, report: Callable[[str | None], object]) -> None:
         """Call `report` in place of logging: with the reason when an outage starts, with None when it ends."""
         self._report = report
@@ -322,7 +325,7 @@ class GuardedStore(Store):
         if starts:
             reason = str(error) or type(error).__name__
             if self._report is None:
-                log.error(
+                self.outage_log.error(
                     "store unavailable: %s; until it is available again, %s; probing it in the background",
                     reason,
                     self._fallback.describe_modes(),
@@ -368,7 +371,7 @@ class GuardedStore(Store):
         if answered and self._report is not None:
             self._report(None)
         elif answered:
-            log.warning("store available again after %.3f s; %d calls were decided without it", duration, decided)
+            self.outage_log.warning("store available again after %.3f s; %d calls were decided without it", duration, decided)
 
     def _sync_peers(self) -> int | None:
         """Settle with the store, then synchronize with the peers: a process may only post when all is settled."""
@@ -453,7 +456,7 @@ def _run_maintenance(reference: weakref.ref[GuardedStore], wake: Signal, clock: 
         except Closed:
             return
         except Exception:
-            log.exception("store maintenance failed; retrying in 1 s")
+            guarded.outage_log.exception("store maintenance failed; retrying in 1 s")
             due = clock.steady() + SECOND
         del guarded
         clock.wait(wake, due)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlunsplit
 
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from tidegate.policy import Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.postgres.io_flow import AsyncRun
-
-log: logging.Logger = logging.getLogger(__name__)
 
 SCHEMA_TIMEOUT: Final = 60 * SECOND  # for creating or migrating the schema
 MAX_CALLS_PER_STATEMENT: Final = 64  # calls in one statement
@@ -167,7 +164,7 @@ class PostgresStore(Store):
             await caller.run(self._apply_flow("adjust", asks, now, at, caller)).finish_anyway()
         except RateLimitError as error:
             self._refunds_failed += 1
-            log.warning("could not refund the permits of a cancelled call: %s", error)
+            self.outage_log.warning("could not refund the permits of a cancelled call: %s", error)
         else:
             self._refunded += 1
             self.wake(asks)
