@@ -4,6 +4,11 @@ import os
 
 import pytest
 
+from tests.inbound.harness import run_websocket
+from tests.servers.process import free_port
+from tidegate.inbound.asgi import RateLimitMiddleware
+from tidegate.testing import ManualClock
+
 
 @pytest.fixture
 def config(tmp_path):
@@ -116,3 +121,55 @@ def test_a_category_that_the_count_option_names_cannot_be_removed(make_app, conf
     api.request("/login")
     assert api.request("/login")["x-ratelimit-limit"] == "2"
     assert "unknown category 'login'" in caplog.text
+
+
+# ---- one set of rules per request ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("before", "after"), [(10, 3), (3, 10)])
+def test_the_response_to_the_request_that_finds_a_new_file_uses_one_set_of_rules(make_app, config, before, after):
+    api = make_app(config(limits(before)))
+    api.request()
+    config(limits(after))
+    api.clock.advance(1)
+    reply = api.request()
+    assert (reply["x-ratelimit-limit"], reply.remaining) == (str(before), before - 2)
+    reply = api.request()
+    assert (reply["x-ratelimit-limit"], reply.remaining) == (str(after), after - 3)
+
+
+def test_the_status_of_a_denial_is_that_of_the_rules_that_denied_it(make_app, config):
+    """Without the store, a denial is a 503: the limits of the denial are compared with those of the rules."""
+    api = make_app(config(limits(1)), store=f"redis://127.0.0.1:{free_port()}")
+    config(limits(5))
+    assert [api.request().status for _ in range(2)] == [503, 503]
+
+
+def test_a_reload_keeps_the_statistics(make_app, config):
+    api = make_app(config(limits(2)))
+    api.statuses(3)
+    config(limits(9))
+    api.clock.advance(1)
+    api.statuses(2)
+    read = api.limiter.category_limiters["read"]
+    assert (read.allowed, read.denied, list(read.last_decisions)) == (3, 2, ["203.0.113.9"])
+
+
+async def test_a_reload_applies_to_the_messages_of_an_open_websocket(config):
+    chat = "rate_limiting:\n  categories: {chat: {limit: %d, endpoints: [{path: /ws/*, methods: [MESSAGE]}]}}\n"
+    clock = ManualClock(start=1_728_000_000)
+    received = []
+
+    async def app(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            received.append(message["text"])
+            if message["text"] == "1":
+                config(chat % 3)
+                clock.advance(1)
+
+    middleware = RateLimitMiddleware(app, config(chat % 9), clock=clock)
+    await run_websocket(middleware, list("123456"))
+    await middleware.close()
+    assert received == ["1", "2", "3"]

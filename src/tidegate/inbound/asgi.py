@@ -29,7 +29,7 @@ from tidegate.inbound.limiting.asgi_responses import (
 from tidegate.inbound.limiting.matched_route import find_template, has_fixed_mount
 from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState, make_state
-from tidegate.inbound.limiting.request_targets import MISSING
+from tidegate.inbound.limiting.request_targets import MISSING, MessageTarget
 from tidegate.inbound.limiting.route_hooks import AsgiRouteHooks, wrapped_apps
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import Response, fit_to_status, plain_denial
@@ -368,15 +368,14 @@ class RateLimitMiddleware:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, client: RequestClient) -> None:
         """Pass a websocket to the application, with limits on its messages if the rules define them."""
-        target = self.request_limiter.targets.find_for_messages(self._routes(scope))
-        if target is None or client.key is None:
+        request_limiter, request = self.request_limiter, make_request(scope, client)
+        target = MessageTarget(request, self._routes(scope))
+        if client.key is None or target.find(request_limiter.targets, request_limiter.plan_limiters) is None:
             await self.app(scope, receive, send)
             return
-        request = make_request(scope, client)
-        target = self.request_limiter.plan_limiters.choose(request, target)
-        key = self.request_limiter.client_identifier.choose_key(request, client.key)
-        check_flow = partial(self.request_limiter.check_message_flow, target, client, key, scope["path"])
-        messages = _LimitedMessages(check_flow, receive, send, drops=self.request_limiter.drops_messages)
+        key = request_limiter.client_identifier.choose_key(request, client.key)
+        check_flow = partial(request_limiter.check_message_flow, target, client, key, scope["path"])
+        messages = _LimitedMessages(check_flow, receive, send, drops=request_limiter.drops_messages)
         await self.app(scope, messages.receive, messages.send)
 
     async def close(self) -> None:

@@ -34,11 +34,13 @@ MAX_RESPONSE_SECONDS: Final = 3600.0  # after this time an unsettled charge beco
 
 
 class CategoryLimiter:
-    """An active category: its limiter and its recently seen clients."""
+    """An active category: its limiter and its recently seen clients.
+
+    New rules replace it, and never change it: a request uses the same rules from its decision to its response.
+    """
 
     __slots__ = (
         "_count",
-        "_prepare",
         "acquire",
         "allowed",
         "category",
@@ -49,6 +51,7 @@ class CategoryLimiter:
         "last_decisions",
         "limiter",
         "limits",
+        "plans",
         "policy",
         "recent_clients",
         "reserves",
@@ -67,31 +70,36 @@ class CategoryLimiter:
 
         `prepare` returns the fast path of a policy, and what writes the header fields of what it has charged.
         """
+        self.category: Category = category
         self.limiter: Limiter | AsyncLimiter = limiter
-        self._prepare = prepare
         self.is_async: bool = isinstance(limiter, AsyncLimiter)
         self.recent_clients: RecentClients = RecentClients(max_clients)
         self.last_decisions: dict[Key, Decision] = self.recent_clients.last_decisions
         self._count = count
         self.allowed: int = 0
         self.denied: int = 0
-        self.update_category(category)
-
-    def update_category(self, category: Category) -> None:
-        """Use the policy and charging rules of this category from now on."""
-        self.category: Category = category
-        if self.limiter.policy != category.policy:
-            self.limiter.update(category.policy)
-        self.decide: Callable[[Key, Cost], Any] = self.limiter.try_acquire  # it changes with the policy
-        self.policy: Policy = self.limiter.policy
+        self.decide: Callable[[Key, Cost], Any] = limiter.try_acquire
+        self.policy: Policy = limiter.policy
         self.limits: tuple[Limit, ...] = self.policy.limits
         self.acquire: AcquireTogether
         self.write: FieldWriter
-        self.acquire, self.write = self._prepare(self.policy)
+        self.acquire, self.write = prepare(self.policy)
+        self.plans: dict[object, Any] = {}  # for the fast path: what is charged together, by the limits of a route
         self.charging: Charging | None = category.charging
         self.reserves: bool = (
             holds_slots(category.policy.limits) or self.charging is not None or self._count is not None
         )
+
+    def replace(self, earlier: CategoryLimiter) -> None:
+        """Continue the statistics of the limiter that this one replaces."""
+        self.allowed, self.denied = earlier.allowed, earlier.denied
+        max_clients = self.recent_clients.max_clients
+        self.share_clients(earlier)
+        self.recent_clients.resize(max_clients)
+
+    def share_clients(self, other: CategoryLimiter) -> None:
+        """Use the recently seen clients of another limiter."""
+        self.recent_clients, self.last_decisions = other.recent_clients, other.last_decisions
 
     def final_cost(self, request: Request, status: int, cost: Cost) -> Cost | None:
         """Return the final cost of a request, given the status of its response; None: the estimated cost."""

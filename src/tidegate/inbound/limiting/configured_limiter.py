@@ -208,12 +208,9 @@ class ConfiguredLimiter:
             rules = replace(rules, enabled=False)
         category_limiters = {}
         for category in (*rules.categories, *rules.extra_categories):
-            category_limiter = self.category_limiters.get(category.name)
-            if category_limiter is None:
-                category_limiter = self._make_category_limiter(category, rules.max_entries)
-            else:
-                category_limiter.update_category(category)
-                category_limiter.recent_clients.resize(rules.max_entries)
+            category_limiter = self._make_category_limiter(category, rules.max_entries)
+            if category.name in self.category_limiters:
+                category_limiter.replace(self.category_limiters[category.name])
             category_limiters[category.name] = category_limiter
         self.rules = rules
         self.route_limiters: RouteLimiters = RouteLimiters(rules.default_limits, self._make_limiter)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.limiter import AsyncLimiter, Limiter
-    from tidegate.policy import Key, Policy
+    from tidegate.policy import Key
     from tidegate.stores.base import AcquireTogether
 
 
 class ChargePlan:
     """The limits of a route, prepared, with a category or without one."""
 
-    __slots__ = ("acquire", "category_limiter", "is_simple", "limits", "policy", "request_limiter", "write")
+    __slots__ = ("acquire", "category_limiter", "is_simple", "limits", "request_limiter", "write")
 
     def __init__(
         self, stack: LimitStack, request_limiter: RequestLimiter, category_limiter: CategoryLimiter | None
@@ -37,8 +37,6 @@ class ChargePlan:
         """Prepare the limits of a stack."""
         self.request_limiter: RequestLimiter = request_limiter
         self.category_limiter: CategoryLimiter | None = category_limiter
-        # The policy of the category: a reload replaces it.
-        self.policy: Policy | None = None if category_limiter is None else category_limiter.policy
         self.limits: tuple[tuple[Limiter | AsyncLimiter, RouteLimit], ...] = ()
         # Whether there is one limit on the route, and it counts by the client's key.
         self.is_simple: bool = len(stack.uses) == 1 and not stack.uses[0].limit.has_key
@@ -49,7 +47,7 @@ class ChargePlan:
             self.limits = tuple((use.limit.plain_limiter(request_limiter, use), use.limit) for use in stack.uses)
             policies = [limiter.policy for limiter, _ in self.limits]
             self.acquire, self.write = request_limiter.prepare_fast_path(
-                *(() if self.policy is None else (self.policy,)), *policies
+                *(() if category_limiter is None else (category_limiter.policy,)), *policies
             )
 
     def find_client(self, stack: LimitStack, native: Any, mapping: Any) -> RequestClient:  # noqa: ANN401 - any request
@@ -84,9 +82,9 @@ def decide_fast(stack: LimitStack, request_state: RequestState, native: Any) -> 
         category_limiter = request_state.deferred
     if category_limiter is None:
         return decide_route_limits(stack, request_state, native)
-    plan = stack.plans.get(category_limiter)
-    if plan is None or plan.policy is not category_limiter.policy:
-        plan = stack.plans[category_limiter] = ChargePlan(stack, request_state.request_limiter, category_limiter)
+    plan = category_limiter.plans.get(stack)
+    if plan is None:
+        plan = category_limiter.plans[stack] = ChargePlan(stack, request_state.request_limiter, category_limiter)
     key, client = request_state.key, request_state.client
     assert client is not None  # noqa: S101 - a client that is charged is known
     keys: Any = (key, client.key)

@@ -54,7 +54,7 @@ class LimitStack:
         self.wrapper: object = None
         self.framework: Any = None  # a Framework, for the fast path
         check_names(self.uses)
-        # For the fast path: whether no limit needs more than a key, and what is prepared by limiter of a category.
+        # For the fast path: whether no limit needs more than a key, and what is charged together without a category.
         self.is_plain: bool = not covers and all(use.limit.is_plain for use in self.uses)
         self.plans: dict[object, Any] = {}
 

@@ -57,12 +57,10 @@ class PlanLimiters:
             earlier = self._limiters.get(name, {})
             for plan, policy in base.category.plans.items():
                 category = replace(base.category, policy=policy, plans={})
-                limiter = earlier.get(plan)
-                if limiter is None:
-                    limiter = make(category)
-                else:
-                    limiter.update_category(category)
-                limiter.recent_clients, limiter.last_decisions = base.recent_clients, base.last_decisions
+                limiter = make(category)
+                if plan in earlier:
+                    limiter.replace(earlier[plan])
+                limiter.share_clients(base)
                 found.setdefault(name, {})[plan] = limiter
         self._limiters = found
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
-    from tidegate.inbound.limiting.request_targets import RequestTarget
+    from tidegate.inbound.limiting.request_targets import MessageTarget, RequestTarget
     from tidegate.policy import Cost, Key, Policy
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
@@ -75,9 +75,6 @@ class RequestLimiter(ConfiguredLimiter):
         `fast_path_until`.
         """
         category_limiter.recent_clients.record(key, decision)
-        now = decision.at
-        if now >= self.maintenance_due:
-            self.run_maintenance(now)
         allowed = self.is_allowed(key, decision)
         if allowed:
             category_limiter.allowed += 1
@@ -85,6 +82,8 @@ class RequestLimiter(ConfiguredLimiter):
             category_limiter.denied += 1
         if decision.allowed == allowed and (self.observed or not decision.within_limits):
             self.notify(category_limiter.limiter.policy, key, cost, decision, method, path)
+        if decision.at >= self.maintenance_due:
+            self.run_maintenance(decision.at)
         return allowed
 
     def is_allowed(self, key: Key, decision: Decision) -> bool:
@@ -173,8 +172,13 @@ class RequestLimiter(ConfiguredLimiter):
             made=result.decided,
         )
 
-    def check_message_flow(self, target: RequestTarget, client: RequestClient, key: Key, path: str) -> CallFlow[bool]:
-        """Decide about a message of a websocket; the lists may have changed since it was opened."""
+    def check_message_flow(
+        self, messages: MessageTarget, client: RequestClient, key: Key, path: str
+    ) -> CallFlow[bool]:
+        """Decide about a message of a websocket; the rules and lists may have changed since it was opened."""
+        target = messages.find(self.targets, self.plan_limiters)
+        if target is None:
+            return True
         if self.has_special_clients:
             now = self.now()
             if self.allowed_clients.expires_at(key, client.address, now):

@@ -10,7 +10,9 @@ from tidegate.inbound.rules.model import ADMIN_PATH, DEFAULT_LIMITS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.plan_limiters import PlanLimiters
     from tidegate.inbound.rules.model import Match, Rules
     from tidegate.inbound.rules.path_readings import Route
     from tidegate.policy import Cost
@@ -89,3 +91,24 @@ class RequestTargets:
         by_route = category_limiter.category.name == DEFAULT_LIMITS  # its count is not known yet
         special = category_limiter.reserves or by_route or bool(more)
         return RequestTarget(category_limiter, cost, special=special, more=tuple(more))
+
+
+class MessageTarget:
+    """The target of the messages of one websocket, by the current rules."""
+
+    __slots__ = ("_request", "_routes", "_target", "_targets")
+
+    def __init__(self, request: Request, routes: Sequence[Route]) -> None:
+        """Find it for this request, and these readings of its path."""
+        self._request = request
+        self._routes = routes
+        self._targets: RequestTargets | None = None
+        self._target: RequestTarget | None = None
+
+    def find(self, targets: RequestTargets, plan_limiters: PlanLimiters) -> RequestTarget | None:
+        """Return the target; None if the messages are not limited."""
+        if targets is not self._targets:  # a reload replaces them
+            found = targets.find_for_messages(self._routes)
+            self._target = None if found is None else plan_limiters.choose(self._request, found)
+            self._targets = targets
+        return self._target
