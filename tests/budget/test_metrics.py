@@ -125,3 +125,17 @@ def test_the_dashboard_has_the_queries_of_the_specification():
 def test_the_alert_rules_pass_their_tests():
     promtool("check", "rules", RULES)
     promtool("test", "rules", RULES.parents[1] / "budget.rules.test.yml")
+
+
+def test_the_forecast_is_a_metric(open_budget, registry, clock):
+    budget = open_budget(per_hour=100, per_day=120, per_month=100_000, costs={"tokens": {"day": 9000}}, concurrency=5)
+    registry.register(BudgetCollector(getattr(budget, "budget", budget)))
+    budget.record_completed_tasks(60)
+    name = "rate_limit_exhausted_in_seconds"
+    ends = {period: value for (metric, period), value in read(registry).items() if metric == name}
+    pace = 60 / 3600
+    assert ends.keys() == {"hour", "day", "month", "day:tokens"}
+    assert ends["day"] == pytest.approx(60 / (pace - 60 / 86_400))
+    assert ends["hour"] == ends["day:tokens"] == float("inf")
+    budget.record_completed_tasks(60)
+    assert read(registry)[name, "day"] == 0

@@ -18,7 +18,7 @@ from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
 from tidegate.budget.short_term import ShortTermLimits
 from tidegate.budget.storage.recount import CountedLimits
 from tidegate.budget.storage.retry_queue import RetryQueue
-from tidegate.budget.storage.settlements import open_storage
+from tidegate.budget.storage.settlements import SQLiteSettlements, open_storage
 from tidegate.budget.storage.sqlite import Completion, Settlement
 from tidegate.budget.storage.store_settlements import StoreSettlements
 from tidegate.clock import SystemClock
@@ -397,6 +397,12 @@ class BudgetOperations:
     def lost(self) -> bool:
         """Whether the database is unavailable."""
         return self.settings.enabled and bool(self.store.metrics().get("store_lost"))
+
+    @property
+    def nothing_counted(self) -> bool:
+        """Whether this budget only reads, and its file does not exist yet: no program has counted a task."""
+        settlements = self.settlements if self.settings.enabled else None
+        return isinstance(settlements, SQLiteSettlements) and settlements.budget_store.awaits_file
 
     @property
     def losses(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from tidegate.budget import BudgetSettings, TaskBudget
 from tidegate.bus import open_bus
+from tidegate.errors import StoreUnavailable
 from tidegate.outbound import Providers
 from tidegate.outbound.sources import SourceRunner, read_source
 from tidegate.service.dashboard import panels
@@ -47,6 +48,29 @@ async def test_sources_and_the_quotas_of_their_providers(tmp_path, clock):
     assert (source["name"], source["provider"], source["ok"], source["failed"]) == ("prices", "example", 1, 0)
     assert source["last_result"].startswith("status 200")
     assert source["due_in"] > 0
+
+
+async def test_a_budget_whose_file_does_not_exist_yet_has_counted_nothing(tmp_path, clock):
+    settings = BudgetSettings(per_minute=20, per_day=500, storage=tmp_path / "budget.db")
+    with TaskBudget.to_read(settings, clock=clock) as budget:
+        (data,) = await budget_panel(budget)()
+    assert data["note"] == "nothing was counted yet"
+    assert [(tier["name"], tier["used"], tier["quota"]) for tier in data["tiers"]] == [
+        ("minute", 0, 20),
+        ("day", 0, 500),
+    ]
+
+
+async def test_a_budget_whose_file_was_removed_is_unavailable(tmp_path, clock):
+    settings = BudgetSettings(per_minute=20, storage=tmp_path / "budget.db")
+    with TaskBudget(settings, clock=clock) as budget:
+        budget.record_completed_tasks(1)
+    with TaskBudget.to_read(settings, clock=clock) as budget:
+        assert (await budget_panel(budget)())[0]["note"] == ""
+        for path in tmp_path.glob("budget.db*"):
+            path.unlink()
+        with pytest.raises(StoreUnavailable, match="the storage of budget 'tasks' is unavailable"):
+            await budget_panel(budget)()
 
 
 async def test_budgets_with_forecasts(tmp_path, clock):

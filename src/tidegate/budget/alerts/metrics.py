@@ -3,6 +3,7 @@
 rate_limit_current_usage{period}          usage of a tier; may exceed its limit
 rate_limit_max_allowed{period}            the current quota of a tier
 rate_limit_window_reset_seconds{period}   seconds until a tier is completely unused
+rate_limit_exhausted_in_seconds{period}   seconds until a tier is used up at the current pace; +Inf: never
 rate_limit_exceeded_total{period}         batches denied by a tier, in this process
 rate_limit_check_duration_seconds         how long checks took, in this process
 rate_limit_record_duration_seconds        how long records took, in this process
@@ -16,9 +17,11 @@ rate_limit_webhook_dropped_total          warnings that could not be posted
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tidegate.budget.alerts.forecast import forecast
 from tidegate.budget.alerts.monitor import DURATION_BUCKETS, Durations
 from tidegate.core.bounds import SECOND
 
@@ -52,11 +55,15 @@ def read_metrics(operations: BudgetOperations) -> Iterator[MetricFamily]:
     tiers = usage.items()
     used, quotas = {tier: each.used for tier, each in tiers}, {tier: each.quota for tier, each in tiers}
     resets = {tier: each.reset_after for tier, each in tiers}
+    forecasts = forecast(operations.plan, usage, operations.clock.ns() // 1000) if usage else {}
+    ends = {tier: math.inf if each.runs_out_in is None else each.runs_out_in for tier, each in forecasts.items()}
     exceeded = {tier: monitor.exceeded.get(tier, 0) for tier in usage}
     dropped = 0 if operations.webhook is None else operations.webhook.dropped
     yield by_period("rate_limit_current_usage", "gauge", "Current usage for time period", used)
     yield by_period("rate_limit_max_allowed", "gauge", "Maximum allowed for time period", quotas)
     yield by_period("rate_limit_window_reset_seconds", "gauge", "Seconds until the time period is reset", resets)
+    text = "Seconds until the time period is used up at the current pace"
+    yield by_period("rate_limit_exhausted_in_seconds", "gauge", text, ends)
     yield by_period("rate_limit_exceeded_total", "counter", "Rate limit exceeded events", exceeded)
     yield _histogram("rate_limit_check_duration_seconds", "Time to check rate limits", monitor.checks)
     yield _histogram("rate_limit_record_duration_seconds", "Time to record completed tasks", monitor.records)

@@ -153,6 +153,11 @@ class BudgetStore(SQLiteStore):
             return False
         return True
 
+    @property
+    def awaits_file(self) -> bool:
+        """Whether this store only reads, and no program has created the file so far."""
+        return not self._creates and self._inode == (0, 0) and not self.path.exists()
+
     def take_number(self, policy: Policy, at: int, costs: tuple[int, ...]) -> int:
         """Return the number of a batch that was just reserved; together with its instant it identifies the batch.
 

@@ -172,9 +172,7 @@ class RequestLimiter(ConfiguredLimiter):
             made=result.decided,
         )
 
-    def check_message_flow(
-        self, messages: MessageTarget, client: RequestClient, key: Key, path: str
-    ) -> CallFlow[bool]:
+    def check_message_flow(self, messages: MessageTarget, client: RequestClient, key: Key, path: str) -> CallFlow[bool]:
         """Decide about a message of a websocket; the rules and lists may have changed since it was opened."""
         target = messages.find(self.targets, self.plan_limiters)
         if target is None:

@@ -371,7 +371,9 @@ class GuardedStore(Store):
         if answered and self._report is not None:
             self._report(None)
         elif answered:
-            self.outage_log.warning("store available again after %.3f s; %d calls were decided without it", duration, decided)
+            self.outage_log.warning(
+                "store available again after %.3f s; %d calls were decided without it", duration, decided
+            )
 
     def _sync_peers(self) -> int | None:
         """Settle with the store, then synchronize with the peers: a process may only post when all is settled."""

@@ -43,7 +43,7 @@ export const COMPONENT_PANELS = {
   },
   budgets: {
     title: "Budgets",
-    note: (budgets) => (budgets.length === 1 ? `${budgets[0].name}, ${budgets[0].strategy} windows` : ""),
+    note: (budgets) => budgets.map((budget) => [budgets.length === 1 || budget.note ? budget.name : "", budgets.length === 1 ? `${budget.strategy} windows` : "", budget.note].filter(Boolean).join(", ")).filter(Boolean).join("; "),
     tables: [{
       rows: (budgets) => budgets.flatMap((budget) => budget.tiers.map((tier) => ({ ...tier, budget: budgets.length > 1 ? `${budget.name}: ` : "" }))),
       columns: [
