@@ -185,12 +185,13 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("peer", "key", "options"), NETWORKS, ids=["IPv6", "IPv4 network"])
 def test_addresses_are_logged_as_the_admin_endpoint_shows_them(make_app, caplog, peer, key, options):
-    api = make_app(ONE, admin_token="0123456789abcdef", log_every=1, **options)
+    token = "0123456789abcdef"
+    api = make_app(ONE, admin_token=token, log_every=1, **options)
     stats = "/api/admin/rate-limit-stats"
     for _ in range(2):
         api.request(peer=peer)
     api.request(stats, peer=peer)
-    bearer = [("Authorization", "Bearer 0123456789abcdef")]
+    bearer = [("Authorization", f"Bearer {token}")]
     body = json.dumps({"action": "reset", "key": peer}).encode()
     api.request(stats, "POST", bearer, body=body, peer="127.0.0.1")
     api.request(peer=peer)

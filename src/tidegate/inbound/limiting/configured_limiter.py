@@ -121,10 +121,8 @@ class ConfiguredLimiter:
         self.admin_token: str | None = get("admin_token")
         self.opened_store: OpenedStore = OpenedStore.open(store, clock=clock, lease=get("lease"))
         self.store: Store = self.opened_store.store
-        self.store.log_outages(log)
         self._sets_max_entries = isinstance(store, str) and "max_entries" not in store
-        if self.opened_store.owned:
-            self.store.limit_groups(self.client_identifier.group_of)
+        self._prepare_store()
         self.own_clock: Clock | None = clock if clock is not self.store.clock else None
         self.clock: Clock = clock or self.store.clock
         self.tasks: bool = tasks and not self.store.instant
@@ -149,6 +147,12 @@ class ConfiguredLimiter:
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
         self._log_start(has_config=config is not None or bool(extra))
+
+    def _prepare_store(self) -> None:
+        """Let the store report outages as this middleware does, and limit the share of each network."""
+        self.store.log_outages(log)
+        if self.opened_store.owned:
+            self.store.limit_groups(self.client_identifier.group_of)
 
     def _read_counts(self, counts: Mapping[str, Counts]) -> dict[str, Counts]:
         """Return the functions that decide whether a response counts; raises ConfigError if there are two for one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 import threading
 import weakref
@@ -29,6 +28,7 @@ from tidegate.stores.outage.server_clock import ServerClock
 from tidegate.stores.outage.store_calls import OUTAGE_ERRORS, StoreCalls
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from tidegate.clock import Signal
@@ -457,7 +457,7 @@ def _run_maintenance(reference: weakref.ref[GuardedStore], wake: Signal, clock: 
             due = guarded.maintain()
         except Closed:
             return
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged with its traceback; ruff does not know the logger
             guarded.outage_log.exception("store maintenance failed; retrying in 1 s")
             due = clock.steady() + SECOND
         del guarded

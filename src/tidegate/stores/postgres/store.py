@@ -150,7 +150,7 @@ class PostgresStore(Store):
         try:
             decisions = await run.finish_anyway()
         except RateLimitError as error:
-            log.debug("a cancelled call failed: %s", error)
+            self.outage_log.debug("a cancelled call failed: %s", error)
             return
         if verb in CHARGING_VERBS:
             for back, at in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
