@@ -78,7 +78,8 @@ def is_log_call(call: ast.Call) -> bool:
         return False
     if function.attr == THROTTLED:
         return True
-    return ast.unparse(function.value) in {"log", "logger", "self._logger", "self._log", "self.log"}
+    logger = ast.unparse(function.value)
+    return logger in {"log", "logger", "self._logger", "self._log", "self.log"} or logger.endswith(".outage_log")
 
 
 def messages_of(arguments: Sequence[ast.expr], function: ast.AST, module: Module) -> Iterator[str]:

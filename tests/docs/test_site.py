@@ -97,7 +97,7 @@ def test_the_reference_has_the_message_of_every_log_call():
     assert site_log_lines.silent_calls() == []
     lines = {(line.logger, line.level, line.message) for line in site_log_lines.log_lines()}
     lost = "store unavailable: …; until it is available again, …; probing it in the background"
-    assert ("tidegate.stores.outage.guarded_store", "ERROR", lost) in lines
+    assert ("tidegate.stores", "ERROR", lost) in lines
 
 
 def test_the_reference_has_every_public_name():

@@ -185,7 +185,7 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("peer", "key", "options"), NETWORKS, ids=["IPv6", "IPv4 network"])
 def test_addresses_are_logged_as_the_admin_endpoint_shows_them(make_app, caplog, peer, key, options):
-    token = "0123456789abcdef"
+    token = "0123456789abcdef"  # noqa: S105 - of this test
     api = make_app(ONE, admin_token=token, log_every=1, **options)
     stats = "/api/admin/rate-limit-stats"
     for _ in range(2):
