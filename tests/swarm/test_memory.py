@@ -120,7 +120,21 @@ def test_changing_the_window_keeps_what_is_available(face, limiter, clock):
     assert available(face, limiter) == 1
 
 
-@cases(("capacity", "window"), [(0, 60), (-1, 60), (60, 0), (60, -1.5), (60, timedelta(0)), (0, timedelta(-1))])
+@cases(
+    ("capacity", "window"),
+    [
+        (0, 60),
+        (-1, 60),
+        (60, 0),
+        (60, -1.5),
+        (60, timedelta(0)),
+        (0, timedelta(-1)),
+        (5, "0s"),
+        (5, " 0.0 minutes "),
+        (5, "0h0m"),
+        (5, "-5m"),
+    ],
+)
 def test_zero_removes_the_resource(face, limiter, capacity, window):
     face.run(limiter.set_capacity("old-api", 1, 60))
     face.run(limiter.acquire("old-api"))

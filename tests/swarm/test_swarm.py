@@ -349,7 +349,6 @@ def test_a_bus_given_as_url_is_closed_with_the_limiter(face):
         ({"agent_id": "a"}, "bus"),
         ({"bus": None, "agent_id": "a"}, "bus"),
         ({"bus": object(), "agent_id": "a"}, "bus"),
-        ({"bus": "local://x"}, "agent_id"),
         ({"bus": "local://x", "agent_id": ""}, "agent_id"),
         ({"bus": "local://x", "agent_id": 7}, "agent_id"),
         ({"bus": "ftp://x", "agent_id": "a"}, "bus"),
@@ -426,3 +425,39 @@ def test_a_deadline_passes_while_frozen(clock, hub):
         with pytest.raises(Denied):
             limiter.acquire("api", timeout=10)
         assert clock.now() == START + 10
+
+
+def test_the_same_capacity_again_changes_nothing(face, agents, hub, clock):
+    """A program may set its capacities again, for example after reading its configuration again."""
+    swarm = agents(2)
+    heard = []
+    face.run(swarm[1].announce_reduced("api", "429", retry_after=12))
+    hub().subscribe("ratelimit.capacity", lambda event: None if event.late else heard.append(event))
+    face.run(swarm[0].set_capacity("api", 100, timedelta(minutes=1)))
+    capacity = face.run(swarm[0].get_capacity("api"))
+    assert (capacity.total, capacity.frozen_for) == (50, 12)
+    clock.advance(12)
+    assert face.run(swarm[0].try_acquire("api", cost=50))
+    face.run(swarm[0].set_capacity("api", 100, "1m"))
+    assert face.run(swarm[0].get_capacity("api")).available == 0
+    assert heard == []
+    face.run(swarm[0].set_capacity("api", 101, "1m"))
+    assert totals(face, swarm) == [101, 50], "another value ends the reduction, as documented"
+
+
+@pytest.mark.parametrize(
+    "retry_after", ["12", " 12 ", b"12", "Fri, 04 Oct 2024 00:00:12 GMT", "Fri Oct  4 00:00:12 2024", 12.0]
+)
+def test_a_retry_after_may_be_the_text_of_the_header(face, agents, retry_after):
+    swarm = agents(2)
+    face.run(swarm[0].announce_reduced("api", "429", retry_after=retry_after))
+    assert [face.run(agent.get_capacity("api")).frozen_for for agent in swarm] == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("wrong", ["soon", "", "-1", "12s", True, [12], timedelta(-1)])
+def test_other_text_than_that_of_the_header_is_refused(face, agents, wrong):
+    (limiter,) = agents(1)
+    expected = "retry_after: must be a non-negative number of seconds, a timedelta, or a Retry-After field such as '12'"
+    with pytest.raises(ConfigError, match=expected):
+        face.run(limiter.announce_reduced("api", "429", retry_after=wrong))
+    assert totals(face, [limiter]) == [100]

@@ -2,6 +2,7 @@
 
 capacity.py        Capacity: the state of a resource
 resources.py       shared by the four limiters: resources, their buckets, reductions and recovery
+arguments.py       reads and checks the arguments of limiters: windows, waits, names of agents
 bus_sync.py        waits until an agent that joins has read the reductions in effect
 sync_limiters.py   MemoryLimiter and SwarmLimiter
 async_limiters.py  AsyncMemoryLimiter and AsyncSwarmLimiter: the same methods as coroutines
@@ -11,10 +12,10 @@ clearing.py        ends the reductions of a swarm, for `tidegate swarm --clear`
 """
 
 from tidegate.adaptive import CapacityUpdate
+from tidegate.swarm.arguments import Window
 from tidegate.swarm.async_limiters import AsyncMemoryLimiter, AsyncSwarmLimiter
 from tidegate.swarm.capacity import Capacity
 from tidegate.swarm.limited_calls import AsyncLimitedCall, LimitedCall
-from tidegate.swarm.resources import Window
 from tidegate.swarm.sync_limiters import MemoryLimiter, SwarmLimiter
 
 __all__ = [

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tidegate.adaptive import CapacityUpdate, Listener
     from tidegate.core.decision import Decision
     from tidegate.policy import Policy
+    from tidegate.swarm.arguments import Window
     from tidegate.swarm.capacity import Capacity
-    from tidegate.swarm.resources import Window
 
 
 class _Done:
@@ -144,12 +144,13 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         self,
         resource: str,
         reason: str = "",
-        retry_after: float | timedelta | None = None,
+        retry_after: float | timedelta | str | None = None,
         *,
         began: float | None = None,
     ) -> CapacityUpdate | None:
-        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds.
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that time.
 
+        `retry_after` is a number of seconds, a timedelta, or the string of a Retry-After field (seconds or a date).
         `began` is the `time.monotonic()` at which the refused call began. If that was before the latest reduction took
         effect here, the refusal has the same cause and reduces no further. Returns None if it did not reduce, and
         after `close`.

@@ -2,11 +2,15 @@
 
 A watcher publishes a request on `ratelimit.agents.ask`; each agent answers on `ratelimit.agents` with its name and its
 resources. So presence costs nothing while there is no watcher. A namespace precedes both subjects.
+
+An agent that joins publishes its name and that of its process on `ratelimit.agents.ask`; only another agent with the
+same name answers, in the same way, so that both log it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 from dataclasses import asdict, dataclass
@@ -17,6 +21,7 @@ from tidegate.adaptive.signing import MalformedError, MessageSigner
 from tidegate.adaptive.update import is_name
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.fork import fork_safe
+from tidegate.swarm.arguments import process_name
 from tidegate.swarm.capacity import Capacity
 
 if TYPE_CHECKING:
@@ -30,10 +35,11 @@ MAX_ANSWER_BYTES: Final = 900_000  # NATS carries a little more by default
 MAX_ANSWERS_BYTES: Final = 64 * 2**20  # of all answers that a watcher stores
 MAX_ANSWERS: Final = 10_000
 RESERVED_BYTES: Final = 1_000  # of an answer, for everything but its resources
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Presence:
-    """Answers watchers for one agent."""
+    """Answers watchers for one agent, and notices another agent with the same name."""
 
     def __init__(
         self,
@@ -50,15 +56,47 @@ class Presence:
         self._agent_id = agent_id
         self._signer = MessageSigner(secret, bus.clock)
         self._describe = describe
-        self._subscription = bus.subscribe(self._ask_subject, self._answer)
+        self._process = process_name()
+        self._is_duplicate = False  # another agent with the same name was noticed
+        self._subscription = bus.subscribe(self._ask_subject, self._on_ask)
+        self._announce()
 
-    def _answer(self, event: Event) -> None:
-        if event.late:
-            return
+    def rejoin(self, agent_id: str) -> None:
+        """Join under a name in a forked process."""
+        self._agent_id = agent_id
+        self._process = process_name()
+        self._is_duplicate = False
+        self._announce()
+
+    def _announce(self) -> None:
+        message = {"joined": self._agent_id, "process": self._process}
+        self._bus.publish(self._ask_subject, self._signer.write(message, self._ask_subject))
+
+    def _on_ask(self, event: Event) -> None:
         try:
-            self._signer.read_new(event.payload, MAX_ANSWER_BYTES, self._ask_subject)
+            fields = self._signer.read_new(event.payload, MAX_ANSWER_BYTES, self._ask_subject)
         except MalformedError:  # not signed with the secret, or old
             return
+        if "joined" in fields:  # also if it had to wait for a connection
+            self._on_joined(fields["joined"], fields.get("process"))
+        elif not event.late:
+            self._answer()
+
+    def _on_joined(self, agent_id: object, process: object) -> None:
+        """Log once that another agent has the same name, and tell it so."""
+        if agent_id != self._agent_id or process == self._process or self._is_duplicate or not is_name(process):
+            return
+        self._is_duplicate = True
+        log.warning(
+            "two agents have the agent_id %r: %r (this one) and %r. They ignore each other's reductions: "
+            "give each agent a unique agent_id, or none",
+            self._agent_id,
+            self._process,
+            process,
+        )
+        self._announce()
+
+    def _answer(self) -> None:
         answer = {"agent_id": self._agent_id, "resources": self._resources()}
         self._bus.publish(self._answer_subject, self._signer.write(answer, self._answer_subject))
 

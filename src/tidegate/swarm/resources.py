@@ -20,10 +20,11 @@ from tidegate.bus import Bus, open_bus
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit, parse_period
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
-from tidegate.fork import fork_safe
+from tidegate.fork import at_fork, fork_safe
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.policy import Policy
 from tidegate.stores.opened import OpenedStore
+from tidegate.swarm.arguments import check_swarm, is_nothing, process_name, read_retry_after
 from tidegate.swarm.bus_sync import SYNC_TIMEOUT, BusSync
 from tidegate.swarm.capacity import Capacity
 from tidegate.swarm.presence import Presence
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from tidegate.reservation import AsyncReservation, Reservation
     from tidegate.stores import Store
     from tidegate.stores.lease import Lease
+    from tidegate.swarm.arguments import Window
 
 L = TypeVar("L", Limiter, AsyncLimiter)
-Window = float | timedelta | str
 POLICY_PREFIX: Final = "swarm/"
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class SwarmResources(Generic[L]):
         self._store.recovery_of = self._recovery_of
         self.clock: Clock = clock or self._store.clock
         self._owns_bus = isinstance(bus, str)
-        self._sync = BusSync(None if bus is None else _seconds("sync_timeout", sync_timeout))
+        self._sync = BusSync(None if bus is None else seconds("sync_timeout", sync_timeout))
         self._bus = open_bus(bus, clock=clock) if isinstance(bus, str) else bus
         try:
             self._capacities = Capacities(
@@ -173,10 +174,12 @@ class SwarmResources(Generic[L]):
         with self._lock:
             if self._closed:
                 raise Closed("the limiter is closed")
-            if capacity <= 0 or _is_nothing(window):
+            if capacity <= 0 or is_nothing(window):
                 return self._remove(name)
             length = parse_period(window)
             resource = self._resources.get(name)
+            if resource is not None and self._is_unchanged(resource, capacity, length):
+                return None
             policy = self._policy(name, capacity, length)  # validates before anything changes
             self._capacities.set(name, capacity)
             if resource is None:
@@ -193,6 +196,11 @@ class SwarmResources(Generic[L]):
             resource.window, resource.original = length, capacity
         self._apply_capacity(name)
         return None
+
+    def _is_unchanged(self, resource: Resource[L], capacity: int, window: int) -> bool:
+        """Return whether a resource has these values. Reductions then stay, unless only `set_capacity` ends them."""
+        recovers = self._capacities.settings.interval is not None
+        return recovers and (resource.original, resource.window) == (capacity, window)
 
     def _remove(self, name: str) -> Resource[L] | None:
         resource = self._resources.pop(name, None)
@@ -305,12 +313,11 @@ class SwarmResources(Generic[L]):
         return None if resource is None or resource.due is None else ((resource.original,), resource.due)
 
     def _reduce(
-        self, name: str, reason: str, retry_after: float | timedelta | None, began: float | None
+        self, name: str, reason: str, retry_after: float | timedelta | str | None, began: float | None
     ) -> CapacityUpdate | None:
-        if isinstance(retry_after, timedelta):
-            retry_after = retry_after.total_seconds()
+        wait = read_retry_after(retry_after, self.clock.ns() / 1e9)
         began = None if began is None else seconds("began", began)
-        return None if self._closed else self._capacities.reduce(name, reason, retry_after, began)
+        return None if self._closed else self._capacities.reduce(name, reason, wait, began)
 
     def _notify(self, update: CapacityUpdate) -> None:
         for listener in tuple(self._listeners):
@@ -386,7 +393,7 @@ class MemoryResources(SwarmResources[L]):
         super().__init__(agent_id="memory", settings=read_recovery_settings(0.75, recovery_interval=None), clock=clock)
 
     def _reduce(
-        self, name: str, reason: str, retry_after: float | timedelta | None, began: float | None
+        self, name: str, reason: str, retry_after: float | timedelta | str | None, began: float | None
     ) -> CapacityUpdate | None:
         update = super()._reduce(name, reason, retry_after, began)
         if update is not None:
@@ -400,7 +407,7 @@ class AgentResources(SwarmResources[L]):
     def __init__(
         self,
         bus: str | Bus | None = None,
-        agent_id: str = "",
+        agent_id: str | None = None,
         *,
         reduce_factor: float = 0.5,
         recovery_interval: float | timedelta = 30.0,
@@ -415,7 +422,10 @@ class AgentResources(SwarmResources[L]):
         clock: Clock | None = None,
         sync_timeout: float | timedelta = SYNC_TIMEOUT,
     ) -> None:
-        """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`."""
+        """Join the swarm on `bus` (a Bus, or a URL: then the bus is closed with the limiter) as `agent_id`.
+
+        By default, the agent is named after its host and process, with a random part.
+        """
         check_swarm(bus, agent_id)
         settings = read_recovery_settings(
             reduce_factor,
@@ -426,7 +436,7 @@ class AgentResources(SwarmResources[L]):
             recovery=recovery,
         )
         super().__init__(
-            agent_id=agent_id,
+            agent_id=process_name() if agent_id is None else agent_id,
             settings=settings,
             bus=bus,
             namespace=namespace,
@@ -436,6 +446,16 @@ class AgentResources(SwarmResources[L]):
             clock=clock,
             sync_timeout=sync_timeout,
         )
+        self._is_named_by_default = agent_id is None
+        at_fork(child=self._join_after_fork)
+
+    def _join_after_fork(self) -> None:
+        """Join as another agent in a forked process, since an agent ignores its own messages."""
+        if self._presence is None or self._closed:
+            return
+        if self._is_named_by_default:
+            self._capacities.agent_id = process_name()
+        self._presence.rejoin(self._capacities.agent_id)
 
 
 @functools.lru_cache(4096)
@@ -451,21 +471,3 @@ def _settle(store: Store, policy: Policy, key: str, now: int) -> None:
     """Write the state of a bucket at an instant, by this policy: take a permit and return it."""
     for difference in (1, -1):
         store.apply_one("adjust", policy, key, (difference,), now)
-
-
-def _is_nothing(window: Window) -> bool:
-    if isinstance(window, timedelta):
-        return window <= timedelta(0)
-    return isinstance(window, (int, float)) and not isinstance(window, bool) and window <= 0
-
-
-def _seconds(name: str, value: float | timedelta) -> float:
-    return seconds(name, value.total_seconds() if isinstance(value, timedelta) else value)
-
-
-def check_swarm(bus: object, agent_id: object) -> None:
-    """Refuse a swarm limiter without a bus or a name."""
-    if not isinstance(bus, (str, Bus)) or not bus:
-        raise ConfigError(f"must be a Bus, such as open_bus('nats://127.0.0.1:4222'), not {bus!r}", field="bus")
-    if not isinstance(agent_id, str) or not agent_id:
-        raise ConfigError(f"must be a unique non-empty string, not {agent_id!r}", field="agent_id")

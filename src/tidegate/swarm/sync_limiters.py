@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Policy
     from tidegate.reservation import Reservation
+    from tidegate.swarm.arguments import Window
     from tidegate.swarm.capacity import Capacity
-    from tidegate.swarm.resources import Resource, Window
+    from tidegate.swarm.resources import Resource
 
 
 class _Limiter(SwarmResources[Limiter]):
@@ -131,12 +132,13 @@ class _Limiter(SwarmResources[Limiter]):
         self,
         resource: str,
         reason: str = "",
-        retry_after: float | timedelta | None = None,
+        retry_after: float | timedelta | str | None = None,
         *,
         began: float | None = None,
     ) -> CapacityUpdate | None:
-        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that many seconds.
+        """Reduce a resource for all agents. With `retry_after`, no agent makes calls for that time.
 
+        `retry_after` is a number of seconds, a timedelta, or the string of a Retry-After field (seconds or a date).
         `began` is the `time.monotonic()` at which the refused call began. If that was before the latest reduction took
         effect here, the refusal has the same cause and reduces no further. Returns None if it did not reduce, and
         after `close`.
