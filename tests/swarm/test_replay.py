@@ -155,8 +155,8 @@ def test_without_a_secret_the_messages_of_the_specification_are_accepted(hub, cl
 
 
 def test_replayed_requests_and_answers_of_watchers_are_ignored(hub, agent, clock):
-    recorder = Recorder(hub(), ASK_SUBJECT, ANSWER_SUBJECT)
     agent("first")
+    recorder = Recorder(hub(), ASK_SUBJECT, ANSWER_SUBJECT)
     watcher = Watcher(hub(), "shared")
     watcher.ask()
     assert [found.agent_id for found in watcher.agents()] == ["first"]

@@ -121,6 +121,9 @@ def test_the_message_on_the_bus(face, agents, hub):
         "retry_after": 12,
         "refused_at": 100,
         "recovers_after": 252.0,
+        "original": 100,
+        "window": 60.0,
+        "factor": 0.5,
     }
 
 
@@ -274,7 +277,7 @@ def test_setting_the_capacity_ends_a_reduction_for_good(face, agents, hub):
     hub().publish(SUBJECT, heard[0].payload)
     assert totals(face, swarm) == [50, 80], "a stale message does not bring it back"
     face.run(swarm[0].announce_reduced("api", "429"))
-    assert totals(face, swarm) == [25, 25]
+    assert totals(face, swarm) == [25, 20], "a quarter of each"
 
 
 def test_a_wrong_clock_has_no_advantage(face, agents):

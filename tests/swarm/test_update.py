@@ -83,6 +83,12 @@ def test_the_timestamp_replaces_a_missing_epoch():
         ({"retry_after": float("nan")}, "retry_after must be"),
         ({"retry_after": float("inf")}, "retry_after must be"),
         ({"retry_after": "12"}, "retry_after must be"),
+        ({"original": 0}, "original must be an integer"),
+        ({"window": 0}, "window must be a positive number"),
+        ({"window": "1m"}, "window must be a positive number"),
+        ({"factor": 0}, "factor must be a number above 0"),
+        ({"factor": 1.5}, "factor must be a number above 0"),
+        ({"factor": float("nan")}, "factor must be a number above 0"),
     ],
 )
 def test_malformed_updates_are_refused(text, message):
@@ -110,9 +116,14 @@ def test_any_input_is_an_update_or_malformed(text):
     st.none() | st.integers(1, 2**52),
     st.none() | st.floats(0, 10**6),
     st.none() | st.text(min_size=1),
+    st.none() | st.floats(0.001, 1),
 )
-def test_updates_round_trip_through_json(resource, agent, capacity, reason, timestamp, epoch, retry_after, secret):
-    update = CapacityUpdate(resource, agent, capacity, reason, timestamp, epoch, retry_after)
+def test_updates_round_trip_through_json(
+    resource, agent, capacity, reason, timestamp, epoch, retry_after, secret, factor
+):
+    update = CapacityUpdate(
+        resource, agent, capacity, reason, timestamp, epoch, retry_after, original=capacity, window=0.5, factor=factor
+    )
     assert CapacityUpdate.from_json(update.to_json(secret), secret) == update
 
 

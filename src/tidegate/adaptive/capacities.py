@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.adaptive.capacity import CapacityState
@@ -76,6 +77,7 @@ class CapacitySnapshot(NamedTuple):
 @dataclass(slots=True)
 class _TrackedResource:
     capacity: CapacityState
+    window: float | None = None  # in seconds, for messages
     messages: dict[tuple[int, str], bytes] = field(default_factory=dict)  # as sent, of the known reductions
     due: int | None = None
 
@@ -135,8 +137,8 @@ class Capacities:
 
     # ---- resources ---------------------------------------------------------------------------------------------------
 
-    def set(self, resource: str, original: int) -> None:
-        """Set the original capacity of a resource; this ends the reductions of a known resource.
+    def set(self, resource: str, original: int, window: float | None = None) -> None:
+        """Set the original capacity of a resource per window; this ends the reductions of a known resource.
 
         For a new resource, updates that other agents sent before apply.
         """
@@ -153,6 +155,7 @@ class Capacities:
                 entry = self._resources[resource] = _TrackedResource(capacity)
                 for update, payload, since in self._unconfigured.pop(resource, ()):
                     self._merge(entry, update, payload, now, now - since)
+            entry.window = window
             entry.due = entry.capacity.next_change(now)
 
     def remove(self, resource: str) -> None:
@@ -220,6 +223,9 @@ class Capacities:
                 retry_after,
                 reduction.refused_at or (current if reduction.value < current else None),  # None: it only freezes
                 None if end is None else (end - now) / SECOND,
+                original=before.original,
+                window=entry.window,
+                factor=self._factor(reduction.value, current, before.original),
             )
             payload = update.to_json(self._signer.secret, self._subject)
             self._keep(entry, after, update, payload, now)
@@ -228,6 +234,11 @@ class Capacities:
         self._changed(resource)
         self._publish(payload, retain)
         return update
+
+    def _factor(self, value: int, current: int, original: int) -> float:
+        """Return the share of the original that a reduction leaves, before rounding."""
+        left = self.settings.reduce * current if value < current else value
+        return float(Fraction(left, original))
 
     def _publish(self, payload: bytes, retain: Retain, *, late: bool = False) -> None:
         if self._bus is not None:
@@ -314,12 +325,11 @@ class Capacities:
         before = entry.capacity
         if update.recovers_after is not None and age and age >= update.recovers_after * SECOND:
             return "expired"
-        if update.new_capacity > before.original:
+        value, refused_at = update.scaled(before.original)
+        if value > before.original:
             return "above"
-        order, agent, value = update.order, update.agent_id, update.new_capacity
-        after = before.merge(
-            now, order, agent, value, age=age, retry_after=update.pause, refused_at=update.refused_at or 0
-        )
+        order, agent = update.order, update.agent_id
+        after = before.merge(now, order, agent, value, age=age, retry_after=update.pause, refused_at=refused_at)
         if after is before:
             return "stale"
         previous = before.current(now), before.frozen_until

@@ -2,10 +2,11 @@
 
     {"resource": "api", "agent_id": "agent-1", "new_capacity": 50, "reason": "received 429 response",
      "timestamp": "2026-11-16T01:33:32.120000Z", "epoch": 1794792812120000, "retry_after": 12.0, "refused_at": 100,
-     "recovers_after": 252.0, "nonce": "…", "signature": "…"}
+     "recovers_after": 252.0, "original": 100, "window": 60.0, "factor": 0.5, "nonce": "…", "signature": "…"}
 
-The first five fields are required. Without `epoch`, the timestamp is used. With a shared secret there are `nonce`,
-`subject` and `signature`; `signing` describes how they are made and checked.
+The first five fields are required. Without `epoch`, the timestamp is used. An agent whose capacity is not `original`
+multiplies its own by `factor`; without these fields, `new_capacity` applies to every agent. With a shared secret there
+are `nonce`, `subject` and `signature`; `signing` describes how they are made and checked.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 
 from tidegate.adaptive.signing import EPOCH, MalformedError, read_instant, read_signed, write_instant, write_signed
@@ -28,6 +30,7 @@ ALL_RESOURCES: Final = "*"  # the resource of a message that clears all of them
 MAX_UPDATE_BYTES: Final = 40_000
 MAX_NAME: Final = 1024  # characters of a resource, agent or reason
 MAX_KEY_BYTES: Final = 256
+MAX_DENOMINATOR: Final = 1_000_000  # of a factor: 0.3333333333333333 means 1/3
 MAX_EPOCH: Final = 2**52  # of received epochs: leaves room for higher ones of our own (as a time: the year 2112)
 
 
@@ -39,6 +42,9 @@ class CapacityUpdate:
     no agent may make calls. `refused_at` is the capacity at which calls were refused. `recovers_after` is how many
     seconds after the timestamp the sender has recovered: from then on, no agent obeys the update. An update that
     `clears` ends all reductions of the resource up to its epoch; if it `clears_all`, those of every resource.
+
+    `original` is the capacity of the sender without reductions, `window` its window in seconds, and `factor` the share
+    of the original that is left; see `scaled`.
     """
 
     resource: str
@@ -52,6 +58,20 @@ class CapacityUpdate:
     recovers_after: float | None = None
     clears: bool = False
     clears_all: bool = False
+    original: int | None = None
+    window: float | None = None
+    factor: float | None = None
+
+    def scaled(self, original: int) -> tuple[int, int]:
+        """Return the reduced and the refused capacity for an agent with this original capacity; 0: it is not known.
+
+        If the sender's original is the same, or it sent no factor, they are the sender's. Otherwise they have the same
+        proportion to this original as the sender's to its own.
+        """
+        if self.factor is None or self.original is None or self.original == original:
+            return self.new_capacity, self.refused_at or 0
+        share = Fraction(self.factor).limit_denominator(MAX_DENOMINATOR)
+        return max(1, int(original * share)), (self.refused_at or 0) * original // self.original
 
     @property
     def at(self) -> int:
@@ -85,6 +105,9 @@ class CapacityUpdate:
             fields["refused_at"] = self.refused_at
         if self.recovers_after is not None:
             fields["recovers_after"] = self.recovers_after
+        for name in ("original", "window", "factor"):
+            if getattr(self, name) is not None:
+                fields[name] = getattr(self, name)
         if self.clears:
             fields["clears"] = True
         if self.clears_all:
@@ -108,8 +131,14 @@ class CapacityUpdate:
         for name, time in (("retry_after", pause), ("recovers_after", recovers_after)):
             if time is not None and not (_number(time) and 0 <= time <= MAX_INTEGER // SECOND):
                 raise MalformedError(f"{name} must be a number of seconds, not {time!r}")
-        if refused_at is not None and not _whole(refused_at):
-            raise MalformedError(f"refused_at must be an integer of at least 1, not {refused_at!r}")
+        original, window, factor = fields.get("original"), fields.get("window"), fields.get("factor")
+        for name, count in (("refused_at", refused_at), ("original", original)):
+            if count is not None and not _whole(count):
+                raise MalformedError(f"{name} must be an integer of at least 1, not {count!r}")
+        if window is not None and not (_number(window) and 0 < window <= MAX_INTEGER // SECOND):
+            raise MalformedError(f"window must be a positive number of seconds, not {window!r}")
+        if factor is not None and not (_number(factor) and 0 < factor <= 1):
+            raise MalformedError(f"factor must be a number above 0, and at most 1, not {factor!r}")
         return cls(
             resource=_text(fields, "resource"),
             agent_id=_text(fields, "agent_id"),
@@ -118,10 +147,13 @@ class CapacityUpdate:
             timestamp=read_instant(fields.get("timestamp")),
             epoch=epoch,
             retry_after=pause,  # type: ignore[arg-type]  # a number: checked above
-            refused_at=refused_at,
+            refused_at=refused_at,  # type: ignore[arg-type]  # as above
             recovers_after=recovers_after,  # type: ignore[arg-type]  # as above
             clears=fields.get("clears") is True,
             clears_all=fields.get("clears") is True and fields.get("clears_all") is True,
+            original=original,  # type: ignore[arg-type]  # as above
+            window=window,
+            factor=factor,
         )
 
 

@@ -10,6 +10,7 @@ After each connect the retained messages are read again.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
 from abc import abstractmethod
@@ -44,6 +45,7 @@ log: logging.Logger = logging.getLogger(__name__)
 MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
 STEP_TIMEOUT: Final = 2.0  # seconds per operation on a server
+EXIT_TIMEOUT: Final = 2.0  # seconds for which the end of the process waits for a connection, and then for sending
 LATE_SUFFIX: Final = ".late"
 REREAD_RETAINED_AFTER: Final = (1, 3, 10)  # seconds after connecting
 
@@ -99,6 +101,7 @@ class NetworkBus(Bus):
         self._starting = fork_safe(threading.Lock())
         self._reset()
         at_fork(child=self._restart_after_fork)
+        atexit.register(self._at_exit)
         self._start()
 
     def _reset(self) -> None:
@@ -218,11 +221,24 @@ class NetworkBus(Bus):
 
     def close(self) -> None:
         """Send queued messages if connected, and end the threads."""
+        atexit.unregister(self._at_exit)
+        self._stop(self._threads, STEP_TIMEOUT * 3)
+
+    def _stop(self, threads: list[threading.Thread], timeout: float) -> None:
         self._closing = True
         self._wake()
-        for thread in self._threads:
+        for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(STEP_TIMEOUT * 3)
+                thread.join(timeout)
+
+    def _at_exit(self) -> None:
+        """Send queued messages at the end of a process that did not close the bus: it would end the threads abruptly.
+
+        Handlers are not waited for.
+        """
+        if self._outbox:
+            self.wait(EXIT_TIMEOUT)
+        self._stop(self._threads[:1], EXIT_TIMEOUT)
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the event loop is closed: so is the bus

@@ -181,7 +181,7 @@ class SwarmResources(Generic[L]):
             if resource is not None and self._is_unchanged(resource, capacity, length):
                 return None
             policy = self._policy(name, capacity, length)  # validates before anything changes
-            self._capacities.set(name, capacity)
+            self._capacities.set(name, capacity, length / SECOND)
             if resource is None:
                 snapshot = self._capacities.snapshot(name)
                 policy = self._policy(name, capacity if snapshot is None else snapshot.current, length)
