@@ -126,6 +126,10 @@ class Outcome:
                 return minute
         return None
 
+    def used_since(self, minute: int) -> float:
+        """Return the share of the hidden limit that was used from a minute on."""
+        return (sum(self.sent[minute:]) - sum(self.refused[minute:])) / (self.hidden * len(self.sent[minute:]))
+
     @property
     def utilisation(self) -> float:
         """The share of the hidden limit that was used after settling."""
@@ -157,11 +161,12 @@ class Simulation:
         recovery: str = "gradual",
         blind: bool = False,
         retry_after: float | None = None,
+        algorithm: str | None = None,
     ) -> None:
         """Set the hidden limit to a `share` of the configured capacity of all agents.
 
         If agents that share a store are `blind`, they do not know the limit either: they share the whole capacity.
-        A refusal says `retry_after`.
+        A refusal says `retry_after`. The server counts with `algorithm`.
         """
         self.recovery = recovery
         self.retry_after = retry_after
@@ -179,6 +184,7 @@ class Simulation:
         self.hidden = round(agents * own_capacity * share)
         # A shared quota is a number of calls in any minute, so its server counts windows, too.
         rule = f"{self.hidden}/1m sliding_log" if shared else f"{self.hidden}/1m burst={max(1, self.hidden // 6)}"
+        rule = rule if algorithm is None else f"{self.hidden}/1m {algorithm}"
         self.server = Limiter(rule, clock=self.clock)
         self.store = MemoryStore(clock=self.clock)
         self.network = SimulatedNetwork(self)

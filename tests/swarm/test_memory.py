@@ -370,3 +370,15 @@ def test_permits_that_were_free_before_a_freeze_are_free_after_it(face, limiter,
     face.run(limiter.announce_reduced("api", "429", retry_after=1))
     clock.advance(1)
     assert face.run(limiter.get_capacity("api")).available == 75
+
+
+def test_an_agent_that_waits_longer_than_a_freeze_loses_nothing(face, limiter, clock):
+    """Its next permit is due after 80 seconds at the reduced rate, with and without a stop of 30 seconds."""
+    face.run(limiter.set_capacity("api", 4, 240))
+    for _ in range(4):
+        face.run(limiter.acquire("api"))
+    face.run(limiter.announce_reduced("api", "429", retry_after=30))
+    clock.advance(79.9)
+    assert face.run(limiter.get_capacity("api")).available == 0
+    clock.advance(0.2)
+    assert face.run(limiter.get_capacity("api")).available == 1

@@ -166,3 +166,27 @@ def test_the_recovery_is_gradual_or_remembers():
     assert read_recovery_settings(Fraction(1, 4)).refused_value(25) == 100
     with pytest.raises(ConfigError, match="recovery: must be 'gradual' or 'remember', not 'fast'"):
         read_recovery_settings(recovery="fast")  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_freeze_of_two_intervals_or_more_replaces_the_time_at_the_reduced_capacity():
+    """The capacity returns in three steps, then stays longer just below the refused capacity than without a freeze."""
+    settings = read_recovery_settings(recovery="remember", recovery_interval=30)
+    state = CapacityState(1000, settings).reduce(0, 1, "me", retry_after=60 * SECOND)
+    instants = (60, 139, 140, 220, 300, 300 + 36 * 80 - 1, 300 + 36 * 80)
+    assert [state.current(second * SECOND) for second in instants] == [735, 735, 852, 911, 969, 969, 984]
+
+
+def test_a_shorter_freeze_is_a_part_of_the_time_at_the_reduced_capacity():
+    settings = read_recovery_settings(recovery="remember", recovery_interval=30)
+    state = CapacityState(1000, settings).reduce(0, 1, "me", retry_after=10 * SECOND)
+    assert [state.current(second * SECOND) for second in (10, 59, 60, 339, 340)] == [500, 500, 938, 938, 953]
+
+
+def test_a_duplicate_that_freezes_does_not_delay_the_recovery():
+    settings = read_recovery_settings(recovery="remember", recovery_interval=30)
+    state = CapacityState(1000, settings).reduce(0, 1, "me", retry_after=SECOND)
+    later = state.reduce(20 * SECOND, 2, "me", retry_after=SECOND)
+    assert later.frozen_until == 21 * SECOND
+    assert [later.current(s * SECOND) for s in range(0, 600, 10)] == [
+        state.current(s * SECOND) for s in range(0, 600, 10)
+    ]

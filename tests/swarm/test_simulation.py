@@ -66,6 +66,40 @@ def test_fewer_calls_are_refused_if_the_server_says_when_to_retry():
     assert with_header.utilisation > without.utilisation - 0.02
 
 
+@pytest.mark.parametrize(
+    ("seed", "algorithm", "shared", "own_capacity"),
+    [
+        (1, None, False, 100),  # a token bucket
+        (1, "sliding_log", False, 40),
+        (2, "sliding_log", False, 40),
+        (1, "fixed_window", False, 40),
+        (2, "fixed_window", False, 40),
+        (1, "sliding_log", True, 40),
+    ],
+)
+def test_a_server_that_says_when_to_retry_is_used_as_well_as_one_that_does_not(seed, algorithm, shared, own_capacity):
+    """As `python -m bench.swarm_recovery --retry-after 1`, 60 times slower, after 50 windows in which agents settle."""
+    without, with_header = (
+        Simulation(
+            20,
+            100,
+            seed=seed,
+            shared=shared,
+            blind=True,
+            own_capacity=own_capacity,
+            recovery_interval=18.0,
+            recovery="remember",
+            retry_after=retry_after,
+            algorithm=algorithm,
+        )
+        .run()
+        .used_since(50)
+        for retry_after in (None, 60.0)
+    )
+    assert with_header >= without - 0.01
+    assert with_header > 0.85
+
+
 def test_the_same_seed_gives_the_same_simulation():
     first, second = (Simulation(5, 10, seed=3).run() for _ in range(2))
     assert first == second

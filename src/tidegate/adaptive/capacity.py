@@ -10,9 +10,9 @@ Everything here is pure: a CapacityState is immutable, and `now` is an argument,
     capacity.next_change(now)                                 when it changes next; None: never by itself
 
 **Value at an instant.** Each reduction starts a curve: its value, then one recovery step per interval (see `recovery`),
-until the original is reached. A freeze delays the curve: its steps count from the end of the freeze. The capacity is
-the minimum of all curves, never above the original (unless `settings.beyond`, which lets the last step exceed it),
-never below 1.
+until the original is reached. A freeze delays the curve: its steps count from the end of the freeze (for `remember`:
+see `recovery`). The capacity is the minimum of all curves, never above the original (unless `settings.beyond`, which
+lets the last step exceed it), never below 1.
 
 **Merging.** The state is a set of reductions and merging is union, so the same messages produce the same state in any
 order and with any repetition. The start of a reduction needs care, because the clocks of agents differ: a message
@@ -52,6 +52,11 @@ class Reduction(NamedTuple):
     until: int  # at least `since`: recovery starts here
     refused_at: int = 0  # used by the recovery "remember" only
 
+    @property
+    def freeze(self) -> int:
+        """For how long no calls are made."""
+        return self.until - self.since
+
 
 @dataclass(frozen=True, slots=True)
 class CapacityState:
@@ -69,7 +74,10 @@ class CapacityState:
         relevant: list[Reduction] = []
         for reduction in reversed(self.reductions):
             if not any(
-                r.value <= reduction.value and r.until >= reduction.until and r.refused_at <= reduction.refused_at
+                r.value <= reduction.value
+                and r.until >= reduction.until
+                and r.refused_at <= reduction.refused_at
+                and self._interval(r) >= self._interval(reduction)
                 for r in relevant
             ):
                 relevant.append(reduction)
@@ -86,11 +94,10 @@ class CapacityState:
 
     def next_change(self, now: int) -> int | None:
         """Return the next instant at which the capacity may change; None: never by itself."""
-        interval = self.settings.interval
-        if interval is None:
+        if self.settings.interval is None:
             return None
         steps = [
-            r.until + (self._steps(r, now) + 1) * interval
+            self._start(r) + (self._steps(r, now) + 1) * self._interval(r)
             for r, end in self.curves
             if r.value < self.original and (end is None or end > now)
         ]
@@ -121,12 +128,21 @@ class CapacityState:
         """Return the epoch of a new reduction: the wall clock's time, but above every epoch received."""
         return min(MAX_INTEGER, max(self.epoch + 1, wall))
 
+    def _interval(self, reduction: Reduction) -> int:
+        """Return the time between two recovery steps of a reduction; 0: there are none."""
+        return self.settings.interval_after(reduction.freeze)
+
+    def _start(self, reduction: Reduction) -> int:
+        """Return the instant from which the recovery steps of a reduction count."""
+        return self.settings.recovery_start(reduction.since, reduction.until)
+
     def _steps(self, reduction: Reduction, now: int) -> int:
-        return max(0, now - reduction.until) // self.settings.interval if self.settings.interval else 0
+        return max(0, now - self._start(reduction)) // self._interval(reduction) if self.settings.interval else 0
 
     def _value(self, reduction: Reduction, now: int) -> int:
         """Return the value of a curve that has not ended."""
-        return self.settings.value_after(reduction.value, reduction.refused_at, self._steps(reduction, now))
+        steps = self._steps(reduction, now)
+        return self.settings.value_after(reduction.value, reduction.refused_at, steps, reduction.freeze)
 
     def _recovered_value(self, now: int) -> int:
         """Return the capacity after recovery: the original, or more if that is allowed."""
@@ -140,11 +156,11 @@ class CapacityState:
             return reduction.until
         if self.settings.interval is None:
             return None
-        return reduction.until + self._recovery_end(reduction)[1] * self.settings.interval
+        return self._start(reduction) + self._recovery_end(reduction)[1] * self._interval(reduction)
 
     def _recovery_end(self, reduction: Reduction) -> tuple[int, int]:
         """Return the value at the end of recovery, and the number of steps."""
-        return self.settings.end(reduction.value, reduction.refused_at, self.original)
+        return self.settings.end(reduction.value, reduction.refused_at, self.original, reduction.freeze)
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 
@@ -154,33 +170,21 @@ class CapacityState:
         The refusal of a call that `began` before the latest reduction took effect is a duplicate: it has the same
         cause. Without `began`, only the settings say how long refusals are duplicates.
         """
-        value = refused_at = self.current(now)
+        current = self.current(now)
         if not self._has_same_cause(now, began):
-            value = self.settings.reduced(value)
-        elif not retry_after:
-            return self
-        else:
-            refused_at = self.reductions[-1].refused_at
-        return self.merge(now, epoch, agent, value, retry_after=retry_after, refused_at=refused_at)
+            reduced = self.settings.reduced(current)
+            return self.merge(now, epoch, agent, reduced, retry_after=retry_after, refused_at=current)
+        return self.merge(now, epoch, agent, self.original, retry_after=retry_after)
 
     def _has_same_cause(self, now: int, began: int | None) -> bool:
         """Return whether a refusal has the same cause as the latest reduction."""
-        if not self.reductions:
+        latest = next((r for r in reversed(self.reductions) if r.value < self.original), None)
+        if latest is None:
             return False
-        latest, first, instant = self.reductions[-1], self._first_of_cause(), now if began is None else began
         # What is remembered is compared after the freeze, when the server is expected to admit calls again.
-        start = first.until if self.settings.remember else first.since
+        start = latest.until if self.settings.remember else latest.since
+        instant = now if began is None else began
         return (began is not None and began < latest.since) or instant - start < self.settings.same_cause
-
-    def _first_of_cause(self) -> Reduction:
-        """Return the reduction that the latest ones repeat: duplicates do not prolong the time for duplicates."""
-        first = self.reductions[-1]
-        for earlier in reversed(self.reductions[:-1]):
-            same = (earlier.value, earlier.refused_at) == (first.value, first.refused_at)
-            if not same or first.since - max(earlier.since, earlier.until) >= self.settings.same_cause:
-                break
-            first = earlier
-        return first
 
     def merge(
         self,

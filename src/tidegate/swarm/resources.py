@@ -293,19 +293,27 @@ class SwarmResources(Generic[L]):
             _settle(store, new, key, now)
 
     def _pause(self, resource: Resource[L], until: int | None) -> None:
-        """Refill a bucket only after a freeze, or again: agents do not all start with full buckets at its end."""
+        """Refill a bucket only after a freeze, or again: agents do not all start with full buckets at its end.
+
+        The next permit is available at the end of the freeze, or when it would be without one: an agent that waits
+        longer than the freeze loses nothing.
+        """
         steady, key, policy = self.clock.steady(), resource.name, resource.policy
         end = steady if until is None else until
         if self.shared or end == resource.paused_until or max(end, resource.paused_until) <= steady:
             return
-        resource.paused_until = end
         store, now = self._store.inner, self.clock.ns() // 1000
+        quota = policy.limits[0].quota
         available = store.apply_one("peek", policy, key, (0,), now).remaining
+        shortened = end < resource.paused_until  # then the bucket would refill only after the previous end
+        is_refilling = available < quota and not shortened
+        wait = store.apply_one("peek", policy, key, (available + 1,), now).retry if is_refilling else 0
+        start = now + max(end - steady, wait) - (resource.window // quota if wait else 0)
         store.apply_one("reset", policy, key, (0,))
-        taken = policy.limits[0].quota - available
-        store.apply_one("acquire", policy, key, (taken,), now + end - steady)
-        if not taken:
-            _settle(store, policy, key, now + end - steady)
+        store.apply_one("acquire", policy, key, (quota - available,), start)
+        if available == quota:
+            _settle(store, policy, key, start)
+        resource.paused_until = end
 
     def _recovery_of(self, policy: str) -> tuple[tuple[int, ...], int] | None:
         """Return the capacity of a reduced resource after recovery, and the instant of its next step."""
