@@ -1,6 +1,6 @@
 # Every command installs what it needs, if it is not installed yet. `make` without arguments lists the commands.
 
-# Commands use the oldest supported Python that is installed; make test also runs on the others.
+# Commands use the oldest supported Python that is installed; make test-all also runs on the others.
 found  = $(if $(shell tools/find-python $(1)),$(1))
 MAIN   := $(or $(call found,3.11),$(call found,3.12),$(call found,3.13),3.11)
 OTHERS := $(filter-out $(MAIN),3.12 3.13)
@@ -15,7 +15,7 @@ RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-main test-recipes test-others lint format docs site release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-all test-more test-package test-recipes test-others test-mutants lint format docs site release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,11 +24,20 @@ run: ## start the service with demonstration traffic and its dashboard; Ctrl-C s
 	@tools/make-venv $(RUN) $(MAIN) $(if $(filter $(VENV),$(RUN)),requirements.lock,requirements-run.lock)
 	@$(RUN)/bin/python -m tidegate start examples/demo/service.yaml --demo
 
-test: servers test-main test-recipes test-others ## run the whole suite on Python 3.11, then parts of it on 3.12 and 3.13, if installed
-
-test-main: venv ## run the suite on one Python version only (the oldest installed)
+# `make test` leaves out the tests marked `slow`, and runs few random examples; `make test-all` adds what it left out.
+test: servers venv ## run the tests on one Python version (the oldest installed), in about ten minutes
 	@echo "== tests on Python $(MAIN)"
-	@tools/run-tests $(PY) $(ARGS)
+	@tools/run-tests $(PY) -m "not slow" --hypothesis-profile=quick $(ARGS)
+
+test-all: test test-more ## run everything: also slow tests, more random examples, SDKs, other Python versions, mutants
+
+test-more: servers venv ## run what test-all adds to test
+	@echo "== slow tests, and more random examples, on Python $(MAIN)"
+	@tools/run-tests $(PY) -m "slow or hypothesis" $(ARGS)
+	@$(MAKE) --no-print-directory test-recipes test-others test-mutants
+
+test-package: servers venv ## run all tests of one package: make test-package PACKAGE=budget
+	@$(PY) -m pytest -n auto tests/$(PACKAGE) $(ARGS)
 
 test-recipes: ## run the recipes of docs/llm.md with the SDKs of OpenAI, Anthropic, Google, Mistral and others
 	@tools/make-venv $(RECIPES) $(MAIN) tests/recipes/requirements.lock
@@ -37,42 +46,31 @@ test-recipes: ## run the recipes of docs/llm.md with the SDKs of OpenAI, Anthrop
 	@$(RECIPES)/bin/python -m pytest tests/recipes --ignore=tests/recipes/recipe_openai2.py
 	@$(RECIPES)-openai2/bin/python -m pytest tests/recipes/recipe_openai2.py
 
-# The other versions run fewer random examples, and skip the long tests: protocols in virtual time, crashing servers and
-# processes, proxies, the browser, forks and interrupts. They look for differences between versions, not for new
-# examples. Versions between the oldest and the newest run only the tests of the engine.
-LONG   := tests/outage tests/soak tests/stores/lease tests/budget/test_processes.py tests/budget/test_retention.py \
-          tests/outbound/test_quota_processes.py tests/outbound/sources/test_kills.py tests/swarm/test_example.py \
-          tests/swarm/test_processes.py tests/swarm/test_simulation.py tests/swarm/test_stress.py \
-          tests/service/dashboard tests/service/test_proxies.py tests/service/test_real_envoy.py \
-          tests/service/test_schemathesis.py tests/service/test_shared_store.py tests/service/test_workers.py \
-          tests/engine/test_celery.py tests/engine/test_interrupts.py tests/engine/test_interrupts_of_leases.py \
-          tests/engine/test_interrupts_of_servers.py tests/engine/test_interrupts_of_sqlite.py \
-          tests/engine/test_interrupts_of_threads.py \
-          tests/engine/test_fork.py tests/engine/test_fork_users.py tests/stores/test_cancellation.py \
-          tests/service/test_hostile_clients.py tests/service/resp/test_resp_clients.py tests/budget/test_schema.py \
-          tests/docs/test_tutorials.py tests/deploy tests/upgrade tests/examples \
-          tests/outbound/test_token_quota_simulation.py tests/outbound/test_pool_simulation.py \
-          tests/outbound/test_pool_processes.py tests/outbound/test_gate_learning.py \
-          tests/egress/test_hidden_limit.py tests/egress/test_workers.py \
-          tests/service/test_worker_components.py tests/service/test_worker_totals.py
-ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance tests/docs
+# The other versions look for differences between versions, not for new examples: the newest runs what runs in one process
+# or on a server, those between it and the oldest only the engine.
+ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance
 NEWEST := $(lastword $(OTHERS))
-test-others: ## run the suite on the other Python versions, with fewer random examples
+test-others: ## run tests on the other Python versions
 	@for version in $(OTHERS); do \
 	    if [ -z "$$(tools/find-python $$version)" ]; then echo "== Python $$version is not installed: its tests are skipped"; continue; fi; \
 	    tools/make-venv $(VENV)-$$version $$version || exit 1; \
 	    echo "== tests on Python $$version"; \
-	    [ $$version = $(NEWEST) ] && what="$(LONG:%=--ignore=%)" || what="$(ENGINE) $(LONG:%=--ignore=%)"; \
-	    tools/run-tests $(VENV)-$$version/bin/python --hypothesis-profile=quick $$what $(ARGS) || exit 1; \
+	    [ $$version = $(NEWEST) ] && what="" || what="$(ENGINE)"; \
+	    tools/run-tests $(VENV)-$$version/bin/python --hypothesis-profile=quick -m "not slow and not process and not browser" $$what $(ARGS) || exit 1; \
 	done
 
-lint: venv ## run ruff (every rule), mypy (strict), pyright (examples, completeness) and the import contracts
+test-mutants: servers venv ## inject faults into the lines of core/ and its ports that the latest commits changed
+	@$(PY) tests/mutants/run.py --changed
+	@$(PY) -m pytest -q -s tests/mutants/ports.py
+
+lint: venv ## run ruff (every rule), mypy (strict), pyright (examples, completeness), the import contracts and tools/lint
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) tools/extract_examples.py build/examples
 	@$(PY) -m mypy src tests examples build/examples $(wildcard bench/*.py tools/*.py)
 	@$(PY) tools/check_pyright.py
 	@$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command(["--no-logo"])'
+	@$(PY) -m pytest -q -p no:cacheprovider tools/lint
 
 format: venv ## format the code and apply automatic fixes
 	@$(PY) -m ruff format .

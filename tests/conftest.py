@@ -1,7 +1,10 @@
-"""Settings of all tests: the number of Hypothesis examples, how often threads switch, and what a run leaves behind."""
+"""Settings of all tests: numbers of random examples, marks, how often threads switch, what a run leaves behind."""
 
 import os
+import re
 import sys
+from functools import cache
+from inspect import getsource
 
 import pytest
 from hypothesis import Phase, settings
@@ -37,6 +40,32 @@ def pytest_sessionfinish(session, exitstatus):
         terminal.line(line)
     if exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+# What a module that starts such things imports or calls.
+KINDS = {
+    "process": re.compile(r"\b(subprocess|multiprocessing|os\.fork|serving\w*)\b"),
+    "server": re.compile(r"tests\.servers\.(caddy|envoy|haproxy|nats|nginx|postgres|proxy|traefik|valkey)\b"),
+    "browser": re.compile(r"\bplaywright\b"),
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        modules = {item.module.__name__} | {
+            definition.func.__module__
+            for definitions in item._fixtureinfo.name2fixturedefs.values()  # noqa: SLF001 - pytest shows them nowhere else
+            for definition in definitions
+        }
+        for kind in {kind for module in modules if module.startswith("tests.") for kind in kinds_of(module)}:
+            item.add_marker(kind)
+
+
+@cache
+def kinds_of(module):
+    """Return the marks of the tests and fixtures of a module."""
+    source = getsource(sys.modules[module]) if module in sys.modules else ""
+    return [kind for kind, pattern in KINDS.items() if pattern.search(source)]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ the tests of the core and the engine, stopping at the first failure; tests that 
 run first. A mutant that no test notices is printed with its line; some of those change nothing that can be seen
 (`--show` prints all of them).
 
-    python tests/mutants/run.py [--sample N] [--seed N] [--module limit.py] [--function parse] [--jobs 2] [--tests tests/core]
+    python tests/mutants/run.py [--changed [--commits 20]] [--sample N] [--seed N] [--module limit.py] [--function parse] [--jobs 2] [--tests tests/core]
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     Groups = Sequence[Sequence[str]]
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # run as a script
+from tests.mutants.changed import COMMITS, changed_lines  # noqa: E402 - after the path
+
 CORE = ROOT / "src" / "tidegate" / "core"
 # Run one group after the other: most mutants are caught by the first, which starts fast.
 TESTS = (
@@ -60,6 +63,7 @@ TESTS = (
 )
 PLUGINS = ("pytest_asyncio.plugin", "_hypothesis_pytestplugin", "pytest_timeout")
 SECONDS = 240  # a mutant that runs longer hangs, which is noticed too
+MOST_CHANGED = 60  # mutants of changed lines
 MAX_CATCHERS = 6  # tests per function that are run first
 COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
            ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}  # fmt: skip
@@ -337,6 +341,8 @@ def judge(queue: list[Mutant], groups: Groups, jobs: int) -> list[Mutant]:
 def main() -> None:
     """Plant, run, count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changed", action="store_true", help="only lines that the latest commits changed, at most 60")
+    parser.add_argument("--commits", type=int, default=COMMITS, help="how many commits `--changed` looks at")
     parser.add_argument("--sample", type=int, help="only so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--module", action="append", help="only this module of core/ (may be repeated)")
@@ -357,6 +363,13 @@ def main() -> None:
         sys.exit(f"no such mutants, the code has changed: {sorted(stale)}")
     if options.function:
         planted = [m for m in planted if m.function in options.function]
+    if options.changed:
+        written = {path.name: changed_lines(path, options.commits) for path in paths}
+        planted = [m for m in planted if m.line in written[m.module]]
+        options.sample = options.sample or MOST_CHANGED
+        if not planted:
+            print("no changed line of core/ has a mutant")
+            return
     if options.sample:
         planted = random.Random(options.seed).sample(planted, min(options.sample, len(planted)))
     if options.show:

@@ -32,7 +32,7 @@ def shared_schema(server):
     name = f"conformance{os.getpid()}"
     with psycopg.connect(server.url, autocommit=True) as connection:
         yield name, query_function(connection, name)
-        connection.execute(f'drop schema "{name}" cascade')
+        connection.execute(f'drop schema if exists "{name}" cascade')
 
 
 @pytest.fixture

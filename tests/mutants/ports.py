@@ -1,0 +1,102 @@
+"""Plant faults in the lines of core.lua and core.sql that the latest commits changed, and count how many are found.
+
+`make test-mutants` runs this with pytest, as the comparison of the ports with the core needs their servers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+import tidegate.stores.postgres
+import tidegate.stores.redis
+from tests.conformance.changes import changing_history, directed_histories
+from tests.mutants.changed import COMMITS, changed_lines
+from tests.stores.postgres.conftest import binaries, server  # noqa: F401 - fixtures
+from tests.stores.postgres.histories import DIRECTED
+from tests.stores.postgres.test_conformance import differs, open_empty, qualify, shared_schema  # noqa: F401 - fixtures
+from tests.stores.redis.test_conformance import disposable_server, found_by  # noqa: F401 - a fixture
+from tidegate.testing import random_vectors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LUA = Path(tidegate.stores.redis.__file__).with_name("core.lua")
+SQL = Path(tidegate.stores.postgres.__file__).with_name("core.sql")
+SAMPLE = 20  # of each port
+LEAST = 0.9  # of the faults must be found; some change nothing that can be seen
+SWAPS = {" <= ": " < ", " < ": " <= ", " >= ": " > ", " > ": " >= ", " + ": " - ", " - ": " + ", " and ": " or "}
+
+
+class Fault(NamedTuple):
+    """One changed line, and the file with it."""
+
+    line: int
+    right: str
+    wrong: str
+    source: str
+
+
+def faults(path: Path) -> list[Fault]:
+    """Return a sample of the faults in the lines that were changed."""
+    lines = changed_lines(path, int(os.environ.get("TIDEGATE_MUTANT_COMMITS", COMMITS)))
+    found = list(all_faults(path.read_text(encoding="utf-8"), lines))
+    return random.Random(1).sample(found, min(SAMPLE, len(found)))
+
+
+def all_faults(source: str, lines: set[int]) -> Iterator[Fault]:
+    """Yield every small change of these lines."""
+    texts = source.split("\n")
+    for number in sorted(lines):
+        code = texts[number - 1].partition("--")[0]
+        for match in re.finditer("|".join(map(re.escape, SWAPS)) + r"|(?<![\w.])\d+(?![\w.])", code):
+            old = match.group()
+            new = SWAPS.get(old) or str(int(old) + 1)
+            wrong = code[: match.start()] + new + code[match.end() :]
+            yield Fault(number, code, wrong, "\n".join([*texts[: number - 1], wrong, *texts[number:]]))
+
+
+def report(path: Path, planted: list[Fault], survived: list[Fault]) -> None:
+    """Print the figure; fail if too few were found."""
+    for each in survived:
+        print(f"survived: {path.name}:{each.line} {each.wrong.strip()}")
+    print(f"{len(planted) - len(survived)} of {len(planted)} mutants of changed lines of {path.name} caught")
+    assert len(survived) <= (1 - LEAST) * len(planted) + 1
+
+
+@pytest.mark.timeout(900)
+async def test_changed_lines_of_the_lua_port(disposable_server):  # noqa: F811 - the fixture
+    planted = faults(LUA)
+
+    async def is_found(source: bytes) -> bool:
+        return any([await found_by(disposable_server, source, together=each) is not None for each in (True, False)])
+
+    report(LUA, planted, [fault for fault in planted if not await is_found(fault.source.encode())])
+
+
+@pytest.mark.timeout(900)
+def test_changed_lines_of_the_sql_port(open_empty, shared_schema):  # noqa: F811 - the fixtures
+    planted = faults(SQL)
+
+    def is_found(fault: Fault) -> bool:
+        def faulty():
+            store = open_empty()
+            wrong = store.schema.core.replace(qualify(fault.right, store), qualify(fault.wrong, store), 1)
+            store.schema = store.schema._replace(core=wrong)
+            return store
+
+        histories = chain(
+            [chain(*DIRECTED)],
+            directed_histories(),
+            map(changing_history, range(8)),
+            (random_vectors(seed, 240, alternatives=True) for seed in range(8)),
+        )
+        return any(differs(faulty(), shared_schema[1], vectors) for vectors in histories)
+
+    report(SQL, planted, [fault for fault in planted if not is_found(fault)])
