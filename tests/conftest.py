@@ -51,7 +51,13 @@ KINDS = {
 
 
 def pytest_collection_modifyitems(items):
+    kept = {}
     for item in items:
+        if (once := item.get_closest_marker("once")) is not None and hasattr(item, "callspec"):
+            name = (item.module.__name__, item.originalname)
+            wanted = not once.args or any(each in item.callspec.id for each in once.args)
+            if not wanted or kept.setdefault(name, item) is not item:
+                item.add_marker("slow")
         modules = {item.module.__name__} | {
             definition.func.__module__
             for definitions in item._fixtureinfo.name2fixturedefs.values()  # noqa: SLF001 - pytest shows them nowhere else

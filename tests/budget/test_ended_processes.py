@@ -19,6 +19,8 @@ from tests.servers.valkey import ValkeyServer
 from tidegate.budget import TaskBudget
 from tidegate.budget.storage import owners
 
+pytestmark = pytest.mark.once("redis")
+
 __all__ = ["postgres_url", "redis_url"]  # fixtures
 
 NUMBERS = count()  # one for each test: the name of its budget

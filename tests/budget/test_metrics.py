@@ -122,6 +122,7 @@ def test_the_dashboard_has_the_queries_of_the_specification():
     assert {USAGE, "rate_limit_window_reset_seconds", "rate(rate_limit_exceeded_total[5m])"} <= set(dashboard_queries())
 
 
+@pytest.mark.slow
 def test_the_alert_rules_pass_their_tests():
     promtool("check", "rules", RULES)
     promtool("test", "rules", RULES.parents[1] / "budget.rules.test.yml")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from tests.budget import programs
 from tests.budget.both_kinds import used
 from tests.budget.polling import wait_until
@@ -40,6 +42,7 @@ def task_ids(batches):
     return [f"{batch.rpartition('/')[0]}/{i}" for batch in batches for i in range(int(batch.rpartition("/")[2]))]
 
 
+@pytest.mark.slow
 def test_two_hundred_kills_lose_and_duplicate_no_task(path):
     kills = 200
     (reports,) = finish(start("kill_workers", path, kills, 11))

@@ -4,6 +4,8 @@ import os
 import sqlite3
 from contextlib import closing
 
+import pytest
+
 from tests.budget.both_kinds import START, used
 from tidegate.budget import TaskBudget
 from tidegate.budget.storage.sqlite import MAX_REMOVED_PER_TRANSACTION
@@ -64,6 +66,7 @@ def test_cleaning_up_uses_small_transactions(open_budget, clock):
     assert budget.operations.store.metrics()["transactions"] == before + 6  # the last of them finds nothing
 
 
+@pytest.mark.slow
 def test_the_file_stays_small_in_a_year_of_100_000_tasks_a_month(path):
     """In large batches, one in ten with task IDs; TIDEGATE_YEAR_BATCH=20 uses a realistic size."""
     batch = int(os.environ.get("TIDEGATE_YEAR_BATCH", "800"))

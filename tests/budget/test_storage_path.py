@@ -100,6 +100,7 @@ def test_every_way_to_open_a_budget_refuses_a_wrong_path(open_budget, wrong, tmp
         assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_commands_refuse_a_wrong_path(wrong, tmp_path, capsys):
     path, message = wrong
     config = tmp_path / "budget.yaml"

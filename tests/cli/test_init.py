@@ -195,6 +195,7 @@ def test_the_swarm_file_shows_agents(tmp_path):
             assert service.post("acquire", {"policy": "model", "key": "shared"}).json()["allowed"]
 
 
+@pytest.mark.slow
 def test_the_egress_file_runs(tmp_path, upstream):
     main(["init", "egress"])
     port = free_port()

@@ -124,6 +124,7 @@ def test_q_quits_and_keys_sort(service):
         assert "\x1b[1m" in terminal.text  # rich is installed
 
 
+@pytest.mark.once("2-130")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 128 + 15), (signal.SIGHUP, 128 + 1), (signal.SIGINT, 130)]
 )
@@ -148,6 +149,7 @@ def test_the_terminal_is_restored_after_an_error(tmp_path):
         assert "tidegate: cannot reach a service at" in terminal.text
 
 
+@pytest.mark.slow
 def test_suspending_restores_the_terminal_and_continuing_reads_keys_again(service):
     with on_terminal("top", "--url", service.url, "--interval", "200ms") as terminal:
         terminal.shows("q quits")
@@ -222,6 +224,7 @@ def test_a_quick_command_shows_no_progress():
     assert stream.getvalue() == ""
 
 
+@pytest.mark.slow
 def test_progress_of_a_waiting_command(service):
     """The exhausted policy would allow the call in an hour."""
     with on_terminal("acquire", "alpha", "k", "--timeout", "2500ms", "--url", service.url) as terminal:

@@ -443,6 +443,7 @@ def test_a_process_that_ends_without_closing_the_ledger_writes_its_entries(tmp_p
     assert [(entry.calls, entry.amount) for entry in read_ledger(path)] == [found]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("arguments", [[], ["--csv"], ["--json"]])
 def test_output_that_cannot_be_written_is_an_error_of_one_line(ledger, arguments):
     command = [sys.executable, "-m", "tidegate", "budget", "--by", "day", "--ledger", ledger, *arguments]

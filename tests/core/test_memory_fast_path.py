@@ -224,6 +224,7 @@ def call_all(limiter, verb, numbers):
         getattr(limiter, verb)(f"a{number}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", INTERRUPTED)
 def test_an_exception_between_any_two_steps_leaves_a_store_that_works_and_empties(call):
     for step in count(1):

@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 
 import aiohttp
+import pytest
 
 from tests.egress.harness import settled_by
 from tests.outbound.server import QuotaServer, as_json
@@ -114,6 +115,7 @@ async def test_a_gateway_that_is_killed_exceeds_nothing(tmp_path):
         assert all(found[unit] >= counted[unit] for unit in counted)  # calls that were not settled keep their estimate
 
 
+@pytest.mark.slow
 async def test_two_gateways_on_one_server_share_the_quota(tmp_path):
     with ValkeyServer() as store, provider() as upstream:
         with gateways(tmp_path, upstream, f"{store.url}?timeout=5", 2) as found:

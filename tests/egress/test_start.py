@@ -94,6 +94,7 @@ def test_the_service_runs_the_gateway_beside_its_decisions(upstream, tmp_path):
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_the_gateway_reads_its_file_again_and_top_names_the_missing_token(upstream, tmp_path):
     fields = {"listen": "127.0.0.1:0", "providers": ["up.yaml"], "metrics_token": "metrics-token-1234"}
     write_files(tmp_path, upstream, **fields)
@@ -150,6 +151,7 @@ def test_an_address_in_use_is_refused(upstream, tmp_path):
     assert (found.returncode, found.stderr) == (2, f"tidegate: listen: cannot listen on {address}: {advice}\n")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -94,6 +94,7 @@ def test_every_worker_serves_calls_and_shows_the_counts_of_all(upstream, tmp_pat
         assert not service.logged("Traceback")
 
 
+@pytest.mark.slow
 def test_every_worker_shows_the_cost_of_pool_members_in_all_workers(tmp_path):
     usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 4}}
     price = "{date: 2026-11-01, models: {m: {input: 10, output: 50}}}"
@@ -121,6 +122,7 @@ def test_every_worker_shows_the_cost_of_pool_members_in_all_workers(tmp_path):
         assert not service.logged("Traceback")
 
 
+@pytest.mark.slow
 def test_all_workers_use_the_file_that_was_accepted_last(upstream, tmp_path):
     with workers(tmp_path, upstream) as (service, call):
         write_egress(tmp_path, upstream, callers={"a": {"token": TOKEN}, "b": {"token": OTHER_TOKEN}})

@@ -127,6 +127,7 @@ def working(broker, stores, folder):
         worker.close()
 
 
+@pytest.mark.slow
 def test_tasks_of_a_prefork_pool_share_the_limits_of_their_parent(valkey, postgres, tmp_path):
     stores = {
         "memory": "memory://",

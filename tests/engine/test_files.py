@@ -71,6 +71,7 @@ def run_program(tmp_path, umask):
     return json.loads(done.stdout)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("umask", ["000", "022", "777"])
 def test_created_files_are_accessible_only_to_their_owner(tmp_path, umask):
     if umask == "777" and os.geteuid() != 0:

@@ -163,6 +163,7 @@ def spend_in_tasks(limiter):
     return lambda spender: asyncio.run(main(spender))
 
 
+@pytest.mark.once
 def test_children_forked_while_threads_decide(place, lease, children):
     limiter = Limiter(LIMIT, store=place.url, lease=lease)
 
@@ -190,6 +191,7 @@ def test_children_forked_while_threads_decide(place, lease, children):
         assert limiter.store.metrics().get("failures", 0) == 0
 
 
+@pytest.mark.once
 def test_children_forked_while_tasks_decide(place, lease, children):
     limiter = AsyncLimiter(LIMIT, store=place.url, lease=lease)
 
@@ -226,6 +228,7 @@ def test_a_fork_does_not_wait_for_threads_that_wait_for_the_fork(place, children
     assert statistics.median(took) < 0.4  # it was a second
 
 
+@pytest.mark.slow
 def test_a_child_forks_children_while_its_threads_decide(place, lease, children, tmp_path):
     limiter = Limiter(LIMIT, store=place.url, lease=lease)
 
@@ -293,6 +296,7 @@ def prefork_job(_number):
     return [os.getpid(), prefork[0].try_acquire("k").allowed]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("place", ["sqlite", "redis", "postgres"], indirect=True)
 def test_workers_of_a_prefork_pool_share_the_limit(place, lease):
     quota, before, jobs = 60, 10, 80

@@ -43,6 +43,7 @@ def children(tmp_path):
         yield family
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["local", "nats", "valkey"])
 def test_children_have_connections_to_the_bus_of_their_own(kind, children, request):
     url = "local://forks" if kind == "local" else request.getfixturevalue(kind).url
@@ -79,6 +80,7 @@ def test_children_have_connections_to_the_bus_of_their_own(kind, children, reque
         bus.close()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("lease", [None, "1s"], ids=["plain", "leased"])
 def test_clients_of_the_service(lease, children, tmp_path):
     quota = 10_000_000
@@ -182,6 +184,7 @@ print(bus.metrics()["connections"], limiter.store.store.metrics().get("failures"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("child", ["unused", "used"])
 @pytest.mark.parametrize("kind", ["nats", "valkey"])
 def test_a_child_that_exits_harms_no_connection_of_its_parent(kind, child, request):
@@ -207,6 +210,7 @@ def test_a_program_that_ends_without_closing_says_nothing(tmp_path):
 # ---- gunicorn -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", ["", "yes"], ids=["plain", "leased"])
 @pytest.mark.parametrize("kind", ["sqlite", "valkey"])
 def test_gunicorn_workers_share_the_limit_of_a_preloaded_application(kind, lease, request, tmp_path):

@@ -35,18 +35,21 @@ from tidegate.testing import ManualClock
 pytestmark = pytest.mark.usefixtures("impatient_clocks")
 
 
+@pytest.mark.once
 @cases("name", CALLS)
 @cases("rules", [BUCKET, LOG, BUCKETS])
 def test_memory_store(rules, name):
     check_effects(Limiter(rules, clock=ManualClock(START)), *CALLS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["usual", "more", "refund"])
 @pytest.mark.parametrize("rules", [WINDOWS, SLOTS], ids=["windows", "slots"])
 def test_memory_store_with_other_algorithms(rules, name):
     check_effects(Limiter(rules, clock=ManualClock(START)), *CALLS[name])
 
 
+@pytest.mark.slow
 def test_memory_store_decides_on_several_keys_together():
     limiter = Limiter(BUCKET, clock=ManualClock(START))
     asks = [(limiter.policy, key, (1,)) for key in ("a", "b", "a")]
@@ -136,6 +139,7 @@ class StoppingClock(ManualClock):
         super().wait(waits_for, until)
 
 
+@pytest.mark.slow
 def test_waiting_in_the_queue():
     clock = ManualClock(START)
     limiter = Limiter("1/1s", clock=clock)
@@ -155,6 +159,7 @@ def test_waiting_in_the_queue():
     assert len(kept) > 500
 
 
+@pytest.mark.slow
 def test_an_interruption_of_the_clean_up_after_another():
     clock = StoppingClock(START)
     limiter = Limiter("1/1s", clock=clock)
@@ -178,6 +183,7 @@ def test_an_interruption_of_the_clean_up_after_another():
     assert len(kept) > 500
 
 
+@pytest.mark.slow
 def test_waiters_behind_a_call_that_ended_without_leaving_are_served():
     """Found in use: a key stayed blocked with 999 permits free, by a waiter whose call had been interrupted."""
     clock = StoppingClock(START)

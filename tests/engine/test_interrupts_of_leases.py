@@ -32,6 +32,7 @@ def go_on(limiter, clock):
         assert limiter.try_acquire("k")
 
 
+@pytest.mark.once
 @cases("name", LEASED)
 def test_leased_store(name):
     clock = ManualClock(START)

@@ -25,6 +25,7 @@ def read_blocks(name):
     return BLOCK.findall((EXAMPLES / name / "README.md").read_text(encoding="utf-8"))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_the_commands_of_the_readme_work(name, tmp_path):
     bash = need(shutil.which("bash"), "bash", "apt-get install bash")

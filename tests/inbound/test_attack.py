@@ -26,6 +26,7 @@ def allocated_blocks(api):
     return sys.getallocatedblocks()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AsgiHarness, WsgiHarness], ids=["asgi", "wsgi"])
 def test_rotating_addresses_neither_fill_the_memory_nor_reset_exhausted_clients(kind, caplog):
     api = kind({"max_entries": MAX_ENTRIES}, log_burst=0)

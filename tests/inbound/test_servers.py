@@ -44,6 +44,7 @@ def test_limits_hold_under_server_and_framework(server, site):
 
 
 # Targets that reach the same route, which allows two requests per hour; `{}` is its mount point.
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("server", "site", "more", "targets"),
     [

@@ -234,6 +234,7 @@ def wait_for(lock):
             return lock()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("backend", [local_redis, local_postgres, local_sqlite], ids=["redis", "postgres", "sqlite"])
 def test_outage_of_several_processes_under_local(backend, tmp_path):
     """Three GuardedStores act as three processes. Over-admission: 0, against the bound of the bucket."""

@@ -69,6 +69,7 @@ def test_an_identity_body_is_unchanged():
     assert decoded("gzip", b"", 1) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [b"a\n", b"\n", b"usage\n", b"data:usage\n", b'data:{"usage":{}}\n', b"x" * 999])
 def test_reading_usage_from_a_decompression_bomb_takes_little_memory(lines):
     """Seventy megabytes of short lines, in a few pieces."""

@@ -6,6 +6,8 @@ import sys
 from collections import Counter, deque
 from contextlib import ExitStack
 
+import pytest
+
 from tests.outbound.pool_program import PERIOD
 from tests.outbound.server import Answer, QuotaServer
 from tests.servers.valkey import ValkeyServer
@@ -66,6 +68,7 @@ def test_nothing_is_refused_and_every_key_is_used():
     assert set(provider.served) == set(LIMITS)
 
 
+@pytest.mark.slow
 def test_hidden_limits_are_learned_and_then_nothing_is_refused():
     """Each key is configured with the sum of all limits: only the first responses tell the real ones."""
     provider = CountingProvider(reports=True)

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import pytest
+
 from tests.outbound.virtual_pool import HiddenPoolSimulation, PoolSimulation
 
 USABLE_MONEY = 0.97
@@ -26,6 +28,7 @@ def spend_a_day(world, seconds=100):
     return world.spent / world.ceiling
 
 
+@pytest.mark.slow
 def test_the_money_of_a_day_is_used_and_never_exceeded():
     world = PoolSimulation(DEAR, processes=4)
     world.run(130)  # the first day: answers are learned
@@ -62,6 +65,7 @@ def test_the_quotas_of_all_keys_are_used():
     assert max((left for _, left in world.refusals), default=0) <= LEFT
 
 
+@pytest.mark.slow
 def test_hidden_quotas_are_learned_and_used_without_a_refusal():
     """Each key is configured with the sum of all quotas; the provider reports the quota of the key."""
     world = HiddenPoolSimulation(CHEAP, processes=4)
@@ -77,6 +81,7 @@ def test_hidden_quotas_are_learned_and_used_without_a_refusal():
     assert max((left for _, left in world.refusals), default=0) <= LEFT
 
 
+@pytest.mark.slow
 def test_the_money_is_used_with_hidden_quotas_while_processes_are_killed():
     world = HiddenPoolSimulation(DEAR, processes=8, seed=3)
     world.run(130)
@@ -90,6 +95,7 @@ def test_the_money_is_used_with_hidden_quotas_while_processes_are_killed():
     assert max(world.money_left) <= LEFT
 
 
+@pytest.mark.slow
 def test_quotas_that_only_refusals_tell_are_found_within_minutes():
     """Refusals with nothing but Retry-After: the capacity of each key is found by trying."""
     world = HiddenPoolSimulation(CHEAP, processes=4, reports=False)

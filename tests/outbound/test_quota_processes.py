@@ -53,6 +53,7 @@ def run_together(words):
             process.communicate()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
 def test_a_shared_quota_is_never_exceeded_and_nearly_all_used(kind, tmp_path):
     with ExitStack() as stack:

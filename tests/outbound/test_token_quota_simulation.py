@@ -34,6 +34,7 @@ def check_no_window_is_exceeded(world):
     assert sum(gate.metrics()["overrun"] for gate in world.gates) == 0
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("profile", "options"),
     [
@@ -66,6 +67,7 @@ def test_the_same_while_processes_are_killed(profile):
     assert left <= LEFT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["openai", "anthropic"])
 def test_answers_ten_times_longer_than_learned(profile):
     """An answer of 54,000 tokens holds 64,000 until it has ended: nobody knows before that it will not need them."""
@@ -93,6 +95,7 @@ def test_smaller_quotas_refuse_while_less_than_three_calls_are_left(profile, quo
     assert left <= max(LEFT, 3 * call / quota)
 
 
+@pytest.mark.slow
 def test_answers_that_take_minutes_count_while_they_are_produced():
     """54,000 tokens at 200 tokens a second: a stream holds what it can produce in a minute, not all of its tokens."""
     world = learned("anthropic", tokens=400_000, agents=80, processes=2, speed=200, pause=5.0, streams=1.0)

@@ -12,6 +12,8 @@ from tests.servers.process import until
 from tests.service.harness import serving
 from tidegate.service.client.client import AsyncClient
 
+pytestmark = pytest.mark.once
+
 RULES = "max_concurrency: 64\npolicies: {slow: 1/1h fixed_window, steady: 1/2s fixed_window, api: 1000/1m}\n"
 
 

@@ -46,6 +46,7 @@ def test_metrics_and_health_of_a_budget(tmp_path, variables):
             assert health["budget"]["database"]["connected"]
 
 
+@pytest.mark.slow
 def test_every_worker_reports_the_budget(tmp_path, variables):
     flags = ("--budget", "true", "--workers", "3", "--store", f"sqlite:///{tmp_path / 'limits.db'}?deadline=20s")
     with (

@@ -23,6 +23,7 @@ def refuses_connections(service):
     return False
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_order_of_a_stop(tmp_path, workers):
     text = store_of(tmp_path) + POLICIES

@@ -75,6 +75,7 @@ def limits_of(pid):
     return [int(word) for word in line.split()[3:5]]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("workers", [1, 2])
 def test_many_silent_connections_do_not_block_health_checks(tmp_path, workers):
     """More connections than descriptors, of clients that never send anything."""

@@ -24,6 +24,8 @@ from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.stores.registry import open_store
 from tidegate.testing import ManualClock
 
+pytestmark = pytest.mark.once("valkey", "plain")
+
 POLICIES = """
 policies:
   api: 20/1h fixed_window

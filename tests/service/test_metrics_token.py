@@ -61,6 +61,7 @@ def scrape_configuration():
     return text.partition("scrape_configs:")[2].partition("```")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_token", [True, False])
 def test_prometheus_scrapes_as_documented(tmp_path, with_token):
     """Prometheus scrapes a service with two workers by the configuration in the docs, with a token and without."""

@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 
+import pytest
+
 from tests.servers.process import need
 from tests.servers.proxy import beside_python
 from tests.service.harness import ROOT, serving
@@ -15,6 +17,7 @@ domains: [{domain: edge, descriptors: [{key: ip, limits: 2/1h}]}]
 """
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_nothing(tmp_path):
     program = need(beside_python("schemathesis"), "schemathesis", "pip install schemathesis")
     folder = ROOT / "tests" / "service"

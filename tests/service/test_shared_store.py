@@ -80,6 +80,7 @@ async def acquire_over_grpc(service, times):
     return sum(code == CODE_OK for code, _ in responses)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("open_services", [services_on_valkey, services_on_postgres, workers_on_sqlite])
 async def test_exactly_the_limit_in_total(open_services, tmp_path):
     with open_services(tmp_path) as services:

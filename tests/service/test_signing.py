@@ -82,6 +82,7 @@ def test_a_client_cannot_forge_a_reservation_id(store, tmp_path):
         assert service.post("usage", ask, **client).json()["limits"][0]["used"] == 0
 
 
+@pytest.mark.once
 def test_services_on_one_store_settle_each_others_ids(shared_url, tmp_path):
     tokens = [DECISION, "another-token-of-a-team", None]
     texts = [

@@ -71,6 +71,7 @@ def shows_all(worker):
     )
 
 
+@pytest.mark.slow
 def test_every_worker_shows_the_panels_of_the_first(start, bus, tmp_path):
     service, workers = start(f"swarm: {bus.url}\n")
     (first,) = (each for each in process_ids(service) if runs_sources(each, tmp_path / "data"))
@@ -96,6 +97,7 @@ def test_every_worker_shows_the_panels_of_the_first(start, bus, tmp_path):
         assert not service.logged("Traceback")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("setting", ["swarm", "bus"])
 def test_every_worker_is_ready_only_while_the_bus_is_connected(start, bus, setting):
     service, workers = start(f"{setting}: {bus.url}\n")

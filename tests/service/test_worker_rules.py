@@ -26,6 +26,7 @@ def read_rules(service):
     return service.get("/v1/overview").json()["rules"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("text", ["policies: {api: many}\n", "", None])
 def test_a_replacement_does_not_use_a_refused_file(tmp_path, text):
     config = tmp_path / "service.yaml"

@@ -105,6 +105,7 @@ def test_every_worker_shows_the_totals(service, capsys):
     assert f"process {service.process.pid} with 3 workers" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_reports_of_other_workers(service):
     """Recent denials, keys near a limit, waiting calls and the history include those of other workers."""
     first, second, third = process_ids(service)
@@ -191,6 +192,7 @@ def test_counters_never_decrease_while_workers_are_killed(service):
     assert transactions >= 60  # the counters of the store include those of the workers that were killed
 
 
+@pytest.mark.slow
 def test_a_replaced_worker_continues_the_history(service):
     _, second, _ = process_ids(service)
     assert service.post("acquire", API).json()["allowed"]

@@ -76,6 +76,7 @@ def test_restart_pauses_double_until_a_worker_keeps_running():
     assert pauses[1:] == [1, 2, 4, 8, 16, 30, 30, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_failing_replacement_is_retried(tmp_path):
     provider = tmp_path / "provider.yaml"
     good = "domain: x.example\nlimit: 300\nperiod: 1m\n"

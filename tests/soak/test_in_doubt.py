@@ -15,6 +15,8 @@ from tests.soak.ledger import FOREVER, MAX_REFUND, Outage, read_events
 from tests.soak.targets import DEADLINE, open_target
 from tidegate import Limiter, Policy
 
+pytestmark = pytest.mark.once("redis")
+
 WINDOW = "24/1d fixed_window"
 PATIENT = "30s"  # a deadline that a loaded machine never reaches
 HELD = 60.0  # seconds by which replies are late: none arrives before the connections are reset

@@ -5,6 +5,7 @@ import pytest
 from tests.soak.soak import Soak
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("store", "kinds"),
     [("sqlite", ["locked", "worker", "edit"]), ("redis", ["late", "crash"]), ("postgres", ["late", "frozen"])],

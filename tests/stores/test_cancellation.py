@@ -98,6 +98,7 @@ async def open_for_test(request: pytest.FixtureRequest, tmp_path: Path, place: s
     await store.close_async()
 
 
+@pytest.mark.once
 @pytest.mark.timeout(120 + cancellations() // 50)
 @pytest.mark.parametrize(("place", "form"), FORMS)
 async def test_charges_equal_what_callers_received(

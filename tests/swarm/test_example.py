@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from examples.swarm.virtual import run
 from tests.servers.nats import NatsServer
 
@@ -22,6 +24,7 @@ def test_the_recoveries_differ_in_half_an_hour_of_virtual_time():
         assert json.dumps(result) in shown
 
 
+@pytest.mark.slow
 def test_five_agents_against_a_hidden_limit():
     with NatsServer() as server:
         words = [sys.executable, "-W", "error", "-m", "examples.swarm.run", server.url, "80"]

@@ -45,6 +45,7 @@ class AgentProcesses:
             agent.close()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", [NatsServer, ValkeyServer])
 def test_twenty_agents_reduce_and_recover_through_crashes(kind):
     with kind() as server:

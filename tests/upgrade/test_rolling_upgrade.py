@@ -25,6 +25,8 @@ from tests.servers.valkey import ValkeyServer
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import open_store
 
+pytestmark = pytest.mark.once("redis")
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -197,6 +197,7 @@ CLIENT_COMMANDS = (["usage", "api", "bob"], ["usage", "--provider", "a"], ["top"
                    ["peek", "api", "bob"], ["acquire", "api", "bob"], ["reset", "api", "bob"])  # fmt: skip
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("workers", [(), ("--workers", "2", "--store", "sqlite:///limits.db")], ids=["one", "two"])
 def test_commands_find_the_running_service_through_its_data_folder(folder, capsys, monkeypatch, workers):
     monkeypatch.delenv("TIDEGATE_URL", raising=False)

@@ -57,6 +57,7 @@ def left_over(tmp_path):
     return sorted(path.name for path in (tmp_path / "data").rglob("*") if path.is_file() and ".db" not in path.name)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("to", [{"files": "bodies"}, {"sqlite": "bodies.db"}, {"webhook": "http://127.0.0.1:1/"}])
 def test_a_body_that_decodes_to_too_much_is_refused(tmp_path, bomb, to):
     async def script(_path, _headers):
@@ -70,6 +71,7 @@ def test_a_body_that_decodes_to_too_much_is_refused(tmp_path, bomb, to):
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("lines", "piece"),
     [
@@ -214,6 +216,7 @@ def bodies(tmp_path, to):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [{"files": "kept"}, {"sqlite": "kept.db"}])
 @pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
 def test_a_large_body_is_streamed_with_little_memory(tmp_path, to, coding):

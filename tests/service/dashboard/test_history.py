@@ -89,6 +89,7 @@ def test_each_tier_has_the_calls_of_its_steps(recorded, source, clock):
     assert minutes.steps == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("character", "length"), [("x", 95), ("\N{KEY}", 95)])
 def test_a_day_of_many_policies_is_bounded_in_memory(source, clock, character, length):
     for number in range(MAX_POLICIES + 50):

@@ -136,6 +136,7 @@ def test_redis_cli(port):
     assert "unknown command" in run("GET", "x")[0]
 
 
+@pytest.mark.slow
 def test_node_redis_and_ioredis(port, tmp_path):
     node = need(shutil.which("node"), "Node.js", "apt-get install nodejs npm")
     npm = need(shutil.which("npm"), "npm", "apt-get install npm")

@@ -119,6 +119,7 @@ def test_functions_have_the_order_of_the_core():
     assert [name for name in ours if name in theirs and name != "adjust"] == theirs
 
 
+@pytest.mark.slow
 @cases("fault", FAULTS)
 def test_an_inserted_fault_is_found(open_empty, shared_schema, fault):
     assert CORE.count(fault.right) >= 1, "the core has changed: update this fault"

@@ -208,6 +208,7 @@ async def test_calls_sent_together_are_answered_one_by_one(valkey: ValkeyServer)
     assert await found_by(valkey, SCRIPT) is None
 
 
+@pytest.mark.slow
 @cases("fault", FAULTS)
 async def test_an_inserted_fault_is_found(disposable_server: ValkeyServer, fault: str) -> None:
     old, new = FAULTS[fault]
@@ -219,6 +220,7 @@ async def test_an_inserted_fault_is_found(disposable_server: ValkeyServer, fault
     ) is not None
 
 
+@pytest.mark.slow
 @cases("fault", SHORT_FORM_FAULTS)
 async def test_an_inserted_fault_in_the_short_form_is_found(disposable_server: ValkeyServer, fault: str) -> None:
     old, new = SHORT_FORM_FAULTS[fault]
