@@ -1,4 +1,7 @@
-"""JSON schemas of the files that the service does not read itself, for editors. The readers check more than these."""
+"""JSON schemas of the files that the service does not read itself, for editors.
+
+The readers check more than these schemas, except those of provider and price files (see `provider_schema`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,14 @@ from typing import Any, Final, get_args
 
 from tidegate.budget.settings.file import FIELDS as BUDGET_FIELDS
 from tidegate.budget.settings.tiers import PERIODS
+from tidegate.cli.provider_schema import prices_object, provider_object
 from tidegate.core.algorithms import ALGORITHMS
 from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS
 from tidegate.inbound.rules.config import CATEGORY_FIELDS, ENDPOINT_FIELDS, SECTION_FIELDS
 from tidegate.inbound.rules.config import LIMIT_FIELDS as INBOUND_LIMIT_FIELDS
-from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS
-from tidegate.outbound.providers.pool_file import POOL_FIELDS
-from tidegate.outbound.providers.prices import CALL_PRICES, PRICES_FIELDS, TOKEN_PRICES
+from tidegate.outbound.providers.file import LIMIT_FIELDS
 from tidegate.outbound.providers.profile import Charges, FailedCost, OutputCounted
 from tidegate.outbound.providers.profile_file import PROFILE_FIELDS
-from tidegate.outbound.providers.provider import Learn, QuotaScope
 from tidegate.policy.model import Mode, OnStoreError
 from tidegate.policy.setting_values import PERMISSIONS
 from tidegate.spending.settings import SPENDING_SCHEMA
@@ -27,14 +28,11 @@ SOURCE_FIELDS: Final = (
     "name", "url", "interval", "cron", "timezone", "method", "headers", "body", "priority", "timeout", "max_bytes",
     "retries", "to",
 )  # fmt: skip
-KEY_PRESET: Final = r"^\s*(bearer|(header|query)\s+\S+)\s*$"
 STRING: Final[JsonSchema] = {"type": "string", "minLength": 1}
 NUMBER: Final[JsonSchema] = {"type": "number"}
 BOOLEAN: Final[JsonSchema] = {"type": "boolean"}
 QUOTA: Final[JsonSchema] = {"type": "integer", "minimum": 1}
 COUNT: Final[JsonSchema] = {"type": "integer", "minimum": 0}
-AMOUNT: Final[JsonSchema] = {"type": "number", "exclusiveMinimum": 0}  # of money, with decimals
-PRICE: Final[JsonSchema] = {"type": "number", "minimum": 0}
 PERIOD: Final[JsonSchema] = {"type": ["string", "number"], "description": "30s, 5m, 1h, 1d, …"}
 COST: Final[JsonSchema] = {"anyOf": [COUNT, {"type": "object", "additionalProperties": COUNT}]}
 STRINGS: Final[JsonSchema] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
@@ -79,48 +77,7 @@ def limits_of(fields: tuple[str, ...], own: dict[str, JsonSchema] | None = None)
 
 def provider_schema() -> JsonSchema:
     """Describe a provider file."""
-    scope = {"enum": list(get_args(QuotaScope))}
-    member = {"type": "object", "required": ["name"]}
-    own: dict[str, JsonSchema] = {
-        "domain": {**STRING, "description": "the host; also matches its subdomains"},
-        "limit": AMOUNT,
-        "limits": limits_of(LIMIT_FIELDS, {"limit": AMOUNT}),
-        "spend": limits_of((*LIMIT_FIELDS, "per"), {"limit": AMOUNT, "per": STRINGS}),
-        "price": {"anyOf": [STRING, prices_object()]},
-        "pool": closed(POOL_FIELDS, {"members": {"type": "array", "items": member}}, required=["members"]),
-        "concurrency": {"anyOf": [QUOTA, closed(("limit", "lease"), {"lease": PERIOD}, required=["limit"])]},
-        "endpoints": {"type": "array", "items": closed(("path", "methods", "cost"), required=["path"])},
-        "per": {"anyOf": [scope, {"type": "array", "items": scope}]},
-        "api_key": {"type": ["string", "null"], "description": "the key, or ${NAME} for an environment variable"},
-        "api_key_file": {**STRING, "description": "a file that contains the key"},
-        "key": {
-            "anyOf": [
-                {"type": "string", "pattern": KEY_PRESET, "description": "bearer, header NAME or query NAME"},
-                closed(
-                    ("header", "query", "prefix", "plain_http"),
-                    {"header": STRING, "query": STRING, "prefix": STRING, "plain_http": BOOLEAN},
-                    oneOf=[{"required": ["header"]}, {"required": ["query"]}],
-                ),
-            ]
-        },
-        "learn": {"enum": list(get_args(Learn))},
-        "retries": {"anyOf": [COUNT, closed(("max", "within"), {"max": COUNT, "within": PERIOD})]},
-        "estimate": {"type": "object", "additionalProperties": COUNT},
-        "unbounded": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": COUNT}},
-    }
-    return document("provider", closed((*LIMIT_FIELDS, *PROVIDER_FIELDS), own, required=["domain"]))
-
-
-def prices_object() -> JsonSchema:
-    """Describe prices, as the field `price` of a provider has them."""
-    price = closed((*TOKEN_PRICES, *CALL_PRICES), dict.fromkeys((*TOKEN_PRICES, *CALL_PRICES), PRICE), minProperties=1)
-    own: dict[str, JsonSchema] = {
-        "date": {**STRING, "description": "when the prices were valid, such as 2026-11-01"},
-        "currency": {"type": "string", "pattern": "^[a-z]{3}$"},
-        "models": {"type": "object", "additionalProperties": price},
-        "default": price,
-    }
-    return closed(PRICES_FIELDS, own, required=["date"])
+    return document("provider", provider_object())
 
 
 def prices_schema() -> JsonSchema:
