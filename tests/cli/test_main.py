@@ -81,9 +81,11 @@ def test_an_unknown_command_is_refused(capsys):
         (["top", "--onse"], "unrecognized arguments: --onse; did you mean '--once'?"),
         (["acquire", "api", "bob", "--wait", "5"], "unrecognized arguments: --wait 5; did you mean '--timeout'?"),
         (
-            ["budget", "budget.db"],
-            "tidegate budget: error: unrecognized arguments: budget.db; 'tidegate ",
+            ["policies", "budget.db"],
+            "tidegate policies: error: unrecognized arguments: budget.db; 'tidegate ",
         ),
+        (["budget", "refnd", "5"], "argument ACTION: invalid choice: 'refnd' "),
+        (["budget", "refnd", "5"], "; did you mean 'refund'?"),
         (["start", "--lsten", "8080"], "usage: tidegate start [OPTION ...] [FILE]\n"),
         (["--versoin"], "tidegate: error: unrecognized arguments: --versoin; did you mean '--version'?"),
         (["top", "--rows", "x"], "argument --rows: expected an integer, not 'x'"),

@@ -137,7 +137,7 @@ class BudgetOperations:
             return RateLimitResult(allowed=True, task_count=task_count)
         self.settings.check_task(task_type, estimate)
         yield from self._maintain_flow()
-        tier_policy = self._refresh_policy()
+        tier_policy = self.refresh_policy()
         started = SystemClock.steady()
         charges = self.plan.charges(task_count, task_type, estimate, priority)
         reservation_cost = tier_policy.reservation_cost(charges, task_count)
@@ -277,7 +277,7 @@ class BudgetOperations:
         self, count: int, task_type: str | None, task_ids: tuple[str, ...], cost: dict[str, int]
     ) -> BudgetFlow[None]:
         """Charge tasks without a reservation, even beyond a quota: they were completed, so they count."""
-        tier_policy = self._refresh_policy()
+        tier_policy = self.refresh_policy()
         costs = tier_policy.costs(self.plan.charges(count, task_type, cost, 0))
         self._short_term.charge(tier_policy, costs)
         self.monitor.count_settled(count, 0)
@@ -299,7 +299,7 @@ class BudgetOperations:
         if not self.settings.enabled:
             return {}
         yield from self._maintain_flow()
-        self._refresh_policy()
+        self.refresh_policy()
         while True:
             decision = yield BudgetStep("limiter", self.limiter, "try_acquire", (KEY, {}))
             if not (yield from self._returned_more_flow()):
@@ -309,9 +309,8 @@ class BudgetOperations:
         """Read the usage of each tier without changing anything. Blocks while the database is read."""
         if not self.settings.enabled:
             return {}
-        policy = self._refresh_policy().policy
-        now = None if self.clock is self.store.clock else self._now()
-        return self._read_usage(self.store.apply_one("peek", policy, KEY, (0,) * len(policy.limits), now))
+        policy = self.refresh_policy().policy
+        return self._read_usage(self.store.apply_one("peek", policy, KEY, (0,) * len(policy.limits), self.given_now()))
 
     def _read_usage(self, decision: Decision) -> dict[str, Usage]:
         """Read usage from a decision; while the database is lost, long tiers have their last known usage."""
@@ -418,13 +417,17 @@ class BudgetOperations:
         """Send queued settlements to the database; returns whether none are left. Blocks."""
         return self._retry_queue.catch_up() if self.settings.enabled else True
 
-    def _refresh_policy(self) -> TierPolicy:
+    def refresh_policy(self) -> TierPolicy:
         """Return the current policy; if it has changed, pass it to the limiter first."""
         tier_policy = self._tier_policies.current(self._now(), self.clock.steady())
         if tier_policy is not self._tier_policy:
             self._tier_policy = tier_policy
             self.limiter.update(tier_policy.policy)
         return tier_policy
+
+    def given_now(self) -> int | None:
+        """Return the instant to pass to the store; None if the store uses its own clock."""
+        return None if self.clock is self.store.clock else self._now()
 
     def _now(self) -> int:
         return self.clock.ns() // 1000

@@ -1,6 +1,7 @@
 """`tidegate budget`: show how much of a task budget is used, and when it runs out.
 
-With `--by` or `--providers` it reports money instead: see `tidegate.cli.spending`.
+`add`, `refund` and `reset` correct it: see `tidegate.cli.budget_corrections`. With `--by` or `--providers` it reports
+money instead: see `tidegate.cli.spending`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget import TaskBudget
 from tidegate.budget.alerts.forecast import Forecast, forecast
-from tidegate.cli import spending
+from tidegate.cli import budget_corrections, spending
 from tidegate.cli.arguments import add_watch_option
 from tidegate.cli.live import watch
 from tidegate.cli.tables import TableColumn, TextTable, draw_table
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     ("tidegate budget --config budget.yaml", "the tiers of this budget"),
     ("tidegate budget --watch 5s", "the tiers in the RATE_LIMIT_* variables, every five seconds"),
+    ("tidegate budget add 50 --tier day --reason 'backfill'", "allow 50 more tasks in the tier day"),
+    ("tidegate budget refund 5 --type embedding", "five tasks of this type that were counted do not count"),
+    ("tidegate budget reset --tier hour", "forget what the tier hour has counted; asks for confirmation"),
     ("tidegate budget --by model,day", "what was spent, from the ledger spending.db"),
     ("tidegate budget --providers providers --store redis://cache", "how much of each spending ceiling is used"),
 )
@@ -47,8 +51,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Show the tiers (the limits per minute, hour, day, week and month) of the task budget configured by "
         "RATE_LIMIT_* variables or by a file. With --by, sum the costs in a ledger; with --providers, show the "
-        "spending ceilings."
+        "spending ceilings. With an action, correct the counts of the tiers: add, refund and reset refund tasks that "
+        "were counted, the latest ones first, and write a line to the audit log in the storage. They refund at most "
+        "what a tier has counted, and not what running batches have reserved. So add cannot raise a limit: a tier of "
+        "500 with 30 used has 500 left after 'add 50', and the output says that it refunded 30."
     )
+    budget_corrections.add_options(parser)
     parser.add_argument("--config", metavar="FILE", help="a YAML file, used instead of the variables")
     parser.add_argument(
         "--storage", metavar="PATH", help="the SQLite file or store URL, used instead of the configured one"
@@ -58,13 +66,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Show the budget once, or repeatedly."""
+    """Show the budget once, or repeatedly; or correct it."""
+    budget_corrections.refuse_unused_options(args)
     if args.by is not None or args.providers:
         watch(lambda: spending.show(args, output), output, args.watch)
         return 0
     spending.refuse_unused_options(args)
     settings = read_settings(args)
     with TaskBudget.to_read(replace(shown_budget(settings), milestones=())) as budget:  # a view logs nothing
+        if args.action is not None:
+            return budget_corrections.run(args, budget, output)
         watch(lambda: show(budget, output, enabled=settings.enabled), output, args.watch)
     return 0
 
@@ -83,7 +94,7 @@ def show(budget: TaskBudget, output: Output, *, enabled: bool = True) -> None:
     """Show the budget once; `enabled` is whether the settings enable it."""
     usage = budget.snapshot()
     if budget.lost:
-        raise StoreUnavailable(f"cannot read the storage {budget.settings.storage}")
+        raise StoreUnavailable(f"cannot read the storage {budget.settings.shown_storage}")
     forecasts = forecast(budget.operations.plan, usage, budget.operations.clock.ns() // 1000)
     output.write_lines(draw(budget, usage, forecasts, output))
     if not enabled:
@@ -96,7 +107,7 @@ def describe(budget: TaskBudget, usage: dict[str, Usage], forecasts: dict[str, F
     unused = Forecast(0.0, None)
     return {
         "budget": budget.settings.name,
-        "storage": str(budget.settings.storage),
+        "storage": budget.settings.shown_storage,
         "strategy": budget.settings.strategy,
         "tiers": {name: {**each._asdict(), **forecasts.get(name, unused)._asdict()} for name, each in usage.items()},
     }
@@ -110,7 +121,7 @@ def draw(budget: TaskBudget, usage: dict[str, Usage], forecasts: dict[str, Forec
         future = (describe_forecast(each, forecasts.get(name)), "dim")
         figures = f"{each.used:,}", f"{each.quota:,}", f"{100 * each.used / each.quota:.0f} %"
         rows.append((name, output.bar(each.used, each.quota, BAR_WIDTH), *figures, (future,)))
-    title = output.style(f"{settings.name}, {settings.strategy} windows, in {settings.storage}", "bold")
+    title = output.style(f"{settings.name}, {settings.strategy} windows, in {settings.shown_storage}", "bold")
     return [title, *draw_table(TextTable(COLUMNS, list(rows)), output)]
 
 

@@ -105,6 +105,12 @@ class BudgetSettings:
         )
 
     @property
+    def shown_storage(self) -> str:
+        """The storage, for messages: a path, or a URL without its password."""
+        text = str(self.storage)
+        return redact(text) if "://" in text else text
+
+    @property
     def unreachable_tiers(self) -> list[str]:
         """Messages about tiers that have no effect, because a longer tier allows less."""
         pairs = [(short, long) for short in self._tiers() for long in self._tiers() if short.unit == long.unit]

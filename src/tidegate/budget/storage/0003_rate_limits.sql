@@ -8,7 +8,8 @@ SELECT state.id AS state, substr(policy, length('budget:') + 1) AS budget, part.
 FROM state, json_each(state.limits) AS part
 WHERE policy GLOB 'budget:*' AND NOT instr(json_extract(part.value, '$[0]'), '<');
 
--- One row per tier of each budget, also if the budget is idle, and one per limit of each key of other policies.
+-- One row per tier of each budget, also if the budget is idle, and one per limit of each key of other policies,
+-- without those that tidegate uses itself.
 DROP VIEW rate_limits;
 CREATE VIEW rate_limits AS
 SELECT time_period, current_count,
@@ -25,5 +26,5 @@ FROM (
     SELECT CASE period WHEN '1m' THEN 'minute' WHEN '1h' THEN 'hour' WHEN '1d' THEN 'day' WHEN '1w' THEN 'week'
                        WHEN '30d' THEN 'month' ELSE period END,
            used, opened, closes, updated, NULL
-    FROM tidegate_windows WHERE policy NOT GLOB 'budget:*'
+    FROM tidegate_windows WHERE policy NOT GLOB 'budget:*' AND policy NOT GLOB 'tidegate.*'  -- such as the audit log
 );

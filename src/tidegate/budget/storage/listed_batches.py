@@ -298,8 +298,29 @@ class ListedBatches:
         return total
 
     def _return_batches_flow(self, owner: Owner, policy: Policy, key: Key) -> Flow[StoreStep, int]:
-        slots = yield from self._owners.count_slots_flow(owner)
         entry_policy, total = self._entry_policy(policy), 0
+        for entry, open_batches, reserved in (yield from self._entries_flow(owner, policy)):
+            if (yield StoreStep("acquire", (entry.claim,)))[0].within_limits:
+                back = tuple(-cost for cost in reserved)
+                asks = ((policy, key, back), (entry_policy, entry.slot.key, (-open_batches, *back)))
+                yield StoreStep("adjust", asks, entry.at)
+                total += 1
+        yield from self._owners.end_flow(owner)
+        if total:
+            log.info("returned %d batches of a process that has ended", total)
+        return total
+
+    def list_open_flow(self, policy: Policy) -> Flow[StoreStep, list[tuple[int, tuple[int, ...]]]]:
+        """Return the instant of each listed batch of all owners, and what is still reserved for it at each limit."""
+        found = []
+        for owner in (yield from self._owners.find_all_flow()):
+            found += [(entry.at, reserved) for entry, _, reserved in (yield from self._entries_flow(owner, policy))]
+        return found
+
+    def _entries_flow(self, owner: Owner, policy: Policy) -> Flow[StoreStep, list[tuple[Entry, int, tuple[int, ...]]]]:
+        """Read the entries of an owner's open batches: each with its count, and what is reserved at each limit."""
+        slots = yield from self._owners.count_slots_flow(owner)
+        entry_policy, found = self._entry_policy(policy), []
         no_costs = (0,) * len(entry_policy.limits)
         size = max(1, MAX_LIMITS_PER_PEEK // len(no_costs))
         for start in range(0, slots, size):
@@ -307,16 +328,9 @@ class ListedBatches:
             entries = yield StoreStep("peek", tuple((entry_policy, slot.key, no_costs) for slot in part))
             for slot, decision in zip(part, entries, strict=True):
                 open_batches, *reserved = decision.used
-                entry = Entry(slot, opened_at(decision))
-                if open_batches and (yield StoreStep("acquire", (entry.claim,)))[0].within_limits:
-                    back = tuple(-cost for cost in reserved)
-                    asks = ((policy, key, back), (entry_policy, slot.key, (-open_batches, *back)))
-                    yield StoreStep("adjust", asks, entry.at)
-                    total += 1
-        yield from self._owners.end_flow(owner)
-        if total:
-            log.info("returned %d batches of a process that has ended", total)
-        return total
+                if open_batches:
+                    found.append((Entry(slot, opened_at(decision)), open_batches, tuple(reserved)))
+        return found
 
     def _entry_policy(self, policy: Policy) -> Policy:
         names = tuple(limit.name for limit in policy.limits)

@@ -17,7 +17,7 @@ from tidegate.budget.storage.store_settlements import StoreSettlements
 from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision
-from tidegate.errors import Closed, StoreUnavailable
+from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork, fork_safe
 from tidegate.stores.base import Store
@@ -241,6 +241,13 @@ class ListedSettlements(StoreSettlements):
         with suppress(StoreUnavailable):
             return await self._store.run_async(self._batches.return_ended_flow(policy, key))
         return 0
+
+    def list_open(self, policy: Policy, key: Key) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the listed batches of all processes; none if the store cannot list them (a cluster)."""
+        del key
+        with suppress(ConfigError):
+            return self._store.run(self._batches.list_open_flow(policy))
+        return []
 
     def clean_up(self, policy: Policy, key: Key) -> int:
         """Refund the batches of processes that have ended; states in the store expire by themselves."""

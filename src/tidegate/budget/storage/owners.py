@@ -83,12 +83,16 @@ class Owners:
         [place] = yield StoreStep("peek", ((PLACES, self._place(owner.place), (0,)),))
         return bool(place.used[0] == owner.generation)
 
-    def find_ended_flow(self) -> Flow[StoreStep, list[Owner]]:
-        """Return the owners that have a place and no heartbeat."""
+    def find_all_flow(self) -> Flow[StoreStep, list[Owner]]:
+        """Return the owners that have a place."""
         generations = yield from self._generations_flow()
-        owners = [
+        return [
             Owner(self._budget, place, generation) for place, generation in enumerate(generations) if generation % 2
         ]
+
+    def find_ended_flow(self) -> Flow[StoreStep, list[Owner]]:
+        """Return the owners that have a place and no heartbeat."""
+        owners = yield from self.find_all_flow()
         if not owners:
             return []
         logs = yield StoreStep("peek", tuple((self._heartbeats, owner.key(), (0,)) for owner in owners))

@@ -61,6 +61,9 @@ class SettlementStorage(Protocol):
     async def return_ended_async(self, policy: Policy, key: Key, /) -> int:
         """Refund the batches of processes that have ended, unless every check does that; returns how many."""
 
+    def list_open(self, policy: Policy, key: Key, /) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the instant of each open batch, and what is still reserved for it at each limit."""
+
     def clean_up(self, policy: Policy, key: Key, /) -> int:
         """Refund expired batches and remove old completions; returns how many."""
 
@@ -76,6 +79,7 @@ class SQLiteSettlements:
         self._guarded = guarded
         self.take_number: Callable[[Policy, int, tuple[int, ...]], int] = budget_store.take_number
         self.clean_up: Callable[[Policy, Key], int] = budget_store.clean_up
+        self.list_open: Callable[[Policy, Key], list[tuple[int, tuple[int, ...]]]] = budget_store.list_open
 
     def settle(self, settlement: Settlement) -> None:
         """Correct the charge of a batch."""

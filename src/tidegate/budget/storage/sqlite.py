@@ -215,6 +215,18 @@ class BudgetStore(SQLiteStore):
         self._transact([("clean up", ((policy, key, ()),), None, None, None)], work)
         return found[-1]
 
+    def list_open(self, policy: Policy, key: Key) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the instant of each open batch, and what is still reserved for it at each limit."""
+        found: list[tuple[int, str]] = []
+
+        def work(rows: StateRows, _: StoreCall, __: int) -> list[Decision]:
+            found[:] = rows.execute("SELECT at, costs FROM budget_open WHERE policy = ?", (policy.name,)).fetchall()
+            return []
+
+        self._transact([("peek", ((policy, key, ()),), None, None, None)], work)
+        reserved = [(at, json.loads(text)) for at, text in found]
+        return [(at, tuple(costs.get(limit.name, 0) for limit in policy.limits)) for at, costs in reserved]
+
     def close(self) -> None:
         """Close the file and release the lock of this process."""
         super().close()

@@ -73,6 +73,11 @@ class StoreSettlements:
         """Return 0: there is no list of open batches."""
         return self.return_ended(policy, key)
 
+    def list_open(self, policy: Policy, key: Key) -> list[tuple[int, tuple[int, ...]]]:
+        """Return none: there is no list of open batches."""
+        del policy, key
+        return []
+
     def clean_up(self, policy: Policy, key: Key) -> int:
         """Return 0: states in the store expire by themselves."""
         del policy, key

@@ -165,7 +165,7 @@ class AuditInfo(TypedDict):
     """An entry of the audit log."""
 
     at: Annotated[int, Meta(description="Milliseconds since 1970.")]
-    action: Annotated[str, Meta(extra_json_schema={"enum": ["reset", "block", "unblock"]})]
+    action: Annotated[str, Meta(extra_json_schema={"enum": ["reset", "block", "unblock", "add", "refund"]})]
     policy: str
     key: str | list[str]
     seconds: Annotated[float | None, Meta(description="Duration of a block.")]

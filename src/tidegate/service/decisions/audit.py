@@ -1,4 +1,4 @@
-"""The audit log: who reset, blocked or unblocked a key, when and why.
+"""The audit log: who reset, blocked or unblocked a key, or corrected a task budget, when and why.
 
 A shared or durable store keeps the entries for 32 days, one day longer than the longest block. So they survive a
 restart of the service, and all services on the store write to one log. Each day has a bounded number of places, filled
@@ -44,7 +44,7 @@ class AuditEntry(NamedTuple):
     """An entry of the audit log."""
 
     at: int  # milliseconds since 1970
-    action: str  # reset, block or unblock
+    action: str  # reset, block or unblock; add, refund or reset of a budget, whose tiers are the key
     policy: str
     key: Key
     seconds: float | None  # the duration of a block
@@ -66,6 +66,7 @@ class AuditLog:
         self._days: dict[int, dict[int, AuditEntry]] = {}  # the entries that were read, by day and place
         self._ended: set[int] = set()  # days of which all entries were read
         self._cached: tuple[int, list[AuditEntry]] | None = None  # until when, in steady time
+        self.others: list[AuditLog] = []  # logs in other stores, whose entries `read` returns too
 
     async def add(self, action: str, policy: str, key: Key, origin: Origin, seconds: float | None = None) -> None:
         """Write an entry. If the store does not accept it, it is logged and kept in this process."""
@@ -109,7 +110,13 @@ class AuditLog:
         return low
 
     async def read(self) -> list[AuditEntry]:
-        """Return the latest entries, the newest first: of all services on the store."""
+        """Return the latest entries, the newest first: of all services on the store, and of the other logs."""
+        entries = await self._read_own()
+        for other in self.others:
+            entries = [*entries, *await other.read()]
+        return sorted(dict.fromkeys(entries), key=lambda entry: -entry.at)[:MAX_LISTED] if self.others else entries
+
+    async def _read_own(self) -> list[AuditEntry]:
         if not self._durable:
             return list(self._recent)[::-1]
         steady = self._clock.steady()

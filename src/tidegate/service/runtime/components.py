@@ -232,6 +232,7 @@ class Components:
     def _open_budget(self) -> None:
         from tidegate.budget import TaskBudget  # noqa: PLC0415 - most services show no budget
         from tidegate.service.dashboard.panels import budget_panel  # noqa: PLC0415 - as above
+        from tidegate.service.decisions.audit import AuditLog  # noqa: PLC0415 - as above
         from tidegate.service.runtime.budget_reports import BudgetReports  # noqa: PLC0415 - as above
 
         setting = self.settings.budget
@@ -240,6 +241,7 @@ class Components:
         self.budget = TaskBudget(settings) if self.settings.demo else TaskBudget.to_read(settings)
         self._stack.callback(self.budget.close)
         self.app.panels["budgets"] = budget_panel(self.budget)
+        self.app.decider.audit.others.append(AuditLog(self.budget.operations.store))
         reports = BudgetReports(self.budget)
         self.app.reports["budget"] = reports.health
         self.app.families.append(reports.metrics)
