@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.limiter import Usage
 
 
-class Correction(NamedTuple):
+class TierRefund(NamedTuple):
     """What a correction changed at a tier."""
 
     wanted: int
@@ -29,7 +29,7 @@ class Correction(NamedTuple):
     usage: Usage  # after the correction
 
 
-def refund(budget: TaskBudget, wanted: Callable[[Limit], int]) -> dict[str, Correction]:
+def refund(budget: TaskBudget, wanted: Callable[[Limit], int]) -> dict[str, TierRefund]:
     """Refund what is `wanted` at each limit, at most what it counts; returns the tiers at which something was wanted.
 
     Slots of `concurrency` belong to open batches: they are never refunded. Raises StoreUnavailable if the storage does
@@ -50,7 +50,7 @@ def refund(budget: TaskBudget, wanted: Callable[[Limit], int]) -> dict[str, Corr
     [after] = operations.store.ask_store("adjust", ((policy, KEY, tuple(-each for each in refunded)),), now)
     usage = usage_of(after)
     return {
-        limit.name: Correction(amount, done, usage[limit.name])
+        limit.name: TierRefund(amount, done, usage[limit.name])
         for limit, amount, done in zip(policy.limits, amounts, refunded, strict=True)
         if amount and is_tier(limit.name)
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, cast
 
 from tidegate.cli import EXIT_DENIED, EXIT_OK
-from tidegate.cli.arguments import duration
+from tidegate.cli.arguments import duration, read_cost
 from tidegate.cli.durations import METAVAR
-from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_cost, read_key
+from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_key
 from tidegate.errors import ConfigError, Denied
 from tidegate.policy.durations import format_duration
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli.durations import METAVAR, duration, positive_duration
+from tidegate.errors import ConfigError
 from tidegate.service.config.settings import DATA_FOLDER
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "number",
     "positive_duration",
     "positive_integer",
+    "read_cost",
 ]
 
 
@@ -84,3 +86,13 @@ def add_data_option(parser: argparse._ActionsContainer) -> None:
 def data_folder(args: argparse.Namespace) -> Path:
     """Return the data folder of the service: of the option, of the environment, or the default."""
     return args.data or Path(os.environ.get("TIDEGATE_DATA") or DATA_FOLDER)
+
+
+def read_cost(text: str) -> Any:  # noqa: ANN401 - an integer, or an integer for each unit
+    """Read a cost such as 3, or tokens=100,requests=1."""
+    if text.isdecimal():
+        return int(text)
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(unit.strip() and amount.strip().isdecimal() for unit, _, amount in pairs):
+        raise ConfigError(f"expected an integer, or units such as tokens=100,requests=1, not {text!r}", field="--cost")
+    return {unit.strip(): int(amount) for unit, _, amount in pairs}

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.budget.corrections import refund
 from tidegate.budget.settings.tiers import CONCURRENCY, TASKS_UNIT, tier_of
 from tidegate.budget.storage.sqlite import POLICY_PREFIX
-from tidegate.cli.arguments import positive_integer
-from tidegate.cli.service_args import read_cost
+from tidegate.cli.arguments import positive_integer, read_cost
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import ConfigError
 from tidegate.service.decisions.audit import AuditLog, Origin
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.budget import TaskBudget
-    from tidegate.budget.corrections import Correction
+    from tidegate.budget.corrections import TierRefund
     from tidegate.cli.output import Output
     from tidegate.core.limit import Limit
 
@@ -153,7 +152,7 @@ def confirm(args: argparse.Namespace, budget: TaskBudget, output: Output) -> boo
     return answer.strip().lower() in ("y", "yes")
 
 
-def describe(tier: str, correction: Correction) -> str:
+def describe(tier: str, correction: TierRefund) -> str:
     """Describe what has changed at a tier; it may be less than was wanted."""
     wanted, refunded, usage = correction
     left = f"{usage.used:,} of {usage.quota:,} {usage.unit} used, {usage.remaining:,} left"
@@ -162,7 +161,7 @@ def describe(tier: str, correction: Correction) -> str:
     return f"{tier}: refunded {refunded:,} of {wanted:,}, because no more was counted by completed tasks; {left}"
 
 
-def write_audit(args: argparse.Namespace, budget: TaskBudget, corrections: dict[str, Correction]) -> None:
+def write_audit(args: argparse.Namespace, budget: TaskBudget, corrections: dict[str, TierRefund]) -> None:
     """Write who made the correction, and why, to the audit log in the storage of the budget."""
     key: Any = tuple(corrections)
     amounts = ", ".join(f"{tier} {each.refunded}" for tier, each in corrections.items())

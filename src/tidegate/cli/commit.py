@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.cli.service_args import add_service_options, open_client, read_cost
+from tidegate.cli.arguments import read_cost
+from tidegate.cli.service_args import add_service_options, open_client
 
 if TYPE_CHECKING:
     import argparse

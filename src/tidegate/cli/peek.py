@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.cli import EXIT_OK
 from tidegate.cli.acquire import write_decision
-from tidegate.cli.arguments import add_watch_option
+from tidegate.cli.arguments import add_watch_option, read_cost
 from tidegate.cli.live import watch
-from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_cost, read_key
+from tidegate.cli.service_args import add_verb_arguments, check_target, open_client, read_key
 from tidegate.service.api.verbs import PEEK
 from tidegate.service.client.protocol import ServiceDecision, provider_peek_body
 

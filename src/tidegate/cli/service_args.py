@@ -147,13 +147,3 @@ def check_target(args: argparse.Namespace) -> None:
         raise ConfigError("expected POLICY and KEY, or --provider")
     if args.provider is not None and args.policy is not None:
         raise ConfigError("cannot be combined with POLICY and KEY", field="--provider")
-
-
-def read_cost(text: str) -> Any:  # noqa: ANN401 - an integer, or an integer for each unit
-    """Read a cost such as 3, or tokens=100,requests=1."""
-    if text.isdecimal():
-        return int(text)
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(unit.strip() and amount.strip().isdecimal() for unit, _, amount in pairs):
-        raise ConfigError(f"expected an integer, or units such as tokens=100,requests=1, not {text!r}", field="--cost")
-    return {unit.strip(): int(amount) for unit, _, amount in pairs}
