@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "top": "show the busiest policies and the keys nearest to a limit, live",
     "usage": "show how much of each limit a key or a provider has used",
     "policies": "list the policies of a running service",
-    "budget": "show the usage of a task budget or of a money limit; correct a budget",
+    "budget": "show the use of task budgets and money limits; correct a budget",
     "swarm": "show the agents of a swarm and their capacities, live",
     "sources": "list the sources of a running service",
     "add": "add a source to a running service",
