@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 
 import pytest
@@ -273,6 +274,54 @@ def test_a_name_is_found_again_after_a_reload(tmp_path):
     assert (known.find("b").domain, known.find("b.test").name) == ("b.test", "b")
     with pytest.raises(ResourceUnknown):
         known.find("a")
+
+
+def many(count):
+    return Providers.of(*({"domain": f"d{i}.example", "name": f"n{i}", "limits": "5/1m"} for i in range(count)))
+
+
+def calls_of(function):
+    """Count the calls of functions in the second of two runs; no other load changes that number."""
+    count = 0
+
+    def observe(_frame, event, _argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    function()
+    sys.setprofile(observe)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_an_unknown_name_is_compared_with_all_names_only_once():
+    known = many(2000)
+
+    def find():
+        with pytest.raises(ResourceUnknown, match="there is no provider 'n99999x': did you mean"):
+            known.find("n99999x")
+
+    assert calls_of(find) < 500
+
+
+def test_the_message_for_an_unknown_name_lists_a_bounded_number_of_names():
+    with pytest.raises(ResourceUnknown) as error:
+        many(1000).find("zzzzzzzzzzzz")
+    assert str(error.value).endswith("known providers are " + ", ".join(f"n{i}" for i in range(20)) + ", …")
+
+
+def test_the_message_for_an_unknown_name_follows_a_reload(tmp_path):
+    write(tmp_path, "alpha.yaml", "a.test")
+    known = Providers.load(directories=[tmp_path])
+    with pytest.raises(ResourceUnknown, match="known providers are alpha"):
+        known.find("gamme")
+    write(tmp_path, "gamma.yaml", "b.test")
+    known.reload()
+    with pytest.raises(ResourceUnknown, match="did you mean 'gamma'"):
+        known.find("gamme")
 
 
 def test_a_directory_without_provider_files_is_reported(tmp_path, caplog):

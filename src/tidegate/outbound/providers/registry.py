@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
@@ -29,6 +30,7 @@ log: logging.Logger = logging.getLogger(__name__)
 Permissions = Literal["warn", "refuse", "ignore"]
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 MAX_MATCHED: Final = 1024  # URLs, domains and names whose provider is remembered
+MAX_LISTED: Final = 20  # names in the message for an unknown one
 MAX_URL_LENGTH: Final = 2000  # characters of one that is remembered
 
 # How providers that are often used take their key: what to set if it is not sent.
@@ -101,6 +103,7 @@ class Providers:
         """Use these providers from now on, by domain."""
         self._by_domain = providers
         self._named = {each.name: each for each in providers.values()}
+        self._unknown: dict[str, str] = {}  # messages for unknown names
         self._matched: dict[object, Provider | None] = {}  # by URL, domain or name; replaced last
 
     # ---- lookup ------------------------------------------------------------------------------------------------------
@@ -141,9 +144,21 @@ class Providers:
         host = normal_host(text)
         found = named.get(text) or (None if host is None else self.match_host(host))
         if found is None and (host is None or "." not in host):
-            advice = did_you_mean(text, named) or f"known providers are {', '.join(named) or 'none'}"
-            raise ResourceUnknown(f"there is no provider {text[:MAX_COMPARED_LENGTH]!r}: {advice}")
+            raise ResourceUnknown(self._describe_unknown(text))
         return _remember(matched, target, found)
+
+    def _describe_unknown(self, name: str) -> str:
+        """Describe an unknown name, with the known one that is closest; it is compared with all of them only once."""
+        unknown, shown = self._unknown, name[:MAX_COMPARED_LENGTH]
+        found = unknown.get(shown)
+        if found is None:
+            listed = f"{', '.join(islice(self._named, MAX_LISTED)) or 'none'}{', …' * (len(self._named) > MAX_LISTED)}"
+            advice = did_you_mean(name, self._named) or f"known providers are {listed}"
+            found = f"there is no provider {shown!r}: {advice}"
+            if len(unknown) >= MAX_MATCHED:
+                unknown.clear()
+            unknown[shown] = found
+        return found
 
     def explain(self, url: object) -> str:
         """Describe whether requests to a URL are limited, and by which provider."""
