@@ -14,6 +14,7 @@ from tidegate.core.algorithms import ALGORITHMS
 from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS
 from tidegate.inbound.rules.config import CATEGORY_FIELDS, ENDPOINT_FIELDS, SECTION_FIELDS
 from tidegate.inbound.rules.config import LIMIT_FIELDS as INBOUND_LIMIT_FIELDS
+from tidegate.inbound.rules.model import RESET_TIMES
 from tidegate.outbound.providers.file import LIMIT_FIELDS
 from tidegate.outbound.providers.profile import Charges, FailedCost, OutputCounted
 from tidegate.outbound.providers.profile_file import PROFILE_FIELDS
@@ -152,6 +153,7 @@ def inbound_schema() -> JsonSchema:
         "ipv6_prefix": {"type": "integer", "minimum": 1, "maximum": 128},
         "block_after": {"anyOf": [STRING, {"type": "object", "additionalProperties": STRING}]},
         "block_for": STRING,
+        "reset_time": {"enum": list(RESET_TIMES)},
         "application_limits": limits,
         "default_limits": limits,
     }

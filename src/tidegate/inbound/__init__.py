@@ -16,6 +16,7 @@ from tidegate.inbound.limiting.options import OnMessage, Options, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
 from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit
 from tidegate.inbound.responses.response import DenialHandler, Response
+from tidegate.inbound.rules.model import ResetTime
 
 __all__ = [
     "AddressSet",
@@ -32,6 +33,7 @@ __all__ = [
     "Options",
     "PlanOf",
     "Request",
+    "ResetTime",
     "Response",
     "RouteLimit",
     "TrustedProxies",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.inbound.client.recent import RecentClients
 from tidegate.inbound.client.request import Request
+from tidegate.inbound.limiting.charges import find_next_permits_flow
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
@@ -196,6 +197,9 @@ class ResponseCharge:
                 return []  # `settle_flow` has logged the store error, or the next request will
             if charge.category_limiter is not None:
                 charge.category_limiter.recent_clients.record(charge.key, decision)
+            if charge.request_limiter.shows_next_permit:
+                is_async = isinstance(charge.limiter, AsyncLimiter)
+                decision = yield from find_next_permits_flow(charge, decision, {}, tasks=is_async)
             decisions.append((charge, decision))
         return decisions
 

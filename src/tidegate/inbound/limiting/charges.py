@@ -15,10 +15,12 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import LocalDecision, shadow
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import complete_flow
 from tidegate.inbound.client.address import UNKNOWN
+from tidegate.inbound.responses.next_permit import with_next_permits
 from tidegate.inbound.responses.response import combine_decisions
 from tidegate.limiter import Limiter
 from tidegate.reservation import charged_at
@@ -27,6 +29,7 @@ from tidegate.stores.cancellation import corrections
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tidegate.core.algorithms import View
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
@@ -138,6 +141,23 @@ class ChargeResult(NamedTuple):
 
 def charge_all_flow(charges: Sequence[RequestCharge], *, tasks: bool, more: bool = False) -> CallFlow[ChargeResult]:
     """Charge all limits of a request or none. `tasks`: the caller awaits; `more`: other limits may be charged later."""
+    result = yield from _charge_groups_flow(charges, tasks=tasks, more=more)
+    if not any(charge.request_limiter.shows_next_permit for charge in charges):
+        return result
+    shown: dict[int, DecidedCharge] = {}
+    try:
+        for each in result.decided:
+            decision = yield from find_next_permits_flow(each.charge, each.decision, each.charge.cost, tasks=tasks)
+            shown[id(each)] = each._replace(decision=decision)
+    except BaseException as raised:
+        if result.allowed and not isinstance(raised, GeneratorExit):
+            yield from give_back_flow(result.decided, tasks=tasks)
+        raise
+    return result._replace(decided=[*shown.values()], denials=[shown[id(each)] for each in result.denials])
+
+
+def _charge_groups_flow(charges: Sequence[RequestCharge], *, tasks: bool, more: bool) -> CallFlow[ChargeResult]:
+    """Charge the limits of a request group by group; if one denies, refund the groups before it."""
     groups = group_charges(charges)
     more = more or len(groups) > 1
     decided: list[DecidedCharge] = []
@@ -195,6 +215,36 @@ def _charge_group_flow(group: list[RequestCharge], *, tasks: bool, more: bool) -
         DecidedCharge(charge, shadow(decision) if charge.policy.mode == "shadow" else decision, verb)
         for charge, decision in zip(group, decisions, strict=True)
     ]
+
+
+def find_next_permits_flow(charge: RequestCharge, decision: Decision, cost: Cost, *, tasks: bool) -> CallFlow[Decision]:
+    """Return a decision about a cost that also says when each limit has its next permit.
+
+    A limit that has permits left has it now, and the denial of one permit says when. For other limits without permits,
+    the store is asked; if it fails, the decision is returned as it is.
+    """
+    policy = charge.policy
+    waits = list(map(_known_wait, decision.views, policy.costs(cost)))
+    if None in waits:
+        asks = [(policy, charge.key, (1,) * len(policy.limits))]
+        try:
+            (peeked,) = yield partial(apply_of(charge.store, tasks=tasks), "peek", asks, charge.now())
+        except RateLimitError:
+            return decision
+        passed = max(0, peeked.at - decision.at)
+        after = (passed + view[1] for view in peeked.views)
+        waits = [found if wait is None else wait for wait, found in zip(waits, after, strict=True)]
+    return with_next_permits(decision, [wait or 0 for wait in waits])
+
+
+def _known_wait(view: View, cost: int) -> int | None:
+    """Return the time until a limit has its next permit, if its view for this cost says it."""
+    remaining, retry, reset = view
+    if remaining:
+        return 0
+    if cost != 1 or not retry:
+        return None
+    return reset if retry == NEVER else retry  # never: a limit of 0
 
 
 def _handle_store_error(group: list[RequestCharge], error: Exception) -> list[DecidedCharge]:

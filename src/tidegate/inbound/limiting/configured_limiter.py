@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.extra_limits import Limits
-    from tidegate.inbound.rules.model import Category, Rules
+    from tidegate.inbound.rules.model import Category, ResetTime, Rules
     from tidegate.observe import Observer
     from tidegate.policy import Key, Policy
     from tidegate.stores import Store
@@ -92,6 +92,7 @@ class ConfiguredLimiter:
         get = options.get
         self.plan_limiters: PlanLimiters = PlanLimiters(get("plan"))
         self._block_option = read_block(get("block_after"), get("block_for"))
+        self._reset_option: ResetTime | None = get("reset_time")
         self.denial_blocks: DenialBlocks | None = None
         self.disabled: bool = False  # by `tidegate.inbound.testing`
         # `application_limits` and `default_limits` that are given as `limit(…)`, by the name of the option.
@@ -210,6 +211,8 @@ class ConfiguredLimiter:
         """Use these rules from now on; clients keep their usage."""
         if self.disabled:
             rules = replace(rules, enabled=False)
+        # Headers show when the next permit is available: every decision finds that out.
+        self.shows_next_permit: bool = (self._reset_option or rules.reset_time) == "next"
         category_limiters = {}
         for category in (*rules.categories, *rules.extra_categories):
             category_limiter = self._make_category_limiter(category, rules.max_entries)
@@ -252,10 +255,11 @@ class ConfiguredLimiter:
     def prepare_fast_path(self, *policies: Policy) -> tuple[AcquireTogether, FieldWriter]:
         """Return what charges a key of each policy in one step, and what writes the header fields of that.
 
-        A store that cannot do this, or an observer, needs the complete path: then the function always returns None.
+        A store that cannot do this, an observer, or `reset_time: next` needs the complete path: then the function
+        always returns None.
         """
         acquire = None
-        if self.store.instant and self.own_clock is None and not self.observed:
+        if self.store.instant and self.own_clock is None and not self.observed and not self.shows_next_permit:
             acquire = self.store.fast_together(policies)
         if acquire is None or any(policy.mode != "enforce" for policy in policies):
             acquire = charge_nothing
@@ -296,10 +300,10 @@ class ConfiguredLimiter:
             self.run_maintenance(now)
 
     def update_special(self) -> None:
-        """Update whether requests need the slow path: functions, plans, `limit(…)`, blocks, temporary lists."""
+        """Update whether requests need the slow path: functions, plans, `limit(…)`, blocks, lists, `reset_time`."""
         has_functions = self.client_identifier.key_function is not None or self._exempt_when is not None
         has_limits = bool(self.plan_limiters or self.middleware_limits)
-        self.special = self.has_special_clients or has_functions or has_limits
+        self.special = self.has_special_clients or has_functions or has_limits or self.shows_next_permit
         # The clients that the middlewares may pass to the fast path: none if every request needs the slow path.
         self.plain_clients: dict[str, RequestClient] = {} if self.special else self.client_identifier.by_peer
 

@@ -171,7 +171,8 @@ def decide_plan(
 ) -> bool:
     """Decide a plan without a category; returns whether it was decided and allows the request."""
     key = client.key
-    if client.special or not plan.request_limiter.rules.enabled:
+    request_limiter = plan.request_limiter
+    if client.special or not request_limiter.rules.enabled or request_limiter.shows_next_permit:
         return False
     keys: Any = (key,)
     if not plan.is_simple:

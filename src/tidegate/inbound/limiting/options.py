@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import MAX_PREFIXES
 from tidegate.inbound.client.request import is_async_callable
-from tidegate.inbound.rules.model import ADMIN_PATH
+from tidegate.inbound.rules.model import ADMIN_PATH, RESET_TIMES
 from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.response import DenialHandler
     from tidegate.inbound.rules.extra_limits import Limits
+    from tidegate.inbound.rules.model import ResetTime
     from tidegate.observe import Observer
     from tidegate.stores.lease import Lease
 
@@ -48,6 +49,7 @@ class Options(TypedDict, total=False):
     # Block clients after this many denials per period, such as "20/1m"; several rules: {"20/1m": "10m", …}.
     block_after: str | Mapping[str, str] | None
     block_for: str | None  # how long clients are blocked
+    reset_time: ResetTime  # what X-RateLimit-Reset shows: when all permits are available, or the next
     expose: bool  # let scripts from other origins read the headers
     count: Mapping[str, Counts] | None  # by category: whether a response counts
     root_path: str  # a prefix that the application removes from paths itself
@@ -135,6 +137,7 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "default_limits": lambda _: None,
     "block_after": lambda _: None,  # read_block checks it
     "block_for": lambda _: None,
+    "reset_time": _one_of(*RESET_TIMES),
     "expose": BOOLEAN,
     "count": _require(
         lambda value: (

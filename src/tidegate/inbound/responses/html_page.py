@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.errors import ConfigError
 from tidegate.headers.writer import find_tightest
+from tidegate.inbound.responses.next_permit import shown_reset
 from tidegate.suggestions import closest
 
 if TYPE_CHECKING:
@@ -70,5 +71,5 @@ def fill(template: Template, decision: Decision) -> str:
         message=f"You have sent too many requests{when}",
         retry_after=seconds,
         limit=limit.quota,
-        reset=ceil_div(decision.at + reset, SECOND),
+        reset=ceil_div(decision.at + shown_reset(decision.views, reset), SECOND),
     )

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import Decision, LocalDecision, denied_without_store
 from tidegate.headers import PROBLEM_TYPE, problem, write
-from tidegate.headers.dialects import RETRY_AFTER
+from tidegate.headers.dialects import RETRY_AFTER, X_RATELIMIT
 from tidegate.headers.writer import find_tightest
 from tidegate.inbound.client.request import FrameworkRequest
 from tidegate.inbound.responses.accept import choose_format, mentions
 from tidegate.inbound.responses.header_names import exposed_names, read_header_names
 from tidegate.inbound.responses.html_page import read_html
+from tidegate.inbound.responses.next_permit import NextPermitView, shown_reset
 from tidegate.inbound.responses.prepared_fields import (
     ROUND_UP,
     FieldForm,
@@ -120,7 +121,11 @@ class ResponseWriter:
         """Return the header fields of a decision."""
         if self.style == "x":
             return [(self._spelling[name], value.decode("ascii")) for name, value in self.raw_fields(decision)]
-        return [*write(decision, self.style), *self._extra]
+        fields = [*write(decision, self.style), *self._extra]
+        views = decision.views
+        _, (_, _, reset) = find_tightest(decision.policy_limits, views)
+        shown = str(ceil_div(decision.at + shown_reset(views, reset), SECOND))
+        return [(name, shown if name == X_RATELIMIT.reset else value) for name, value in fields]
 
     def raw_fields(self, decision: Decision) -> RawFields:
         """Return the header fields of a decision as bytes, for ASGI."""
@@ -132,10 +137,14 @@ class ResponseWriter:
         if len(limits) > 1:
             views = decision.views
             limit, (remaining, _, reset) = find_tightest(limits, views)
+            reset = shown_reset(views, reset)
             waits = [view[1] for view in views]
             retry = -1 if -1 in waits else max(waits)
         elif costs is None:
-            remaining, retry, reset = views_or_states[0]  # type: ignore[misc]  # without costs, it is a view
+            view: Any = views_or_states[0]  # without costs, it is a view
+            remaining, retry, reset = view
+            if view.__class__ is NextPermitView:
+                reset = view.next_permit
         else:
             remaining, retry, reset = limit.view(views_or_states[0], limit, costs[0], at)
         quota = limit.quota

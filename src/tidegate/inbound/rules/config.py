@@ -29,7 +29,16 @@ from tidegate.inbound.rules.block_rule import read_block
 from tidegate.inbound.rules.charging import Charging, statuses_of
 from tidegate.inbound.rules.closed_limit import close, is_closed, parse_inbound_limit
 from tidegate.inbound.rules.extra_limits import make_category, with_default_algorithm
-from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS, Category, Endpoint, Rules
+from tidegate.inbound.rules.model import (
+    ADMIN_PATH,
+    APPLICATION_LIMITS,
+    DEFAULT_LIMITS,
+    RESET_TIMES,
+    Category,
+    Endpoint,
+    ResetTime,
+    Rules,
+)
 from tidegate.inbound.rules.paths import PathTree
 from tidegate.policy import Cost, Policy
 from tidegate.policy.config_value import ConfigValue, load
@@ -90,6 +99,7 @@ SECTION_FIELDS: Final = (
     "ipv6_prefix",
     "block_after",
     "block_for",
+    "reset_time",
     APPLICATION_LIMITS,
     DEFAULT_LIMITS,
 )
@@ -186,6 +196,7 @@ class _Reader:
             ipv4_prefix=fields["ipv4_prefix"].integer(high=32) if "ipv4_prefix" in fields else 32,
             ipv6_prefix=fields["ipv6_prefix"].integer(high=128) if "ipv6_prefix" in fields else 64,
             block=block,
+            reset_time=_get(fields, "reset_time", _reset_time, default="full"),
             application_limits=self._extra(APPLICATION_LIMITS),
             default_limits=self._extra(DEFAULT_LIMITS),
             defaulted=tuple(name for name in self.defaults if name not in written),
@@ -328,6 +339,10 @@ def _block_after(value: ConfigValue) -> str | dict[str, str]:
     if not value.is_mapping:
         return value.string()
     return {denials: length.string() for denials, length in value.entries().items()}
+
+
+def _reset_time(value: ConfigValue) -> ResetTime:
+    return cast("ResetTime", value.choice(*RESET_TIMES))
 
 
 def _get(fields: Fields, name: str, read: Callable[[ConfigValue], T], *, default: D) -> T | D:

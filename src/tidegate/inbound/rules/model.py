@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import AddressSet
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ResetTime = Literal["full", "next"]  # what headers show as reset: when all permits are available, or the next one
+RESET_TIMES: Final[tuple[str, ...]] = get_args(ResetTime)
 ADMIN_PATH: Final = "/api/admin/rate-limit-stats"  # never limited
 ROOT: Final = ("", "/")  # two spellings of the path of a mounted application's root
 APPLICATION_LIMITS: Final = "application_limits"  # names of categories that every request matches
@@ -77,9 +79,10 @@ class Rules:
 
     `unmatched` is the category of requests that no endpoint matches; None: they are not limited. `exempt` endpoints,
     `exempt_methods` and `exempt_clients` are never limited, `blocked_clients` always denied. `cleanup_interval` is in
-    seconds. `block` blocks clients that are denied too often. `defaulted` names the default categories that apply
-    although the configuration does not name them. `application_limits` and `default_limits` are categories that every
-    request matches, unless it is exempt: see `extra_limits`.
+    seconds. `block` blocks clients that are denied too often. `reset_time` is what the headers show as reset.
+    `defaulted` names the default categories that apply although the configuration does not name them.
+    `application_limits` and `default_limits` are categories that every request matches, unless it is exempt: see
+    `extra_limits`.
     """
 
     categories: tuple[Category, ...]
@@ -94,6 +97,7 @@ class Rules:
     ipv4_prefix: int = 32
     ipv6_prefix: int = 64
     block: BlockRules | None = None
+    reset_time: ResetTime = "full"
     application_limits: Category | None = None
     default_limits: Category | None = None
     defaulted: tuple[str, ...] = field(default=(), compare=False)
