@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from tidegate.budget.batch import AsyncBatch, Batch
 from tidegate.budget.operations import BudgetOperations
+from tidegate.budget.reload import reload_limits
 from tidegate.budget.settings.environment import VARIABLES, read_environment
 from tidegate.budget.settings.file import read_config
 from tidegate.budget.settings.model import BudgetSettings
@@ -32,6 +34,7 @@ class _ConfiguredBudget:
     """Base class of both budgets: construction, settings, and the state of the database. No method waits."""
 
     _limiter_type: ClassVar[type[Limiter | AsyncLimiter]]
+    _read_settings: Callable[[], BudgetSettings] | None = None  # reads them again, from where they came
 
     def __init__(
         self,
@@ -55,7 +58,8 @@ class _ConfiguredBudget:
                 options["storage"] = settings
                 settings = BudgetSettings(**options)
             else:
-                settings = read_environment(storage=settings)
+                self._read_settings = partial(read_environment, storage=settings)
+                settings = self._read_settings()
         elif settings is None:
             settings = BudgetSettings(**options)
         elif not isinstance(settings, BudgetSettings):
@@ -79,7 +83,7 @@ class _ConfiguredBudget:
         One ConfigError lists every wrong variable. RATE_LIMIT_CONFIG may name a YAML file with further settings.
         """
         with locate_storage_errors(field=VARIABLES["storage"]):
-            return cls(read_environment(environ), clock=clock, load=load)
+            return cls._open(partial(read_environment, environ), clock, load)
 
     @classmethod
     def from_config(
@@ -91,7 +95,15 @@ class _ConfiguredBudget:
     ) -> Self:
         """Read the settings from a YAML file or a mapping of the same shape; see `tidegate.budget.settings.file`."""
         with locate_storage_errors(file=str(source) if isinstance(source, (str, Path)) else None):
-            return cls(BudgetSettings(**read_config(source)), clock=clock, load=load)
+            return cls._open(lambda: BudgetSettings(**read_config(source)), clock, load)
+
+    @classmethod
+    def _open(
+        cls, read_settings: Callable[[], BudgetSettings], clock: Clock | None, load: Callable[[], float] | None
+    ) -> Self:
+        budget = cls(read_settings(), clock=clock, load=load)
+        budget._read_settings = read_settings
+        return budget
 
     @classmethod
     def to_read(cls, settings: BudgetSettings, *, clock: Clock | None = None) -> Self:
@@ -99,6 +111,16 @@ class _ConfiguredBudget:
         budget = cls.__new__(cls)
         budget.operations = BudgetOperations(settings, cls._limiter_type, clock, None, only_reads=True)
         return budget
+
+    def reload(self) -> bool:
+        """Read the file or the environment again, and use new limits; returns whether they have changed.
+
+        Usage is kept. If the file is invalid, or adds or removes tiers, an error is logged and the previous limits stay
+        in effect. Other settings need a restart. Raises ConfigError if the budget was built from keywords.
+        """
+        if self._read_settings is None:
+            raise ConfigError("the budget was not built from a file or the environment: there is nothing to reload")
+        return reload_limits(self.operations, self._read_settings)
 
     @property
     def settings(self) -> BudgetSettings:

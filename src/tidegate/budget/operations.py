@@ -93,6 +93,7 @@ class BudgetOperations:
         self.ledger: Ledger | None = None
         self._open_batches = OpenBatches()
         self._last_usage: dict[str, Usage] = {}  # as the database last reported it
+        self._load = load
         self._closed = False
         if settings.enabled:
             for message in settings.unreachable_tiers:
@@ -416,6 +417,14 @@ class BudgetOperations:
     def catch_up(self) -> bool:
         """Send queued settlements to the database; returns whether none are left. Blocks."""
         return self._retry_queue.catch_up() if self.settings.enabled else True
+
+    def use_limits(self, settings: BudgetSettings, plan: TierPlan) -> None:
+        """Use the limits of these settings from now on; `plan` has the same tiers as before. Usage is kept."""
+        if self.settings.enabled:
+            self._tier_policies = TierPolicies(settings, plan, self._load)
+        self.settings, self.plan = settings, plan
+        if settings.enabled:
+            self.refresh_policy()  # wakes waiting batches
 
     def refresh_policy(self) -> TierPolicy:
         """Return the current policy; if it has changed, pass it to the limiter first."""

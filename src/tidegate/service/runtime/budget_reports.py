@@ -1,4 +1,4 @@
-"""What the service reports about its task budget: its health, and its metrics."""
+"""What the service reports about its task budget: its health and its metrics, with the limits of its current file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.alerts.metrics import MetricFamily, read_metrics
+from tidegate.budget.reload import reload_limits
+from tidegate.clock import TaskSignal
+from tidegate.core.bounds import SECOND
+from tidegate.outbound.providers.watched_files import file_stamp
 
 if TYPE_CHECKING:
-    from tidegate.budget import TaskBudget
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tidegate.budget import BudgetSettings, TaskBudget
+    from tidegate.clock import Clock
 
 MAX_HEALTH_WAIT: Final = 0.2  # seconds; a probe of the service must not fail because the budget's database is slow
 
@@ -38,3 +46,31 @@ class BudgetReports:
     async def metrics(self) -> list[MetricFamily]:
         """Return the metrics of the budget."""
         return await asyncio.to_thread(lambda: list(read_metrics(self._budget.operations)))
+
+
+class BudgetFile:
+    """Reloads the limits of the budget when its file changes, or at SIGHUP."""
+
+    def __init__(self, budget: TaskBudget, file: Path, read: Callable[[], BudgetSettings], clock: Clock) -> None:
+        """Watch this file of a budget; `read` reads its settings."""
+        self._budget = budget
+        self._file = file
+        self._read = read
+        self._clock = clock
+        self._signal = TaskSignal()
+        self._stamp = file_stamp(file)
+
+    def request_reload(self) -> None:
+        """Read the file now, whether it has changed or not."""
+        self._stamp = None
+        self._signal.set()
+
+    async def run(self, seconds: float) -> None:
+        """Check the file every few seconds, until cancelled."""
+        while True:
+            await self._clock.wait_async(self._signal, self._clock.steady() + round(seconds * SECOND))
+            self._signal.clear()
+            stamp = file_stamp(self._file)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                await asyncio.to_thread(reload_limits, self._budget.operations, self._read)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidegate.service.config.settings import Settings
     from tidegate.service.http import App
     from tidegate.service.http.app import ReadinessCheck
+    from tidegate.service.runtime.budget_reports import BudgetFile
     from tidegate.service.runtime.worker_link import WorkerLink
     from tidegate.spending import Spending
 
@@ -68,6 +69,8 @@ class Components:
         self.budget: TaskBudget | None = None
         self.egress: EgressGateway | None = None
         self._egress_file: EgressFile | None = None
+        self._budget_file: BudgetFile | None = None
+        self._budget_task: asyncio.Task[None] | None = None
         self.fetch_task: asyncio.Task[None] | None = None
         self.demo_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
@@ -118,6 +121,8 @@ class Components:
             self.fetch_task = asyncio.create_task(self.sources.run(self.settings.stop_within))
         if self._egress_file is not None:
             self._watch_task = asyncio.create_task(self._egress_file.run(self.settings.reload_every))
+        if self._budget_file is not None:
+            self._budget_task = asyncio.create_task(self._budget_file.run(self.settings.reload_every))
         if self.settings.demo and self._first:
             from tidegate.service.runtime.demo import DemoTraffic  # noqa: PLC0415 - only for --demo
 
@@ -125,13 +130,17 @@ class Components:
             self.demo_task.add_done_callback(log_demo_failure)
 
     def request_reload(self) -> None:
-        """Read the egress file now (SIGHUP); with several workers, the parent process does."""
-        if self._egress_file is not None:
-            self._egress_file.request_reload()
+        """Read the files of the budget and of the egress gateway now (SIGHUP).
+
+        With several workers, the parent process reads the egress file.
+        """
+        for file in (self._egress_file, self._budget_file):
+            if file is not None:
+                file.request_reload()
 
     async def stop(self) -> None:
         """Start no more fetches; wait for active ones, for at most `stop_within`."""
-        for task in (self._watch_task, self._files_task):
+        for task in (self._watch_task, self._files_task, self._budget_task):
             if task is not None:
                 task.cancel()
         if self.demo_task is not None:
@@ -231,15 +240,22 @@ class Components:
 
     def _open_budget(self) -> None:
         from tidegate.budget import TaskBudget  # noqa: PLC0415 - most services show no budget
+        from tidegate.budget.settings.environment import CONFIG_VARIABLE  # noqa: PLC0415 - as above
         from tidegate.service.dashboard.panels import budget_panel  # noqa: PLC0415 - as above
         from tidegate.service.decisions.audit import AuditLog  # noqa: PLC0415 - as above
-        from tidegate.service.runtime.budget_reports import BudgetReports  # noqa: PLC0415 - as above
+        from tidegate.service.runtime.budget_reports import BudgetFile, BudgetReports  # noqa: PLC0415 - as above
 
         setting = self.settings.budget
-        settings = shown_budget(read_budget_settings(setting if isinstance(setting, Path) else None))
+        config = setting if isinstance(setting, Path) else None
+        settings = shown_budget(read_budget_settings(config))
         # The service only reads; the traffic of the demo uses the budget.
         self.budget = TaskBudget(settings) if self.settings.demo else TaskBudget.to_read(settings)
         self._stack.callback(self.budget.close)
+        if file := config or os.environ.get(CONFIG_VARIABLE, "").strip():
+            clock = self.app.decider.store.clock
+            self._budget_file = BudgetFile(
+                self.budget, Path(file), lambda: shown_budget(read_budget_settings(config)), clock
+            )
         self.app.panels["budgets"] = budget_panel(self.budget)
         self.app.decider.audit.others.append(AuditLog(self.budget.operations.store))
         reports = BudgetReports(self.budget)
