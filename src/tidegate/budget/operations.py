@@ -78,7 +78,7 @@ class BudgetOperations:
         only_reads: bool = False,
     ) -> None:
         """Open the storage, unless the budget is disabled; with `only_reads`, no file is created."""
-        self.settings = settings
+        self.settings: BudgetSettings = settings
         self.plan: TierPlan = settings.plan
         self.webhook: Webhook | None = (
             Webhook(settings.webhook_url, settings.webhook_secret) if settings.webhook_url else None
