@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.leftovers import VARIABLE, Run
+from tests.servers.fixtures import postgres_url, running_postgres
 
 # No deadline: a busy machine is not a failing property. Under CI the same examples each time, so that no
 # change is refused for an example it did not cause; at a desk new ones, and what they find becomes a vector.
@@ -19,6 +20,7 @@ settings.register_profile("mutants", settings.get_profile("quick"), phases=(Phas
 settings.register_profile("deep", settings.get_profile("main"), max_examples=5000, derandomize=False)
 settings.load_profile("main")  # --hypothesis-profile on the command line goes before this
 
+__all__ = ["postgres_url", "running_postgres"]  # fixtures
 RUN = pytest.StashKey[Run]()
 
 

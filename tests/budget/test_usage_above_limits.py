@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.budget.both_kinds import KINDS, BlockingBudget
-from tests.budget.test_shared import postgres_url, redis_url, storage  # noqa: F401 - fixtures
+from tests.budget.test_shared import redis_url, storage  # noqa: F401 - fixtures
 from tests.cases import cases
 from tidegate import Limit, Limiter
 from tidegate.budget.prometheus import BudgetCollector

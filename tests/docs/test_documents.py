@@ -235,15 +235,15 @@ def test_each_name_of_tidegate_exists(span, line, tmp_path):
 VIEW_QUERIES = {span: row for row in ROWS for span in spans(row.ours) if re.match(r"SELECT (?!.*sqlite_master)", span)}
 
 
-def test_each_query_of_a_view_works_on_postgresql(postgres):
-    with TaskBudget(postgres, per_minute=5) as budget:
+def test_each_query_of_a_view_works_on_postgresql(postgres_url):
+    with TaskBudget(postgres_url, per_minute=5) as budget:
         budget.record_completed_tasks(1)
     providers = Providers.of({"domain": "fmp.example", "limit": 300, "period": "1m"})
-    with closing(Gate(providers, postgres)) as gate:
+    with closing(Gate(providers, postgres_url)) as gate:
         assert gate.try_acquire("fmp.example")
     queries = [span for span in VIEW_QUERIES if "FROM tidegate." in span]
     assert sorted(span.replace("FROM tidegate.", "FROM ") for span in queries) == sorted(VIEW_QUERIES.keys() - queries)
-    with psycopg.connect(postgres) as connection:
+    with psycopg.connect(postgres_url) as connection:
         for span in queries:
             assert connection.execute(span).fetchall(), span
 

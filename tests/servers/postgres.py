@@ -83,6 +83,15 @@ class PostgresServer:
         """The URL of the server, with the password."""
         return f"postgresql://{USER}:{self.password}@127.0.0.1:{self.port}/postgres"
 
+    def new_database(self) -> str:
+        """Create an empty database; return its URL."""
+        import psycopg  # noqa: PLC0415 - not installed where the recipes run
+
+        name = f"t{secrets.token_hex(6)}"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f'create database "{name}"')
+        return f"{self.url.removesuffix('/postgres')}/{name}"
+
     def start(self) -> Self:
         """Start, and wait until it answers."""
         options = [f"-c{name}={value}" for name, value in {**self.settings, "port": str(self.port)}.items()]

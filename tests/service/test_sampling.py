@@ -3,6 +3,8 @@
 import asyncio
 import sys
 import threading
+import time
+from zlib import crc32
 
 import pytest
 
@@ -66,17 +68,22 @@ async def test_metrics_and_the_overview_while_threads_add_policies():
             assert len(counts) == POLICIES
 
 
-@pytest.mark.usefixtures("frequent_switches")
-def test_threads_that_add_rows_to_shared_memory_lose_no_count():
+def test_threads_that_add_rows_to_shared_memory_lose_no_count(monkeypatch):
+    def switch_threads_then_crc32(text):
+        """Let the others run in the middle of the change."""
+        time.sleep(0)  # yields the processor, no waiting
+        return crc32(text)
+
+    monkeypatch.setattr("tidegate.service.runtime.shared_memory.crc32", switch_threads_then_crc32)
     for _ in range(ROUNDS):
         memory = WorkerMemory.create(1, 0)
         stats = SharedStats(memory.areas[0].counters, ManualClock(start=0))
 
-        def count(stats=stats):
-            for number in range(POLICIES):
+        def count(first, stats=stats):
+            for number in range(first, POLICIES, THREADS):
                 stats.count(f"policy-{number}")
 
-        threads = [threading.Thread(target=count) for _ in range(THREADS)]
+        threads = [threading.Thread(target=count, args=(first,)) for first in range(THREADS)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):

