@@ -21,8 +21,14 @@ from tidegate.lock import Lock, locked
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+STORE_THREAD = "tidegate-store"  # name of the threads that make calls of stores for others, and outlive the store
 IDLE_GRACE = 0.5  # real seconds without activity after which a wait on a ManualClock advances the clock itself
 yield_thread: Callable[[float], None] = time.sleep  # yield_thread(0) lets another thread run
+
+
+def is_only_caller() -> bool:
+    """Return whether no other thread could advance a ManualClock or set a signal."""
+    return sum(thread.name != STORE_THREAD for thread in threading.enumerate()) == 1
 
 
 class Signal(Protocol):
@@ -258,7 +264,7 @@ class ManualClock:
             while not signal.is_set() and (until is None or self._now < until):
                 moves = self._moves
                 timeout = 0.001 if self._self_driven else IDLE_GRACE
-                if (until is not None and threading.active_count() == 1) or not signal.wait(timeout):
+                if (until is not None and is_only_caller()) or not signal.wait(timeout):
                     self._jump(moves)
 
     async def wait_async(self, signal: Signal, until: int | None) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import AsyncLimiter, Closed, Denied, Limit, Limiter
+from tidegate.clock import STORE_THREAD
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -456,3 +457,19 @@ def test_permits_that_return_before_the_call_joins_its_queue_are_not_missed(cloc
     limiter._apply = ask_then_return  # noqa: SLF001 - as above
     assert limiter.acquire("k", timeout=60)
     assert clock.now() == START, "it did not wait"
+
+
+@pytest.mark.timeout(20)
+def test_threads_of_a_store_do_not_keep_a_manual_clock_from_moving(clock, monkeypatch):
+    """They outlive their store, so a wait in a later test would take the whole grace."""
+    monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 1000)
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, name=STORE_THREAD)
+    thread.start()
+    try:
+        limiter = Limiter("1/1h", clock=clock)
+        assert all(limiter.acquire("k") for _ in range(3))
+        assert clock.now() == START + 2 * 3600
+    finally:
+        ended.set()
+        thread.join()

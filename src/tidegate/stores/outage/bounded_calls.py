@@ -14,7 +14,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tidegate.clock import ThreadSignal
+from tidegate.clock import STORE_THREAD, ThreadSignal
 from tidegate.errors import StoreUnavailable
 from tidegate.lock import Lock, locked
 from tidegate.stores.deadline import DEADLINE_STEPS
@@ -133,7 +133,7 @@ class DeadlineThreads:
             self._idle.pop()
         except IndexError:
             if self._workers < MAX_THREADS:
-                threading.Thread(target=self._work, name="tidegate-store", daemon=True).start()
+                threading.Thread(target=self._work, name=STORE_THREAD, daemon=True).start()
         self._jobs.put(job)
 
     def _work(self) -> None:
