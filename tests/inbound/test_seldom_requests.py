@@ -157,11 +157,6 @@ def use_flask(clock):
     return weakref.ref(app)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 34: a limited function keeps what it has prepared for the middleware of each application",
-)
 @pytest.mark.parametrize("use", [use_starlette, use_flask])
 def test_applications_that_a_factory_made_are_freed(use, clock):
     applications = [use(clock) for _ in range(20)]

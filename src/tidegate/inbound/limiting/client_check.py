@@ -29,10 +29,10 @@ def check_client_flow(
     The lists of exempt and blocked clients and `block_after` apply. Functions of a request (`key`, `plan`,
     `exempt_when`) and limits of other categories do not.
     """
+    if request_limiter.idle:
+        request_limiter.run_idle_maintenance()  # first: it may replace the rules
     category_limiter = find_category(request_limiter, category)
     category_limiter.policy.costs(cost)  # raises ConfigError: in a charge, it would be an error of the store
-    if request_limiter.idle:
-        request_limiter.run_idle_maintenance()
     client = request_limiter.client_identifier.find(address, ())
     if not request_limiter.rules.enabled or client.key is None:
         return allow_freely(request_limiter, category_limiter)
