@@ -169,11 +169,54 @@ def test_the_recovery_is_gradual_or_remembers():
 
 
 def test_a_freeze_of_two_intervals_or_more_replaces_the_time_at_the_reduced_capacity():
-    """The capacity returns in three steps, then stays longer just below the refused capacity than without a freeze."""
+    """Each value halves what is missing, and is held longer; then the capacity stays just below the refused one."""
     settings = read_recovery_settings(recovery="remember", recovery_interval=30)
     state = CapacityState(1000, settings).reduce(0, 1, "me", retry_after=60 * SECOND)
-    instants = (60, 139, 140, 220, 300, 300 + 36 * 80 - 1, 300 + 36 * 80)
-    assert [state.current(second * SECOND) for second in instants] == [735, 735, 852, 911, 969, 969, 984]
+    starts = (60, 140, 220, 460, 1580)  # the intervals are 80 s: 1, 1, 3 and 14 of them
+    assert [state.current(second * SECOND) for second in starts] == [500, 735, 852, 911, 940]
+    assert [state.current(second * SECOND - 1) for second in starts[1:]] == [500, 735, 852, 911]
+
+
+def frozen_twice(until_refused):
+    """A capacity of 1,000 that was refused, and again some seconds after its freeze of a minute; read after that."""
+    settings = read_recovery_settings(recovery="remember", recovery_interval=30)
+    state = CapacityState(1000, settings).reduce(0, 1, "me", retry_after=60 * SECOND)
+    again = (60 + until_refused) * SECOND
+    return state.reduce(again, 2, "me", retry_after=60 * SECOND, began=again).current(again + 60 * SECOND)
+
+
+def test_a_call_that_begins_after_a_long_freeze_and_is_refused_reduces_again():
+    assert frozen_twice(1) == 250
+
+
+def test_a_refused_capacity_is_not_reduced_below_one_that_was_not_refused():
+    assert frozen_twice(90) == 656, "two thirds of the way from 500, which was held for 80 seconds, to 735"
+
+
+def test_a_capacity_that_was_held_for_long_before_it_was_refused_is_hardly_reduced():
+    assert frozen_twice(460 - 60 + 900) == 911 - 28
+
+
+def test_many_duplicates_that_freeze_do_not_displace_the_reduction():
+    """The duplicates of one refusal counted as reductions, so the next refusal counted as a duplicate of them."""
+    settings = read_recovery_settings(recovery="remember", recovery_interval=30)
+    state = CapacityState(1000, settings).reduce(SECOND, 1, "me", retry_after=60 * SECOND, began=0)
+    for number in range(100):
+        state = state.reduce(SECOND + number, 2 + number, "me", retry_after=60 * SECOND, began=0)
+    assert [reduction.value for reduction in state.reductions] == [500, 1000]
+    assert state.frozen_until == 61 * SECOND + 99
+    assert state.reduce(62 * SECOND, 200, "me", retry_after=60 * SECOND).current(62 * SECOND) == 250
+
+
+def test_a_bucket_that_remembers_is_empty_after_a_freeze(hub, clock):
+    """Agents that start with saved permits together would be refused at a rate that the server admits."""
+    with SwarmLimiter(hub(), "a", clock=clock, recovery="remember") as limiter:
+        limiter.set_capacity("api", 100, 60)
+        limiter.announce_reduced("api", "429", 60.0)
+        clock.advance(60)
+        assert [limiter.try_acquire("api") for _ in range(2)] == [True, False]
+        clock.advance(1.2)
+        assert [limiter.try_acquire("api") for _ in range(2)] == [True, False]
 
 
 def test_a_shorter_freeze_is_a_part_of_the_time_at_the_reduced_capacity():

@@ -237,7 +237,7 @@ class Capacities:
 
     def _factor(self, value: int, current: int, original: int) -> float:
         """Return the share of the original that a reduction leaves, before rounding."""
-        left = self.settings.reduce * current if value < current else value
+        left = self.settings.reduce * current if value == self.settings.reduced(current) else value
         return float(Fraction(left, original))
 
     def _publish(self, payload: bytes, retain: Retain, *, late: bool = False) -> None:

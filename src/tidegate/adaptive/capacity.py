@@ -172,9 +172,29 @@ class CapacityState:
         """
         current = self.current(now)
         if not self._has_same_cause(now, began):
-            reduced = self.settings.reduced(current)
+            allowed, held = self._known_before(current, now)
+            reduced = self.settings.after_refusal(current, retry_after, allowed, held)
             return self.merge(now, epoch, agent, reduced, retry_after=retry_after, refused_at=current)
         return self.merge(now, epoch, agent, self.original, retry_after=retry_after)
+
+    def _known_before(self, current: int, now: int) -> tuple[int, int]:
+        """Return the highest lower value that was held without a refusal, and for how long the current one was held.
+
+        0 for what is not known. Each reduction ends the values of the one before it.
+        """
+        if not self.settings.remember or self.settings.interval is None:
+            return 0, 0
+        allowed, held, end = 0, 0, now
+        for reduction in reversed(self.reductions):
+            if reduction.value < self.original:
+                steps = self._steps(reduction, end)
+                level = self.settings.level_after(reduction.value, reduction.refused_at, steps, reduction.freeze)
+                if end == now:
+                    held = max(0, now - self._start(reduction) - level.start * self._interval(reduction))
+                if level.previous < current:
+                    allowed = max(allowed, level.previous)
+                end = reduction.since
+        return allowed, held
 
     def _has_same_cause(self, now: int, began: int | None) -> bool:
         """Return whether a refusal has the same cause as the latest reduction."""
@@ -184,7 +204,7 @@ class CapacityState:
         # What is remembered is compared after the freeze, when the server is expected to admit calls again.
         start = latest.until if self.settings.remember else latest.since
         instant = now if began is None else began
-        return (began is not None and began < latest.since) or instant - start < self.settings.same_cause
+        return (began is not None and began < latest.since) or instant - start < self.settings.same_cause(latest.freeze)
 
     def merge(
         self,
@@ -225,7 +245,17 @@ class CapacityState:
         return min(self.original, max(value, refused_at or self.settings.refused_value(value)))
 
     def _bounded(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
-        """Keep the latest reductions; an older one in force is merged into the next."""
+        """Keep the latest reductions; an older one in force is merged into the next.
+
+        What only freezes, and not for longer than a later one, has no effect: it takes no place.
+        """
+        reductions = tuple(
+            r
+            for place, r in enumerate(reductions)
+            if r.value < self.original or all(later.until < r.until for later in reductions[place + 1 :])
+        )
+        if reductions == self.reductions:
+            return self
         after = replace(self, reductions=reductions)
         if len(reductions) <= MAX_REDUCTIONS:
             return after

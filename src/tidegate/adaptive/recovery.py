@@ -9,12 +9,13 @@ there for HOLD_STEPS intervals, and grows by a 64th of it after every further HO
 capacity each growth is twice as large as the one before: the limit of the server is higher than it was. Refusals of
 calls that began within one interval of a reduction belong to that reduction.
 
-A freeze that is at least as long as these LOW_STEPS intervals replaces them: the server's window passes during it, too.
-The capacity then returns in RAMP_STEPS steps, each of which halves what is missing, so that a capacity which is still
-refused is found with few freezes. A shorter freeze is a part of the LOW_STEPS intervals. No calls are made during a
-freeze, so a refusal costs more with one than without. The intervals of its reduction are longer in the same proportion
-(up to MAX_STRETCH), and after a long freeze the capacity stays for LONG_HOLD_STEPS intervals, closer to the refused
-capacity: calls are refused less often, so that a server that sends Retry-After is used as well as one that does not.
+A freeze that is at least as long as these LOW_STEPS intervals replaces them: the server has said when it admits calls
+again, and its window passes during the freeze. So calls go on at once when it ends, and a call that begins after that
+and is refused is evidence of its own. No calls are made during a freeze, so the limit is searched with few refusals
+(`after_refusal`, `_search`): between a refused capacity and one that was not refused. The smaller the difference, the
+longer a server with a burst takes to refuse it, so the longer a value is held. The intervals are longer in proportion
+to the freeze (up to MAX_STRETCH), and just below the refused capacity the capacity stays for LONG_HOLD_STEPS of them. A
+shorter freeze is a part of the LOW_STEPS intervals.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from tidegate.core.bounds import MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import ConfigError
@@ -35,10 +36,19 @@ LOW_STEPS: Final = 2  # intervals at the reduced value
 HOLD_STEPS: Final = 8  # intervals at each further value
 MARGIN_DIVISOR: Final = 16  # the capacity returns to the refused capacity less 1/16 of it
 GROWTH_DIVISOR: Final = 64  # and then grows by 1/64 of it at a time
-RAMP_STEPS: Final = 3  # intervals of the return after a long freeze
+SEARCH_DIVISOR: Final = 20  # a capacity that misses 1/n is held for n * n / 20 intervals, after a long freeze
 LONG_HOLD_STEPS: Final = 36  # intervals at each value up to the refused capacity, after a long freeze
 LONG_MARGIN_DIVISOR: Final = 32  # the capacity returns to the refused capacity less 1/32 of it, after a long freeze
+BURST_DIVISOR: Final = 3  # the assumed burst of a server: 1/3 of what is called during a freeze
 MAX_STRETCH: Final = 10  # intervals after a freeze are at most this many times as long
+
+
+class Level(NamedTuple):
+    """A value of the recovery `remember`, the value before it (0: there is none), and the step at which it begins."""
+
+    value: int
+    previous: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +66,34 @@ class RecoverySettings:
     cooldown: int = 0
     remember: bool = False
 
-    @property
-    def same_cause(self) -> int:
-        """A refused call that begins within this time after a reduction has the same cause (microseconds)."""
-        return max(self.cooldown, self.interval or 0) if self.remember else self.cooldown
+    def same_cause(self, freeze: int) -> int:
+        """Return how long after a reduction refused calls still have the same cause (microseconds).
+
+        For `remember`, the time counts from the end of the freeze.
+        """
+        return max(self.cooldown, self.interval or 0) if self.remember and not self.is_long(freeze) else self.cooldown
 
     def reduced(self, value: int) -> int:
         """Return a value after a reduction."""
         return max(1, value * self.reduce.numerator // self.reduce.denominator)
+
+    def after_refusal(self, refused: int, freeze: int, allowed: int, held: int) -> int:
+        """Return the reduced value when `refused` is refused after it was held for some time (microseconds).
+
+        `allowed` is the highest lower value that was not refused; 0: none is known. A server with a burst refuses a
+        value that is just above its limit late: what was held for long is reduced less.
+        """
+        lowest = self.reduced(refused)
+        if not self.is_long(freeze):
+            return lowest
+        if allowed > lowest:
+            lowest = allowed + (refused - allowed) * 2 // 3
+        excess = refused * freeze // (BURST_DIVISOR * held) if held else refused
+        return max(1, min(refused - self._margin(refused, freeze), max(lowest, refused - excess)))
+
+    def _margin(self, refused_at: int, freeze: int) -> int:
+        """Return how far below the refused capacity a value is held."""
+        return max(1, refused_at // (LONG_MARGIN_DIVISOR if self.is_long(freeze) else MARGIN_DIVISOR))
 
     def recovered(self, value: int) -> int:
         """Return a value after one recovery step, of at least 1."""
@@ -78,20 +108,20 @@ class RecoverySettings:
         interval = self.interval or 0
         if not self.remember:
             return interval
-        # What a refusal costs: the freeze, and the rest of LOW_STEPS intervals at half the capacity, or the ramp.
-        cost = freeze + freeze // 3 if self._is_long(freeze) else interval + freeze // 2
+        # What a refusal costs: the freeze, and the rest of LOW_STEPS intervals at half the capacity, or of the search.
+        cost = freeze + freeze // 3 if self.is_long(freeze) else interval + freeze // 2
         return min(cost, MAX_STRETCH * interval)
 
     def recovery_start(self, since: int, until: int) -> int:
         """Return the instant from which steps count, for a reduction since an instant that freezes until another."""
         freeze = until - since
-        if not self.remember or self._is_long(freeze):
+        if not self.remember or self.is_long(freeze):
             return until
         return since + LOW_STEPS * ((self.interval or 0) - self.interval_after(freeze))
 
-    def _is_long(self, freeze: int) -> bool:
+    def is_long(self, freeze: int) -> bool:
         """Return whether a freeze replaces the intervals at the reduced value."""
-        return self.remember and freeze >= LOW_STEPS * (self.interval or 0)
+        return self.remember and self.interval is not None and freeze >= LOW_STEPS * self.interval
 
     def value_after(self, value: int, refused_at: int, steps: int, freeze: int = 0) -> int:
         """Return a value that was reduced when `refused_at` was refused, after this many recovery steps."""
@@ -99,29 +129,39 @@ class RecoverySettings:
             for _ in range(steps):
                 value = self.recovered(value)
             return value
-        low_steps = self._low_steps(freeze)
-        if steps < low_steps:
-            first, _ = next(self._levels(value, refused_at, freeze))
-            return first - (first - value >> steps + 1) if self._is_long(freeze) else value
-        steps -= low_steps
+        return self.level_after(value, refused_at, steps, freeze).value
+
+    def level_after(self, value: int, refused_at: int, steps: int, freeze: int) -> Level:
+        """Return the level of the recovery `remember` after this many steps."""
+        previous, start = 0, 0
         for level, hold in self._levels(value, refused_at, freeze):
-            if steps < hold:
-                return level
-            steps -= hold
+            if steps < start + hold:
+                return Level(level, previous, start)
+            previous, start = level, start + hold
         raise AssertionError("levels grow without end")
 
-    def _low_steps(self, freeze: int) -> int:
-        return RAMP_STEPS if self._is_long(freeze) else LOW_STEPS
-
     def _levels(self, value: int, refused_at: int, freeze: int) -> Iterator[tuple[int, int]]:
-        """Yield the capacities after the return, and for how many intervals each is held."""
-        is_long = self._is_long(freeze)
-        margin = refused_at // (LONG_MARGIN_DIVISOR if is_long else MARGIN_DIVISOR)
-        level, growth = max(value, refused_at - max(1, margin)), max(1, refused_at // GROWTH_DIVISOR)
+        """Yield the capacities of the recovery `remember`, and for how many intervals each is held."""
+        is_long = self.is_long(freeze)
+        level = max(value, refused_at - self._margin(refused_at, freeze))
+        if is_long:
+            yield from self._search(value, level, refused_at)
+        else:
+            yield value, LOW_STEPS
+        growth = max(1, refused_at // GROWTH_DIVISOR)
         while True:
             yield level, LONG_HOLD_STEPS if is_long and level <= refused_at else HOLD_STEPS
             level += growth
             growth *= 2 if level > refused_at else 1
+
+    def _search(self, value: int, target: int, refused_at: int) -> Iterator[tuple[int, int]]:
+        """Yield the values from the reduced value to just below the target: each halves what is missing."""
+        missing = target - value
+        smallest = refused_at // LONG_MARGIN_DIVISOR
+        while missing > 0:
+            hold = refused_at**2 // (SEARCH_DIVISOR * missing**2)
+            yield target - missing, max(1, min(LONG_HOLD_STEPS, hold))
+            missing = missing // 2 if missing > smallest else 0
 
     def end(self, value: int, refused_at: int, original: int, freeze: int = 0) -> tuple[int, int]:
         """Return the value at the end of the recovery, and the number of steps."""
@@ -130,7 +170,6 @@ class RecoverySettings:
             while value < original:
                 value, steps = self.recovered(value), steps + 1
             return value, steps
-        steps = self._low_steps(freeze)
         for level, hold in self._levels(value, refused_at, freeze):
             if level >= original:
                 return level, steps

@@ -305,6 +305,10 @@ class SwarmResources(Generic[L]):
         store, now = self._store.inner, self.clock.ns() // 1000
         quota = policy.limits[0].quota
         available = store.apply_one("peek", policy, key, (0,), now).remaining
+        if until is not None and self._capacities.settings.is_long(until - steady):
+            # The rate is what is remembered; a burst of saved permits would be refused at a rate that is not.
+            store.apply_one("acquire", policy, key, (available,), now)
+            available = 0
         shortened = end < resource.paused_until  # then the bucket would refill only after the previous end
         is_refilling = available < quota and not shortened
         wait = store.apply_one("peek", policy, key, (available + 1,), now).retry if is_refilling else 0
