@@ -11,6 +11,8 @@ BENCH  := .venv-bench
 RECIPES := .venv-recipes
 # `make run` uses an environment without the packages that only tests need, unless .venv exists.
 RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
+# Without compiled modules each process of a test compiles all that it imports: seconds of a core for a start.
+unexport PYTHONDONTWRITEBYTECODE
 # Arguments for pytest: make test ARGS="-k waiting -x"
 ARGS   :=
 
@@ -33,7 +35,7 @@ test-all: test test-more ## run everything: also slow tests, more random example
 
 test-more: servers venv ## run what test-all adds to test
 	@echo "== slow tests, and more random examples, on Python $(MAIN)"
-	@tools/run-tests $(PY) -m "slow or hypothesis" $(ARGS)
+	@tools/run-tests $(PY) -m "slow or seeds or hypothesis" $(ARGS)
 	@$(MAKE) --no-print-directory test-recipes test-others test-mutants
 
 test-package: servers venv ## run all tests of one package: make test-package PACKAGE=budget
@@ -46,8 +48,8 @@ test-recipes: ## run the recipes of docs/llm.md with the SDKs of OpenAI, Anthrop
 	@$(RECIPES)/bin/python -m pytest tests/recipes --ignore=tests/recipes/recipe_openai2.py
 	@$(RECIPES)-openai2/bin/python -m pytest tests/recipes/recipe_openai2.py
 
-# The other versions look for differences between versions, not for new examples: the newest runs what runs in one process
-# or on a server, those between it and the oldest only the engine.
+# The other versions look for differences between versions, not for new examples: the newest runs what runs in one
+# process, those between it and the oldest only the engine.
 ENGINE := tests/core tests/engine tests/policy tests/headers tests/conformance
 NEWEST := $(lastword $(OTHERS))
 test-others: ## run tests on the other Python versions
@@ -56,7 +58,7 @@ test-others: ## run tests on the other Python versions
 	    tools/make-venv $(VENV)-$$version $$version || exit 1; \
 	    echo "== tests on Python $$version"; \
 	    [ $$version = $(NEWEST) ] && what="" || what="$(ENGINE)"; \
-	    tools/run-tests $(VENV)-$$version/bin/python --hypothesis-profile=quick -m "not slow and not process and not browser" $$what $(ARGS) || exit 1; \
+	    tools/run-tests $(VENV)-$$version/bin/python --hypothesis-profile=quick -m "not slow and not process and not browser and not server" $$what $(ARGS) || exit 1; \
 	done
 
 test-mutants: servers venv ## inject faults into the lines of core/ and its ports that the latest commits changed

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from functools import cache
 from inspect import getsource
@@ -25,6 +26,8 @@ RUN = pytest.StashKey[Run]()
 
 
 def pytest_configure(config):
+    # Started in the background, a shell lets it ignore SIGINT, and with it every process that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if VARIABLE not in os.environ:  # a process of pytest-xdist belongs to the run of its parent
         config.stash[RUN] = Run()
 

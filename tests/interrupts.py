@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import tidegate
+from tests.seeds import is_quick
 
 PACKAGE = str(Path(tidegate.__file__).parent)
 TOOL = 4  # of sys.monitoring: neither the debugger, the profiler nor coverage
@@ -108,6 +109,11 @@ def each_interruption(call, *, every=1):
         if countdown.left > 0:
             return
         yield step
+
+
+def rarely(every):
+    """Return how many instructions to go on by: three times as many in `make test`; the test has the mark `seeds`."""
+    return every * 3 if is_quick() else every
 
 
 def sampled_interruptions(call, number):

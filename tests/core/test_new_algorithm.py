@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.core.test_memory_fast_path import assert_reads_are_views
+from tests.core.test_memory_decisions import assert_reads_are_views
 from tidegate import ConfigError, Limit, Limiter, Policy
 from tidegate.budget import TaskBudget
 from tidegate.core.algorithms import ALGORITHMS, NEVER, Algorithm
@@ -10,7 +10,7 @@ from tidegate.headers import write
 from tidegate.service.decisions.leases import can_lease
 from tidegate.stores.lease.terms import Lease, compute_terms
 from tidegate.stores.outage.local_share import divide_limit
-from tidegate.stores.outage.peers import WHOLE_LIMIT
+from tidegate.stores.outage.process_share import WHOLE_PARTS
 from tidegate.stores.postgres.call import encode_limit as encode_for_postgres
 from tidegate.stores.redis.protocol import encode_limit as encode_for_redis
 from tidegate.testing import ManualClock
@@ -116,7 +116,7 @@ def test_headers_show_it(clock):
 def test_a_trait_decides_whether_permits_are_leased(monkeypatch, clock):
     limits = (Limit(1000, "10s", "gap"),)
     assert compute_terms(Policy("p", limits), Lease()).length == 0
-    assert divide_limit(limits[0], WHOLE_LIMIT // 2, limits[0].length) is None
+    assert divide_limit(limits[0], WHOLE_PARTS // 2) is None
     assert not can_lease(Policy("p", limits), 1)
     with Limiter(limits, lease=True, clock=clock) as limiter:
         assert limiter.try_acquire("k")

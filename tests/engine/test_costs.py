@@ -38,7 +38,7 @@ def test_what_is_no_cost_is_refused(limiter, verb, cost):
 
 
 @cases("cost", [True, 1.0, None])
-def test_what_is_no_cost_is_refused_by_the_previous_fast_path_of_changed_rules(limiter, rules, cost):
+def test_what_is_no_cost_is_refused_by_a_method_that_was_kept_before_the_rules_changed(limiter, rules, cost):
     try_acquire = limiter.try_acquire
     limiter.update(rules)
     try_acquire("k")

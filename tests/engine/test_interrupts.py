@@ -32,7 +32,7 @@ from tidegate.stores import MemoryStore
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
-pytestmark = pytest.mark.usefixtures("impatient_clocks")
+pytestmark = [pytest.mark.seeds, pytest.mark.usefixtures("impatient_clocks")]
 
 
 @pytest.mark.once

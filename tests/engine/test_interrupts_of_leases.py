@@ -6,12 +6,13 @@ from tests.cases import cases
 from tests.engine.interrupted_calls import CALLS, START, used
 from tests.interrupts import (
     each_interruption,
+    rarely,
 )
 from tidegate import Limiter
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
-pytestmark = pytest.mark.usefixtures("impatient_clocks")
+pytestmark = [pytest.mark.seeds, pytest.mark.usefixtures("impatient_clocks")]
 
 LEASED = {
     **{name: call for name, (call, _) in CALLS.items()},
@@ -39,7 +40,7 @@ def test_leased_store(name):
     shared = MemoryStore(clock=clock)
     limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=True)
     other = Limiter([f"{2**40}/1h fixed_window"], store=shared)
-    for step in each_interruption(lambda: LEASED[name](limiter), every=2):
+    for step in each_interruption(lambda: LEASED[name](limiter), every=rarely(2)):
         assert other.peek("k"), step
         go_on(limiter, clock)
     limiter.close()
@@ -49,7 +50,7 @@ def test_leased_store(name):
 def test_leased_store_with_a_thread_that_renews(name):
     shared = MemoryStore()
     limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=0.01)
-    for step in each_interruption(lambda: LEASED[name](limiter), every=2):
+    for step in each_interruption(lambda: LEASED[name](limiter), every=rarely(2)):
         assert limiter.try_acquire("k", 2), step
         assert shared.apply_one("peek", limiter.policy, "k", (1,)), step
     limiter.close()
@@ -69,7 +70,7 @@ def test_leased_store_never_admits_more_than_the_limit(name):
             answered += cost
 
     calls = {"usual": take, "more": lambda: take(3), "renew": lambda: [take() for _ in range(3)]}
-    for _ in each_interruption(calls[name], every=2):
+    for _ in each_interruption(calls[name], every=rarely(2)):
         take()
         clock.advance(0.01)
     limiter.close()
@@ -84,7 +85,7 @@ def test_a_key_whose_share_was_lost_gets_another():
     clock = ManualClock(START)
     shared = MemoryStore(clock=clock)
     limiter = Limiter([f"{2**40}/1h fixed_window"], store=shared, lease=True)
-    for step in each_interruption(lambda: LEASED["renew"](limiter), every=5):
+    for step in each_interruption(lambda: LEASED["renew"](limiter), every=rarely(5)):
         clock.advance(12)  # longer than a call may keep others from asking for a share
         for _ in range(6):
             go_on(limiter, clock)

@@ -17,13 +17,14 @@ from tests.engine.interrupted_calls import (
 from tests.interrupts import (
     Interrupted,
     interrupted_at,
+    rarely,
     sampled_interruptions,
 )
 from tidegate import AsyncLimiter, Limiter
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
-pytestmark = pytest.mark.usefixtures("impatient_clocks")
+pytestmark = [pytest.mark.seeds, pytest.mark.usefixtures("impatient_clocks")]
 
 REOPEN = {
     "reopen": (lambda limiter: (limiter.store._close(), limiter.try_acquire("k")), 1),  # noqa: SLF001 - as after a fork
@@ -79,7 +80,7 @@ def test_tasks_on_an_sqlite_store(tmp_path, verb):
 
 
 def test_a_file_that_is_being_created(tmp_path):
-    for step in count(1, 1499):
+    for step in count(1, rarely(1499)):
         path = tmp_path / f"{step}.db"
         limiter = Limiter(BUCKET, store=SQLiteStore(path, clock=ManualClock(START)))
         kept = []

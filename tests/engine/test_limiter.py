@@ -14,6 +14,7 @@ from tests.cases import cases
 from tidegate import AsyncLimiter, Closed, ConfigError, Decision, Denied, Limit, Limiter, Policy
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
+from tidegate.testing.reference import answer_of
 
 START = 1_728_000_000
 
@@ -384,8 +385,9 @@ def test_sync_and_async_answer_alike(schedule, rule):
             result = getattr(limiter, verb)(*args)
             result = await result if inspect.isawaitable(result) else result
         except Denied as error:
-            return str(error), error.decision
-        return result.decision if verb == "reserve" else result
+            return str(error), answer_of(error.decision)
+        result = result.decision if verb == "reserve" else result
+        return answer_of(result) if isinstance(result, Decision) else result
 
     async def both():
         sync_clock, task_clock = ManualClock(START), ManualClock(START)

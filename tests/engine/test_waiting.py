@@ -311,9 +311,8 @@ def test_close_wakes_threads():
 async def test_real_time_waits_are_exact_enough():
     limiter = AsyncLimiter("1/20ms")
     loop = asyncio.get_running_loop()
-    await limiter.acquire("k")
     began = loop.time()
-    await asyncio.gather(*(limiter.acquire("k") for _ in range(5)))
+    await asyncio.gather(*(limiter.acquire("k") for _ in range(6)))
     assert 0.1 <= loop.time() - began < 5, "never early; late only as far as the machine is busy"
 
 

@@ -29,6 +29,7 @@ def outside(monkeypatch):
 def test_the_end_of_a_run_names_and_kills_what_is_left():
     run = Run()
     server = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    until(lambda: server.pid in processes_of(run.id), "its environment, which the kernel sets after Popen has returned")
     assert run.end() == [f"{server.pid}: sleep 60"]
     assert server.wait(10) == -9
 

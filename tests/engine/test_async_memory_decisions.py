@@ -1,8 +1,9 @@
-"""The fast paths of AsyncLimiter do the same as the methods that they replace."""
+"""However an AsyncLimiter asks a memory store, it gets the decisions of `Store.apply`."""
 
 import pytest
 
 from tests.cases import cases
+from tests.core.memory_calls import OnlyApply
 from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Policy
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -17,12 +18,8 @@ RULES = [
 ]
 
 
-def limiter_of(rules, kind=AsyncLimiter, **options):
-    return kind(rules, store=MemoryStore(clock=ManualClock(1000)), **options)
-
-
-def is_fast(limiter, verb):
-    return not hasattr(getattr(limiter, verb), "__self__")  # a function instead of the method
+def limiter_of(rules, kind=AsyncLimiter, store=None, **options):
+    return kind(rules, store=store or MemoryStore(clock=ManualClock(1000)), **options)
 
 
 async def outcome(call, *arguments):
@@ -33,26 +30,20 @@ async def outcome(call, *arguments):
     return found if isinstance(found, dict) else (found.allowed, found.at, found.views, found.policy_limits)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_memory_store_has_fast_paths(verb):
-    assert is_fast(limiter_of("5/1h"), verb)
-    assert getattr(limiter_of("5/1h"), verb).__doc__ == getattr(AsyncLimiter, verb).__doc__
-
-
 @cases("rules", RULES)
 @cases("key", ["known", "new", ("a", "new"), ["a", "list"], 5])
 @cases("cost", [0, 1, 3, 101, {"requests": 2}, {}, 2.5, -1, 2**53])
-async def test_fast_paths_accept_and_reject_the_same_calls(rules, key, cost):
-    fast, slow = limiter_of(rules), limiter_of(rules)
-    for limiter in (fast, slow):
+async def test_a_limiter_accepts_and_rejects_the_same_calls_as_one_on_any_store(rules, key, cost):
+    limiters = limiter_of(rules), limiter_of(rules, store=OnlyApply(MemoryStore(clock=ManualClock(1000))))
+    for limiter in limiters:
         await limiter.try_acquire("known", {limiter.policy.limits[0].unit: 2})
     for verb in VERBS:
         arguments = (key,) if verb == "usage" else (key, cost)
-        method = getattr(AsyncLimiter, verb).__get__(slow)
-        assert await outcome(getattr(fast, verb), *arguments) == await outcome(method, *arguments)
+        first, second = [await outcome(getattr(limiter, verb), *arguments) for limiter in limiters]
+        assert first == second
 
 
-async def test_replaced_fast_paths_follow_the_current_rules_and_stop_with_the_limiter():
+async def test_methods_that_were_kept_follow_the_current_rules_and_stop_with_the_limiter():
     limiter = limiter_of("5/1h")
     acquire, peek, usage = (getattr(limiter, verb) for verb in VERBS)
     assert await acquire("k", 2)
@@ -66,7 +57,7 @@ async def test_replaced_fast_paths_follow_the_current_rules_and_stop_with_the_li
             await call("k")
 
 
-async def test_a_replaced_fast_path_follows_a_policy_that_became_shadow():
+async def test_a_method_that_was_kept_follows_a_policy_that_became_shadow():
     """Found by reading: who had kept `limiter.try_acquire` was denied by a policy that denies nobody."""
     limiter = limiter_of("1/1h")
     acquire = limiter.try_acquire
@@ -89,4 +80,3 @@ async def test_observers_and_subclasses_are_called():
     await observed.usage("k")
     await limiter_of("5/1h", Counting).peek("k")
     assert seen == ["peek", "peek", "subclass"]
-    assert is_fast(limiter_of("5/1h", Counting), "usage")

@@ -1,0 +1,156 @@
+"""Plant ten defects in different packages, one at a time, and report whether the tests of `make test` find them.
+
+Each is planted in a temporary copy of the package, which goes before the checkout on PYTHONPATH; two are races. It shows
+the power of the tests after they were made fewer or faster, and is run by hand: it takes about two minutes.
+
+    python tests/mutants/planted.py [--only 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "tidegate"
+
+
+class Defect(NamedTuple):
+    """A defect: what it is, its file, the line as it is and as it is planted, and the tests that look for it."""
+
+    what: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+DEFECTS: Final = (
+    Defect(
+        "a week begins on Sunday",
+        "core/calendar.py",
+        "timedelta(days=day.isoweekday() - kind.day)",
+        "timedelta(days=day.isoweekday() % 7 - kind.day + 1)",
+        ("tests/core/test_calendar.py",),
+    ),
+    Defect(
+        "a log entry counts a microsecond longer in Redis",
+        "stores/redis/core.lua",
+        "if state.first <= now - limit.length then",
+        "if state.first < now - limit.length then",
+        ("tests/stores/redis/test_conformance.py",),
+    ),
+    Defect(
+        "a share of a sliding window outlasts the window",
+        "stores/lease/terms.py",
+        "length = min(length, reset - limit.length)",
+        "length = min(length, reset)",
+        ("tests/stores/lease/test_never_over_admits.py",),
+    ),
+    Defect(
+        "X-Forwarded-For: the header lines are read from the first",
+        "inbound/client/address.py",
+        "    for value in reversed(values):\n        end = len(value)",
+        "    for value in values:\n        end = len(value)",
+        ("tests/inbound/test_client_address.py",),
+    ),
+    Defect(
+        "Retry-After is rounded down",
+        "headers/writer.py",
+        "str(max(1, ceil_div(max(waits), SECOND)))",
+        "str(max(1, max(waits) // SECOND))",
+        ("tests/headers",),
+    ),
+    Defect(
+        "the gateway passes hop-by-hop fields of responses on",
+        "egress/messages.py",
+        "RESPONSE_FILTER: Final = HeaderFilter(HOP_BY_HOP)",
+        "RESPONSE_FILTER: Final = HeaderFilter(frozenset())",
+        ("tests/egress",),
+    ),
+    Defect(
+        "of two reductions the smaller one holds",
+        "adaptive/capacity.py",
+        "return min(values) if values else",
+        "return max(values) if values else",
+        ("tests/swarm",),
+    ),
+    Defect(
+        "a long output keeps its first reservation beside the second",
+        "outbound/quota/settlement.py",
+        "            yield from self.account.shrink_flow(charge, units)\n",
+        "            yield from ()\n",
+        ("tests/outbound/test_streamed_outputs.py",),
+    ),
+    Defect(
+        "race: two threads that settle tasks of one batch",
+        "budget/open_batch.py",
+        "        with self._lock:  # several threads may record tasks of one batch\n",
+        "        if True:\n",
+        ("tests/budget/test_concurrency.py",),
+    ),
+    Defect(
+        "race: two threads that count the first decision of a policy",
+        "service/decisions/stats.py",
+        "        with self._lock:\n            label = self._names.label(policy)\n",
+        "        if True:\n            label = self._names.label(policy)\n",
+        ("tests/service/test_sampling.py", "tests/service/test_envoy.py"),
+    ),
+)
+
+
+def plant(defect: Defect, source: Path) -> None:
+    """Write the defect into a copy of the package; fails if the line is not there exactly once."""
+    path = source / "tidegate" / defect.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(defect.right) != 1:
+        sys.exit(f"{defect.file} has changed: it has {text.count(defect.right)} times {defect.right!r}")
+    path.write_text(text.replace(defect.right, defect.wrong), encoding="utf-8")
+
+
+def find(defect: Defect) -> str:
+    """Run the tests on a copy with the defect; return the first that failed, or nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder)
+        shutil.copytree(PACKAGE, source / "tidegate", ignore=shutil.ignore_patterns("__pycache__"))
+        plant(defect, source)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
+        done = subprocess.run(
+            [*command, "--hypothesis-profile=quick", *defect.tests],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(source), "CI": "true"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode and not failed:
+        sys.exit(f"the tests could not be run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return failed[0].split(" - ")[0] if failed else ""
+
+
+def main() -> int:
+    """Plant each, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, action="append", help="the number of a defect (may be repeated)")
+    chosen = parser.parse_args().only or range(1, 1 + len(DEFECTS))
+    missed = 0
+    for number in chosen:
+        defect, began = DEFECTS[number - 1], time.monotonic()
+        found = find(defect)
+        missed += not found
+        verdict = found or f"NOT FOUND by {' '.join(defect.tests)}"
+        print(f"{number:2} {defect.what} ({defect.file}): {verdict}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
