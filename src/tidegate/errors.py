@@ -4,6 +4,8 @@
     ├── ConfigError(ValueError)     an invalid limit, policy, file or argument
     ├── Denied                      no permit within the timeout; holds the last Decision
     ├── StoreUnavailable            the store could not decide
+    ├── ValueConflict               a condition of a value to write did not hold; nothing was charged or written
+    ├── CollectionFull              a listed collection has as many values as it may have; as above
     ├── Closed                      the limiter was closed before or during the call
     └── ResourceUnknown(KeyError)   no capacity is configured for the resource
 
@@ -16,8 +18,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
+    from tidegate.stores.values import Value, Write
 
-__all__ = ["Closed", "ConfigError", "Denied", "RateLimitError", "ResourceUnknown", "StoreUnavailable"]
+__all__ = [
+    "Closed",
+    "CollectionFull",
+    "ConfigError",
+    "Denied",
+    "RateLimitError",
+    "ResourceUnknown",
+    "StoreUnavailable",
+    "ValueConflict",
+]
 
 
 class RateLimitError(Exception):
@@ -58,6 +70,33 @@ class Denied(RateLimitError):
 
 class StoreUnavailable(RateLimitError):
     """The store is unavailable; nothing is known to have been charged."""
+
+
+class ValueConflict(RateLimitError):
+    """The condition of a `write` did not hold: `found` is the value that is stored, or None."""
+
+    def __init__(self, write: Write, found: Value | None) -> None:
+        """Keep both."""
+        super().__init__(f"the value {write.name!r} of {write.collection.name!r} is not what the write expects")
+        self.write = write
+        self.found = found
+
+    def __reduce__(self) -> tuple[type[ValueConflict], tuple[Write, Value | None]]:
+        """Support pickling."""
+        return type(self), (self.write, self.found)
+
+
+class CollectionFull(RateLimitError):
+    """A listed collection has as many values as it may have."""
+
+    def __init__(self, write: Write) -> None:
+        """Name the collection."""
+        super().__init__(f"the collection {write.collection.name!r} has as many values as it may have: delete some")
+        self.write = write
+
+    def __reduce__(self) -> tuple[type[CollectionFull], tuple[Write]]:
+        """Support pickling."""
+        return type(self), (self.write,)
 
 
 class Closed(RateLimitError):

@@ -38,14 +38,15 @@ def test_threads_are_admitted_exactly_the_quota(path):
     assert rows(path, "SELECT count(*) FROM budget_open") == [(0,)]
 
 
+@pytest.mark.usefixtures("switching")
 def test_threads_record_tasks_of_one_batch(path):
-    with TaskBudget(per_hour=500, costs={"tokens": {"hour": 9000}}, storage=path) as budget:
-        with budget.batch(60, cost={"tokens": 6000}) as batch, ThreadPoolExecutor(6) as pool:
-            list(pool.map(lambda number: batch.record(task_ids=[str(number)], cost={"tokens": 90}), range(50)))
+    with TaskBudget(per_hour=5000, costs={"tokens": {"hour": 500_000}}, storage=path) as budget:
+        with budget.batch(1600, cost={"tokens": 160_000}) as batch, ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda number: batch.record(task_ids=[str(number)], cost={"tokens": 90}), range(1500)))
             ((left,),) = rows(path, "SELECT costs FROM budget_open")
-            assert left == '{"hour":10,"hour:tokens":1500}'  # what would be returned if the process were killed now
-        assert used(budget) == {"hour": 50, "hour:tokens": 4500}
-    assert len(rows(path, "SELECT DISTINCT task_id FROM task_completions")) == 50
+            assert left == '{"hour":100,"hour:tokens":25000}'  # what would be returned if the process were killed now
+        assert used(budget) == {"hour": 1500, "hour:tokens": 135_000}
+    assert len(rows(path, "SELECT DISTINCT task_id FROM task_completions")) == 1500
 
 
 async def test_a_cancelled_check_is_not_charged(path):

@@ -1,6 +1,8 @@
 """verify_store: it passes for correct stores, and fails for every fault planted here."""
 
 import asyncio
+import threading
+from contextlib import nullcontext
 from itertools import count, pairwise
 
 import pytest
@@ -13,6 +15,7 @@ from tidegate.core.decision import VERBS, Decision, zero_costs
 from tidegate.policy.key import join_key
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.merged_asks import MergedAsks, merge
+from tidegate.stores.values import ANYTHING
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing.reference import answer_of
 from tidegate.testing.store_guarantees import GUARANTEES
@@ -24,6 +27,7 @@ class DictStore(Store):
     def __init__(self):
         super().__init__()
         self.states = {}
+        self.lock = threading.Lock()
         self.closed = False
 
     def place(self, policy, key, limit):
@@ -36,11 +40,12 @@ class DictStore(Store):
         limits = [limit for policy, _, _ in asks for limit in policy.limits]
         places = [self.place(policy, key, limit) for policy, key, _ in asks for limit in policy.limits]
         costs = [cost for ask in asks for cost in ask[2]]
-        states = [self.states.get(place) for place in places]
-        allowed, after, left = self.decide(verb, limits, states, costs, now, at)
+        with self.lock:
+            states = [self.states.get(place) for place in places]
+            allowed, after, left = self.decide(verb, limits, states, costs, now, at)
+            self.keep(verb, allowed, places, after, now)
         decision = Decision.of_states(now, tuple(limits), after, left, within_limits=allowed)
         used, views = decision.used, decision.views
-        self.keep(verb, allowed, places, after, now)
         decisions, start = [], 0
         for policy, _, _ in asks:
             end = start + len(policy.limits)
@@ -170,7 +175,7 @@ class MergesEqualPoliciesOnly(DictStore):
 class DoesNotRefundCancelledCalls(DictStore):
     """Does not refund a call whose task was cancelled while it waited."""
 
-    async def apply_async(self, verb, asks, now=None, at=None):
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
         decisions = self.apply(verb, asks, now, at)
         await asyncio.sleep(0)
         return decisions
@@ -311,7 +316,11 @@ class OwnClock(DictStore):
 
 
 class ChecksThenActs(DictStore):
-    """Lets other threads run between the check and the charge."""
+    """Has no lock, and lets other threads run between the check and the charge."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = nullcontext()
 
     def decide(self, verb, limits, states, costs, now, at):
         answer = super().decide(verb, limits, states, costs, now, at)
@@ -323,8 +332,8 @@ class ChecksThenActs(DictStore):
 class AnotherAnswerAsync(MemoryStore):
     """Returns a denial without a wait in apply_async."""
 
-    async def apply_async(self, verb, asks, now=None, at=None):
-        decisions = self.apply(verb, asks, now, at)
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        decisions = self.apply(verb, asks, now, at, writes)
         return [
             Decision((d.allowed, d.at, d[2], [(left, min(retry, 0), reset) for left, retry, reset in d.views], None))
             for d in decisions
@@ -337,6 +346,60 @@ class AnotherAnswerOne(MemoryStore):
     def apply_one(self, verb, policy, key, costs, now=None, at=None):
         verb = "peek" if verb == "acquire" and max(costs) > 1 else verb
         return super().apply_one(verb, policy, key, costs, now, at)
+
+
+class IgnoresConditions(MemoryStore):
+    """Writes values whatever is stored."""
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        return super().apply(verb, asks, now, at, [write._replace(expected=ANYTHING) for write in writes])
+
+
+class WritesDeniedCalls(MemoryStore):
+    """Writes the values of a call that is denied."""
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        decisions = super().apply(verb, asks, now, at, writes)
+        if writes and decisions and not decisions[-1].within_limits:
+            super().apply(verb, (), now, at, writes)
+        return decisions
+
+
+class ChargesBeforeConditions(MemoryStore):
+    """Charges a call whose condition fails."""
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        decisions = super().apply(verb, asks, now, at) if asks else []
+        if not decisions or decisions[-1].within_limits:
+            super().apply(verb, (), now, at, writes)
+        return decisions
+
+
+class WritesOneByOne(MemoryStore):
+    """Writes each value of a step by itself."""
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        for write in writes[:-1] if not asks else ():
+            super().apply(verb, (), now, at, (write,))
+        return super().apply(verb, asks, now, at, writes[-1:] if not asks else writes)
+
+
+class KeepsValuesTooLong(MemoryStore):
+    """Returns a value at its end."""
+
+    def get_value(self, collection, name, now=None):
+        return super().get_value(collection, name, None if now is None else now - 1)
+
+
+class MixesCollections(MemoryStore):
+    """Ignores what a collection is beside."""
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        writes = [write._replace(collection=write.collection._replace(beside=None)) for write in writes]
+        return super().apply(verb, asks, now, at, writes)
+
+    def get_value(self, collection, name, now=None):
+        return super().get_value(collection._replace(beside=None), name, now)
 
 
 FAULTS = {
@@ -363,6 +426,12 @@ FAULTS = {
     DoesNotRefundCancelledCalls: "a cancelled call is refunded",
     AnotherAnswerAsync: "the result of the store differs from that of the core: seed=0, round",
     AnotherAnswerOne: "the result of the store differs from that of the core: seed=0, round",
+    IgnoresConditions: "a value ends at its time to live",
+    WritesDeniedCalls: "a charge and its values are one step",
+    ChargesBeforeConditions: "a charge and its values are one step",
+    WritesOneByOne: "of several writes all are made or none",
+    KeepsValuesTooLong: "a value ends at its time to live",
+    MixesCollections: "a collection is listed",
 }
 
 
@@ -374,6 +443,12 @@ PROMISED_ONLY = (
     ChargesARepeatedKeyOnce,
     MergesEqualPoliciesOnly,
     DoesNotRefundCancelledCalls,
+    IgnoresConditions,
+    WritesDeniedCalls,
+    ChargesBeforeConditions,
+    WritesOneByOne,
+    KeepsValuesTooLong,
+    MixesCollections,
 )
 
 
@@ -400,7 +475,7 @@ def test_a_race_is_caught():
 
 def verify_often(store):
     """Try several times: a race happens by chance."""
-    for _ in range(20):
+    for _ in range(200):
         verify_store(store, rounds=0)
 
 

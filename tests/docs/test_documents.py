@@ -112,6 +112,15 @@ def spans(text):
     return re.findall(r"`([^`]+)`", text)
 
 
+SHARED = re.compile(r"(DEBUG|INFO|WARNING|ERROR) |[a-z_]+: ")  # a log line, or a setting with its value
+
+
+def test_no_log_line_or_setting_is_the_same_in_one_row_and_different_in_another():
+    shared = [(span, row) for row in ROWS for span in spans(row.ours) if SHARED.match(span)]
+    differing = {span for span, row in shared if row.difference.startswith("different")}
+    assert [row.line for span, row in shared if span in differing and row.difference.startswith("same")] == []
+
+
 OURS = sorted({(span, row.line) for row in ROWS for span in spans(row.ours)}, key=lambda pair: (pair[1], pair[0]))
 DOTTED = re.compile(r"(tidegate(?:\.\w+)+)(?:\(([^)]*)\))?")
 

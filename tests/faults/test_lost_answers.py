@@ -20,8 +20,8 @@ class LostAnswersStore(MemoryStore):
     instant = False
     lost = False
 
-    def apply(self, verb, asks, now=None, at=None):
-        answer = super().apply(verb, asks, now, at)
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        answer = super().apply(verb, asks, now, at, writes)
         if self.lost:
             raise StoreUnavailable("no answer")
         return answer
@@ -102,9 +102,9 @@ async def test_a_settlement_of_the_service_is_made_once(stores, clock):
     held = await decider.reserve(subject, 6)
     marked = shared.apply
 
-    def apply(verb, asks, now=None, at=None):
+    def apply(verb, asks, now=None, at=None, writes=()):
         shared.lost = verb == "adjust"  # the mark is made, and then the answer is lost
-        return marked(verb, asks, now, at)
+        return marked(verb, asks, now, at, writes)
 
     shared.apply = apply
     await decider.cancel(held.id)

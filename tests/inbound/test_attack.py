@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.inbound.harness import AsgiHarness, WsgiHarness
+from tests.inbound.harness import AsgiHarness
 
 ADDRESSES = int(os.environ.get("TIDEGATE_ATTACK", "12000"))
 CALLS = int(os.environ.get("TIDEGATE_CALLS", "10000"))
@@ -27,9 +27,8 @@ def allocated_blocks(api):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [AsgiHarness, WsgiHarness], ids=["asgi", "wsgi"])
-def test_rotating_addresses_neither_fill_the_memory_nor_reset_exhausted_clients(kind, caplog):
-    api = kind({"max_entries": MAX_ENTRIES}, log_burst=0)
+def test_rotating_addresses_neither_fill_the_memory_nor_reset_exhausted_clients(caplog):
+    api = AsgiHarness({"max_entries": MAX_ENTRIES}, log_burst=0)
     api.statuses(6, "/api/cluster", peer="203.0.113.1")
     api.statuses(30, "/api/feeds", peer="203.0.113.2")
     api.flood(address(number) for number in range(ADDRESSES // 2))  # until every cache is full

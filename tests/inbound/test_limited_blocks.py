@@ -15,7 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tests.cases import cases
-from tests.inbound.test_one_decision import FlaskClient, rules, statuses, usages
+from tests.inbound.recording_store import RecordingStore
+from tests.inbound.test_one_decision import FlaskClient, rules, statuses
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.inbound import aiohttp, asgi, fastapi, flask, quart, starlette, wsgi
@@ -131,21 +132,24 @@ def test_the_headers_show_the_settled_block(site, clock):
 
 def test_a_failed_application_settles_the_block(clock):
     app = asgi.RateLimitMiddleware(
-        starlette_site(starlette.limit("2/1m", scope="export", count=[401])), rules(), clock=clock
+        starlette_site(starlette.limit("2/1m", scope="export", count=[401])),
+        rules(),
+        RecordingStore(clock),
+        clock=clock,
     )
     with pytest.raises(RuntimeError, match="failed"):
         ask(Client(app), 500, 1)
-    assert {policy for policy, _ in usages(app.request_limiter.store)} == {"all"}
+    assert {policy for policy, _ in app.request_limiter.store.usages()} == {"all"}
 
     def failing(environ, start_response):
         with flask.limit("2/1m", scope="export", count=[401]).check(flask_module.Request(environ)):
             raise RuntimeError("failed")
 
-    plain = wsgi.RateLimitMiddleware(failing, rules(), clock=clock)
+    plain = wsgi.RateLimitMiddleware(failing, rules(), RecordingStore(clock), clock=clock)
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "203.0.113.9"}
     with pytest.raises(RuntimeError, match="failed"):
         plain(environ, lambda *_: None)
-    assert {policy for policy, _ in usages(plain.request_limiter.store)} == {"all"}
+    assert {policy for policy, _ in plain.request_limiter.store.usages()} == {"all"}
 
 
 @cases("config", [rules(100), NO_CATEGORY, None])
@@ -163,9 +167,9 @@ def test_slots_are_held_inside_the_block(clock):
         async with slots.check(request), slots.check(request):
             return PlainTextResponse("unreachable")
 
-    app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(100), clock=clock)
+    app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(100), RecordingStore(clock), clock=clock)
     assert statuses(Client(app), "/", 2) == [429, 429]
-    assert sum(usages(app.request_limiter.store).values()) == 0
+    assert sum(app.request_limiter.store.usages().values()) == 0
 
 
 def test_a_limit_with_slots_and_count_is_settled_by_the_response(site, clock):

@@ -16,11 +16,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from tests.cases import cases
+from tests.inbound.recording_store import RecordingStore
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
-from tidegate.core.codec import limit_of
 from tidegate.inbound import asgi, by_api_key, by_header, fastapi, flask, quart, starlette, wsgi
-from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
@@ -34,26 +33,6 @@ def clock():
 
 def rules(limit=10):
     return {"defaults": False, "unmatched": "all", "categories": {"all": {"limit": limit, "window": "1m"}}}
-
-
-def used(store, policy, key=PEER):
-    """Return how many permits of a policy a key has used, by what the store has."""
-    table = store._tables.get(policy)  # noqa: SLF001 - no limiter has all of these policies
-    entry = None if table is None else table.entries.get(key)
-    if entry is None:
-        return 0
-    limit = limit_of(entry)
-    return limit.rules.used(entry, limit, store.clock.ns() // 1000)
-
-
-def usages(store):
-    """Return the permits in use, by policy and key."""
-    return {
-        (policy, key): count
-        for policy, table in store._tables.items()  # noqa: SLF001 - as above
-        for key in table.entries
-        if (count := used(store, policy, key))
-    }
 
 
 # ---- applications in each framework: one page "limited" with two limits, one page "plain" with none ------------------
@@ -300,36 +279,6 @@ def kind(request):
     return APPS[request.param]
 
 
-class CountingStore(MemoryStore):
-    """Counts the calls that charge or correct."""
-
-    calls = 0
-
-    def apply(self, verb, asks, now=None, at=None):
-        self.calls += verb != "peek"
-        return super().apply(verb, asks, now, at)
-
-    def apply_one(self, verb, policy, key, costs, now=None, at=None):
-        self.calls += verb != "peek"
-        return super().apply_one(verb, policy, key, costs, now, at)
-
-    def fast_together(self, policies):
-        acquire = super().fast_together(policies)
-
-        def counting(keys):
-            decisions = acquire(keys)
-            self.calls += decisions is not None
-            return decisions
-
-        return acquire and counting
-
-    def fast_path(self, policy, slow_path, disablers):
-        return slow_path
-
-    def fast_peek(self, policy, slow_path, disablers):
-        return slow_path
-
-
 def site(kind, clock, outer, inner, config=None, store=None, **more):
     """Build an application with two limits on a page; with a middleware in front if there is a config."""
     build, limit = kind
@@ -368,10 +317,11 @@ def test_a_request_that_one_stacked_limit_denies_is_charged_to_neither(kind, clo
 
 
 def test_a_category_is_not_charged_for_what_a_route_denies(kind, clock):
-    client, middleware = site(kind, clock, ("2/1m", {}), ("50/1h", {}), rules(6))
+    store = RecordingStore(clock)
+    client, _ = site(kind, clock, ("2/1m", {}), ("50/1h", {}), rules(6), store)
     assert statuses(client, "/limited", 8) == [200, 200, *[429] * 6]
     assert statuses(client, "/plain", 5) == [200] * 4 + [429]
-    assert used(middleware.request_limiter.store, "all") == 6
+    assert store.usages()["all", PEER] == 6
     assert statuses(client, "/missing", 1) == [429]
     clock.advance(60)
     assert statuses(client, "/missing", 7) == [404] * 6 + [429]
@@ -379,15 +329,16 @@ def test_a_category_is_not_charged_for_what_a_route_denies(kind, clock):
 
 
 def test_a_route_is_not_charged_for_what_a_category_denies(kind, clock):
-    client, middleware = site(kind, clock, ("5/1h", {}), ("50/1d", {}), rules(2))
+    store = RecordingStore(clock)
+    client, _ = site(kind, clock, ("5/1h", {}), ("50/1d", {}), rules(2), store)
     assert statuses(client, "/limited", 6) == [200, 200, 429, 429, 429, 429]
     clock.advance(60)
     assert statuses(client, "/limited", 6) == [200, 200, 429, 429, 429, 429]
-    assert sorted(usages(middleware.request_limiter.store).values()) == [2, 4, 4]  # the category, the route's limits
+    assert sorted(store.usages().values()) == [2, 4, 4]  # the category, the route's limits
 
 
 def test_one_call_of_the_store_for_each_request(kind, clock):
-    store = CountingStore(clock=clock)
+    store = RecordingStore(clock)
     client, _ = site(kind, clock, ("3/1m", {}), ("50/1h", {}), rules(100), store)
     for path, count in (("/limited", 3), ("/plain", 3), ("/limited", 3)):
         before = store.calls
@@ -426,22 +377,22 @@ def test_limits_that_would_share_a_count_ask_for_a_name(name, clock):
 
 
 def test_reordering_decorators_or_changing_a_quota_refills_nothing(kind, clock):
-    store = MemoryStore(clock=clock)
+    store = RecordingStore(clock)
     first, second = ("4/1m", {}), ("50/1h", {"key": by_api_key()})
     client, _ = site(kind, clock, first, second, rules(100), store)
     assert statuses(client, "/limited", 3) == [200] * 3
-    before = usages(store)
+    before = store.usages()
     client, _ = site(kind, clock, second, ("5/1m", {}), rules(100), store)
-    assert usages(store) == before
+    assert store.usages() == before
     assert statuses(client, "/limited", 3) == [200, 200, 429]
-    assert len(usages(store)) == len(before)
+    assert len(store.usages()) == len(before)
 
 
 # ---- give back -------------------------------------------------------------------------------------------------------
 
 
 def test_limits_in_different_stores_give_back(clock):
-    outer_store, inner_store = MemoryStore(clock=clock), MemoryStore(clock=clock)
+    outer_store, inner_store = RecordingStore(clock), RecordingStore(clock)
 
     @starlette.limit("10/1h token_bucket", store=outer_store, clock=clock)
     @starlette.limit("1/1m", store=inner_store, clock=clock)
@@ -450,7 +401,7 @@ def test_limits_in_different_stores_give_back(clock):
 
     client = Client(Starlette(routes=[Route("/", page)]))
     assert statuses(client, "/", 5) == [200, 429, 429, 429, 429]
-    assert list(usages(outer_store).values()) == [1]
+    assert list(outer_store.usages().values()) == [1]
 
 
 def test_a_dependency_that_needs_another_gives_back_what_was_charged_before(clock):
@@ -465,15 +416,15 @@ def test_a_dependency_that_needs_another_gives_back_what_was_charged_before(cloc
     async def page():
         return 1
 
-    middleware = asgi.RateLimitMiddleware(app, rules(3), clock=clock)
-    client = Client(middleware)
+    store = RecordingStore(clock)
+    client = Client(asgi.RateLimitMiddleware(app, rules(3), store, clock=clock))
     users = ["ann", "ann", "ann", "bob", "eve", "zoe"]
     replies = [client.get("/", headers={"x-user": user}).status_code for user in users]
     assert replies == [200, 429, 429, 200, 200, 429]
-    assert sorted(usages(middleware.request_limiter.store).values()) == [1, 1, 1, 3, 3]
+    assert sorted(store.usages().values()) == [1, 1, 1, 3, 3]
 
 
-class SlottedStore(MemoryStore):
+class SlottedStore(RecordingStore):
     """Cannot decide several keys together, as a Redis Cluster whose keys are in different slots."""
 
     def apply(self, verb, asks, now=None, at=None):
@@ -483,8 +434,8 @@ class SlottedStore(MemoryStore):
 
 
 def test_a_store_that_cannot_decide_keys_together_gives_back(clock):
-    store = SlottedStore(clock=clock)
+    store = SlottedStore(clock)
     client, _ = site(APPS["starlette"], clock, ("2/1m", {}), ("50/1h token_bucket", {}), rules(5), store)
     assert statuses(client, "/limited", 6) == [200, 200, 429, 429, 429, 429]
-    assert sorted(usages(store).values()) == [2, 2, 2]
+    assert sorted(store.usages().values()) == [2, 2, 2]
     assert statuses(client, "/plain", 4) == [200, 200, 200, 429]

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.inbound.recording_store import RecordingStore
 from tests.inbound.test_one_decision import (
     APPS,
     PEER,
@@ -19,11 +20,9 @@ from tests.inbound.test_one_decision import (
     site,
     starlette_app,
     statuses,
-    usages,
 )
 from tests.inbound.test_routes import Client
 from tidegate.inbound import asgi, flask, starlette, wsgi
-from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 BLOCK = {"block_after": "3/1m", "block_for": "10m"}
@@ -68,20 +67,22 @@ def test_denials_of_a_category_before_routes_count_once_each(kind, clock):
 def test_a_blocked_client_is_denied_at_routes_without_a_category(kind, clock):
     config = {**rules(1), **BLOCK, "unmatched": None}
     config["categories"]["all"]["endpoints"] = ["/plain"]
-    client, middleware = site(kind, clock, *pair("50/1m"), config=config)
+    store = RecordingStore(clock)
+    client, _ = site(kind, clock, *pair("50/1m"), config=config, store=store)
     assert statuses(client, "/plain", 4) == [200, 429, 429, 429]
-    before = usages(middleware.request_limiter.store)
+    before = store.usages()
     assert statuses(client, "/limited", 2) == [429, 429]
-    assert usages(middleware.request_limiter.store) == before, "a blocked request is charged to no limit"
+    assert store.usages() == before, "a blocked request is charged to no limit"
 
 
 def test_a_plan_is_decided_together_with_the_limits_of_the_route(kind, clock):
     config = rules(1)
     config["categories"]["all"]["plans"] = {"pro": "4/1m"}
     plan = {"plan": lambda request: request.header("x-plan")}
-    client, middleware = site(kind, clock, *pair("3/1m"), config=config, **plan)
+    store = RecordingStore(clock)
+    client, _ = site(kind, clock, *pair("3/1m"), config=config, store=store, **plan)
     assert statuses(client, "/limited", 4, headers={"x-plan": "pro"}) == [200, 200, 200, 429]
-    assert usages(middleware.request_limiter.store)["all", PEER] == 3
+    assert store.usages()["all", PEER] == 3
     assert statuses(client, "/plain", 2, headers={"x-plan": "pro"}) == [200, 429]
 
 
@@ -102,14 +103,14 @@ def test_disabled_rules_disable_the_limits_of_routes(kind, clock):
 def test_what_an_inner_middleware_denies_is_not_charged_to_the_outer(
     clock, middleware, make_app, limit, make_client, limited
 ):
-    stores = [MemoryStore(clock=clock) for _ in range(2)]
+    stores = [RecordingStore(clock) for _ in range(2)]
     keep = [limit(*each[:1], **each[1]) for each in pair("50/1m")] if limited else [lambda view: view] * 2
     app = make_app(*keep)
     inner = middleware(getattr(app, "wsgi_app", app), rules(1), stores[0])
     outer = app.wsgi_app = middleware(inner, rules(10), stores[1])
     client = make_client(app if make_client is FlaskClient else outer)
     assert statuses(client, "/plain", 4) == [200, 429, 429, 429]
-    assert usages(stores[1]) == {("all", PEER): 1}
+    assert stores[1].usages() == {("all", PEER): 1}
 
 
 def test_errors_that_are_responses_have_their_status_without_a_middleware(clock):

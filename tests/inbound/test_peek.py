@@ -14,8 +14,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tests.cases import cases
+from tests.inbound.recording_store import RecordingStore
 from tests.inbound.sites import django_site
-from tests.inbound.test_one_decision import FlaskClient, rules, usages
+from tests.inbound.test_one_decision import FlaskClient, rules
 from tests.inbound.test_routes import Client
 from tests.inbound.test_store_failures import BrokenStore
 from tidegate import ConfigError
@@ -246,8 +247,8 @@ async def test_a_denied_view_may_read_the_limit_without_effect_on_other_limits(c
     async def page(request):
         return PlainTextResponse(tell(await logins.peek_async(request), await logins.peek_async(request, 0)))
 
-    app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(10), clock=clock)
+    app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(10), RecordingStore(clock), clock=clock)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://site") as client:
         reply = await client.get("/")
     assert (reply.text, reply.headers["x-ratelimit-limit"]) == ("True 1 0", "5")
-    assert sum(usages(app.request_limiter.store).values()) == 2  # the category and `pages`
+    assert sum(app.request_limiter.store.usages().values()) == 2  # the category and `pages`

@@ -1,4 +1,4 @@
-"""Headers and bodies of responses: styles, denials, custom responses, and the fast path."""
+"""Headers and bodies of responses: styles, denials, custom responses, and the same on any store."""
 
 import json
 
@@ -12,12 +12,14 @@ from starlette.testclient import TestClient
 
 from tests.cases import cases
 from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness
-from tidegate import ConfigError, Decision, Limit, Policy
+from tests.inbound.recording_store import RecordingStore
+from tests.inbound.test_one_decision import APPS, rules, site
+from tidegate import ConfigError, Decision
 from tidegate.headers import write
 from tidegate.inbound import asgi
 from tidegate.inbound.client.request import Request
 from tidegate.inbound.responses.accept import choose_format
-from tidegate.inbound.responses.response import Response, ResponseWriter, combine_decisions
+from tidegate.inbound.responses.response import Response, ResponseWriter
 from tidegate.stores.memory.store import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -185,60 +187,44 @@ def test_raw_fields_equal_the_general_header_writer(make_app):
 
 
 @given(
-    moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40_000_000)), max_size=25),
+    moves=st.lists(st.integers(0, 40_000_000), max_size=25),
     algorithm=st.sampled_from(["sliding_log", "token_bucket", "fixed_window"]),
 )
-@example(moves=[(0, 0), (1, 0), (0, 61_000_000), (0, 0)], algorithm="sliding_log")
-def test_the_header_fast_path_equals_the_general_header_writer(moves, algorithm):
-    """The fields of a category with one limit, including costs of 0 and clocks that step back."""
-    api = WsgiHarness({"categories": {"read": {"limit": 4, "window": "1m", "algorithm": algorithm}}})
-    category_limiter = api.limiter.category_limiters["read"]
-    writer = api.limiter.response_writer
-    for cost, microseconds in moves:
-        charged = category_limiter.acquire(("x",)) if cost == 1 else None
-        if charged is None:
-            decision = category_limiter.decide("x", cost)
-        else:
-            decision = Decision.of_views(charged[0], category_limiter.limits, charged[1], within_limits=True)
-            assert category_limiter.write(charged) == write(decision, "x")
-        expected = [(name.lower().encode(), value.encode()) for name, value in write(decision, "x")]
-        assert writer.raw_fields(decision) == expected
-        assert writer.fields(decision) == write(decision, "x")
-        api.clock.advance((microseconds - 5_000_000) / 1_000_000)
+@example(moves=[0, 0, 61_000_000, 0], algorithm="sliding_log")
+def test_headers_are_the_same_on_any_store(moves, algorithm):
+    """The fields of a category with one limit, including clocks that step back."""
+    config = {"categories": {"read": {"limit": 4, "window": "1m", "algorithm": algorithm}}}
+    clock = ManualClock(START)
+    apis = [WsgiHarness(config), WsgiHarness(config, clock=clock, store=RecordingStore(clock))]
+    for microseconds in moves:
+        first, second = [(reply.status, reply.fields) for reply in [api.request() for api in apis]]
+        assert first == second
+        for api in apis:
+            api.clock.advance((microseconds - 5_000_000) / 1_000_000)
 
 
-POLICIES = [
-    Policy("log", "5/1m sliding_log"),
-    Policy("longer log", "5/1h sliding_log"),
-    Policy("bucket", ["4/10s token_bucket"]),
-    Policy("burst", Limit(3, "10s", "token_bucket", burst=9)),
-    Policy("large", "2000/1d sliding_log"),
-]
+LIMITS = ("5/1m sliding_log", "5/1h sliding_log", "4/10s token_bucket", "3/10s burst=9", "2000/1d sliding_log")
 
 
 @pytest.mark.parametrize("style", ["x", "ietf", "both"])
 @given(
-    policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=4, unique_by=lambda policy: policy.name),
+    limits=st.lists(st.sampled_from(LIMITS), min_size=2, max_size=2, unique=True),
     steps=st.lists(st.integers(0, 9_000_000), max_size=12),
 )
-def test_limits_that_are_charged_together_show_the_tightest(style, policies, steps):
-    clock = ManualClock(start=START)
-    store = MemoryStore(clock=clock)
-    writer = ResponseWriter(style)
-    acquire = store.fast_together(policies)
+def test_limits_that_are_charged_together_show_the_same_on_any_store(style, limits, steps):
+    """The category of a request, and two limits of its route."""
+    clocks = ManualClock(START), ManualClock(START)
+    stores = MemoryStore(clock=clocks[0]), RecordingStore(clocks[1])
+    pair = [(limit, {"name": name}) for limit, name in zip(limits, ("outer", "inner"), strict=True)]
+    clients = [
+        site(APPS["starlette"], clock, *pair, rules(6), store, headers=style)[0]
+        for clock, store in zip(clocks, stores, strict=True)
+    ]
     for microseconds in steps:
-        charged = acquire(("a",) * len(policies))
-        if charged is None:
-            store.apply("acquire", [(policy, "a", (1,)) for policy in policies])
-        else:
-            parts = [
-                Decision.of_views(charged[0], policy.limits, (view,), within_limits=True)
-                for policy, view in zip(policies, charged[1], strict=True)
-            ]
-            decision = combine_decisions(parts)
-            assert writer.tightest_writer(policies, raw=True)(charged) == writer.raw_fields(decision)
-            assert writer.tightest_writer(policies, raw=False)(charged) == writer.fields(decision)
-        clock.advance(microseconds / 1_000_000)
+        first, second = [client.get("/limited") for client in clients]
+        assert (first.status_code, first.headers) == (second.status_code, second.headers)
+        for clock in clocks:
+            clock.advance(microseconds / 1_000_000)
 
 
 def test_the_reset_header_is_an_absolute_time_rounded_up(make_app):

@@ -16,8 +16,9 @@ from starlette.routing import Route
 
 from tests.cases import cases
 from tests.inbound.harness import WsgiHarness
+from tests.inbound.recording_store import RecordingStore
 from tests.inbound.sites import django_site
-from tests.inbound.test_one_decision import APPS, FlaskClient, rules, site, statuses, usages
+from tests.inbound.test_one_decision import APPS, FlaskClient, rules, site, statuses
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.inbound import (
@@ -280,13 +281,13 @@ def test_a_limited_block_gives_back_what_the_request_was_charged_before(clock):
         async with export.check(request):
             return PlainTextResponse("page")
 
-    app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(9), clock=clock)
+    app = asgi.RateLimitMiddleware(Starlette(routes=[Route("/", page)]), rules(9), RecordingStore(clock), clock=clock)
     assert statuses(Client(app), "/", 3) == [200, 429, 429]
-    assert sorted(usages(app.request_limiter.store).values()) == [1, 1, 1]
+    assert sorted(app.request_limiter.store.usages().values()) == [1, 1, 1]
 
-    app = asgi.RateLimitMiddleware(block_site(api_export), rules(9), clock=clock)
+    app = asgi.RateLimitMiddleware(block_site(api_export), rules(9), RecordingStore(clock), clock=clock)
     assert statuses(Client(app), "/", 3) == [200, 429, 429]
-    assert sorted(usages(app.request_limiter.store).values()) == [1, 1]  # the middleware decided before
+    assert sorted(app.request_limiter.store.usages().values()) == [1, 1]  # the middleware decided before
 
     site = Flask(__name__)
 
@@ -295,10 +296,10 @@ def test_a_limited_block_gives_back_what_the_request_was_charged_before(clock):
         with view_export.check(flask_module.request):
             return "page"
 
-    outer = wsgi.RateLimitMiddleware(site.wsgi_app, rules(9), clock=clock)
+    outer = wsgi.RateLimitMiddleware(site.wsgi_app, rules(9), RecordingStore(clock), clock=clock)
     site.wsgi_app = outer  # type: ignore[method-assign]  # as Flask's docs do
     assert statuses(FlaskClient(site), "/", 3) == [200, 429, 429]
-    assert sorted(usages(outer.request_limiter.store).values()) == [1, 1]
+    assert sorted(outer.request_limiter.store.usages().values()) == [1, 1]
     with pytest.raises(ConfigError, match="needs a scope"):
         flask.limit("1/1m").check(flask_module.request)
 
@@ -426,14 +427,14 @@ def test_django_views_are_decided_with_the_middleware(kind, page, clock, monkeyp
     monkeypatch.setattr(django_site, "urlpatterns", patterns)
     clear_url_caches()
     if kind == "wsgi":
-        middleware: Any = wsgi.RateLimitMiddleware(get_wsgi_application(), rules(6), clock=clock)
+        middleware: Any = wsgi.RateLimitMiddleware(get_wsgi_application(), rules(6), RecordingStore(clock), clock=clock)
         client: Any = WsgiClient(middleware)
     else:
-        middleware = asgi.RateLimitMiddleware(get_asgi_application(), rules(6), clock=clock)
+        middleware = asgi.RateLimitMiddleware(get_asgi_application(), rules(6), RecordingStore(clock), clock=clock)
         client = Client(middleware)
     assert statuses(client, page, 5) == [200, 200, 429, 429, 429]
     assert statuses(client, "/plain", 5) == [200] * 4 + [429]
-    assert sorted(usages(middleware.request_limiter.store).values()) == [2, 2, 6]
+    assert sorted(middleware.request_limiter.store.usages().values()) == [2, 2, 6]
     clock.advance(60)
     assert statuses(client, "/class", 1, method="POST") == [200]
     clear_url_caches()

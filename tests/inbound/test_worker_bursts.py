@@ -12,9 +12,6 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 
 LIMIT = 10
-LOCAL = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="issue 33: calls cost double until processes have seen each other"
-)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +20,7 @@ def valkey():
         yield server
 
 
-@pytest.mark.parametrize("mode", ["deny", "allow", pytest.param("local", marks=LOCAL)])
+@pytest.mark.parametrize("mode", ["deny", "allow", "local"])
 def test_bursts_get_the_whole_limit(valkey, mode):
     valkey.ask("FLUSHALL")
     site = serving(

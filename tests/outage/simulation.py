@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from itertools import accumulate, count
+from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tidegate.errors import StoreUnavailable
+from tidegate.core.decision import LocalDecision
+from tidegate.errors import StoreUnavailable, ValueConflict
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.outage import GuardedStore
 from tidegate.testing import ManualClock
@@ -37,31 +39,36 @@ class Link(Store):
         self.state = "up"
         self.reached = 0
 
-    def apply(self, verb, asks, now=None, at=None):
+    keeps_values = True
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
         if self.state == "lost" or (self.state == "stubborn" and verb == "adjust"):
             raise StoreUnavailable("could not ask: the link is down")
         if self.state == "slow":
-            self.simulation.late.append((verb, asks, at))
+            self.simulation.late.append((verb, asks, at, writes))
             raise StoreUnavailable("no answer: the link is slow")
         self.reached += 1
-        decisions = self.server.apply(verb, asks, now, at)
+        decisions = self.server.apply(verb, asks, now, at, writes)
         if self.state == "deaf":
             raise StoreUnavailable("the answer was lost")
         return decisions
+
+    def list_values(self, collection, now=None):
+        if self.state != "up":
+            raise StoreUnavailable("could not list: the link is down")
+        self.reached += 1
+        return self.server.list_values(collection, now)
 
 
 class Process:
     """A GuardedStore and its link, maintained by the simulation instead of a thread."""
 
-    def __init__(self, simulation, number):
+    def __init__(self, simulation):
         self.link = Link(simulation.server, simulation)
         self.guarded = GuardedStore(
             self.link,
-            heartbeat=1.0,
-            local_for=simulation.local_for,
             bounded=True,
             clock=simulation.clock,
-            number=number,
             background=False,
         )
         self.due = 0
@@ -70,46 +77,43 @@ class Process:
 class Simulation:
     """Processes that share a policy, and the calls that they admitted."""
 
-    def __init__(self, policy: Policy, seed: int, processes: int = 3, local_for: float = 100.0):
+    def __init__(self, policy: Policy, seed: int, processes: int = 3):
         self.clock = ManualClock(START)
         self.server = MemoryStore(clock=self.clock)
         self.policy = policy
         self.random = random.Random(seed)
-        self.local_for = local_for
-        self.numbers = count(1)
         self.late = []
         self.ended = []  # crashed: kept alive, so that no finalizer cleans up
         self.processes = []
-        self.used: list[tuple[int, int]] = []
-        self.by_share = 0
+        self.used: list[tuple[int, int]] = []  # with the store
+        self.local: list[tuple[int, int]] = []  # without it
         self.denied = 0
         for _ in range(processes):
             self.join()
 
     def join(self) -> Process:
-        process = Process(self, self.random.getrandbits(40) | 1)
+        process = Process(self)
         self.processes.append(process)
         return process
 
     def maintain(self) -> None:
         now = self.clock.steady()
         for process in self.processes:
-            if now >= process.due:
+            if now >= process.due or process.guarded.unavailable:  # the start of an outage wakes the real thread
                 process.due = process.guarded.maintain() or 0
 
     def call(self, process, key="k", cost=1):
-        before = process.link.reached
         decision = process.guarded.apply_one("acquire", self.policy, key, (cost,))
         if decision.allowed:
-            self.used.append((self.clock.steady(), cost))
-            self.by_share += process.link.reached == before
+            (self.local if isinstance(decision, LocalDecision) else self.used).append((self.clock.steady(), cost))
         else:
             self.denied += 1
         return decision
 
     def deliver(self) -> None:
-        for verb, asks, at in self.late:
-            self.server.apply(verb, asks, None, at)
+        for verb, asks, at, writes in self.late:
+            with suppress(ValueConflict):
+                self.server.apply(verb, asks, None, at, writes)
         self.late.clear()
 
     def step(self, busy: float) -> None:

@@ -35,7 +35,7 @@ def link(clock):
 
 @pytest.fixture
 def guarded(link, clock):
-    return GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
+    return GuardedStore(link, bounded=True, clock=clock, background=False)
 
 
 def ask(guarded, policy=DENY, key="k", cost=1, verb="acquire"):
@@ -86,7 +86,7 @@ class HangingProbe(Link):
 def test_while_a_probe_hangs_retry_after_is_the_pause_after_it(clock):
     """Found in a soak test: retry_after was 1 ms, so callers polled a thousand times a second."""
     link = HangingProbe(MemoryStore(clock=clock))
-    guarded = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
+    guarded = GuardedStore(link, bounded=True, clock=clock, background=False)
     start_outage(guarded, link)
     seen = []
 
@@ -109,7 +109,7 @@ def test_while_a_probe_hangs_retry_after_is_the_pause_after_it(clock):
 
 def test_a_waiting_call_polls_no_more_often_than_the_pause_while_a_probe_hangs(clock):
     link = HangingProbe(MemoryStore(clock=clock))
-    guarded = GuardedStore(link, bounded=True, clock=clock, background=False, number=1)
+    guarded = GuardedStore(link, bounded=True, clock=clock, background=False)
     limiter = Limiter(DENY, store=guarded, clock=clock)
     start_outage(guarded, link)
     denied = guarded.metrics()["denied_without_store"]
@@ -238,8 +238,9 @@ def test_acquire_waits_through_an_outage(link, clock):
     ("options", "message"),
     [
         ({"deadline": 0}, "deadline: must be a number of seconds from 0.001"),
-        ({"local_for": "1h"}, "local_for: must be a number of seconds"),
-        ({"heartbeat": True}, "heartbeat: must be a number of seconds"),
+        ({"deadline": True}, "deadline: must be a number of seconds"),
+        ({"processes": 0}, "processes: must be an integer from 1"),
+        ({"processes": "4"}, "processes: must be an integer from 1"),
     ],
 )
 def test_invalid_options_raise_config_error(link, options, message):
@@ -248,14 +249,16 @@ def test_invalid_options_raise_config_error(link, options, message):
 
 
 def test_a_url_sets_the_options_of_the_guarded_store(tmp_path):
-    guarded = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&local_for=5m&heartbeat=2")
+    guarded = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&processes=4")
     assert isinstance(guarded, GuardedStore)
     assert guarded.deadline == 0.07
     assert isinstance(guarded.store, SQLiteStore)
     assert guarded.store._busy_timeout == 70_000  # noqa: SLF001 - the deadline was passed on
     assert not isinstance(open_guarded("memory://"), GuardedStore)
-    with pytest.raises(ConfigError, match="deadline: cannot use this store URL"):
-        open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=soon")
+    assert guarded.metrics()["processes"] == 4
+    for option in ("deadline=soon", "processes=some"):
+        with pytest.raises(ConfigError, match=r"(deadline|processes): cannot use this store URL"):
+            open_guarded(f"sqlite:///{tmp_path}/x.db?{option}")
     guarded.close()
 
 

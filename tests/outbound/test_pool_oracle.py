@@ -14,6 +14,7 @@ import pytest
 
 from tests.cases import cases
 from tests.outbound.pool_client import URL, pool
+from tests.seeds import seeds
 from tidegate import Denied
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport
@@ -82,7 +83,8 @@ def impatient_clocks(monkeypatch):
     monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 0.0001)
 
 
-@cases("seed", range(40))
+@pytest.mark.seeds
+@cases("seed", seeds(40))
 def test_no_key_gets_more_than_its_quota_and_each_call_ends_in_time(seed):
     random, clock = Random(seed), ManualClock(START)
     oracle, names = Oracle(random, clock), "abcde"[: random.randint(1, 5)]
@@ -116,8 +118,9 @@ def test_no_key_gets_more_than_its_quota_and_each_call_ends_in_time(seed):
 PLAIN = {"domain": "api.test", "name": "models"}
 
 
+@pytest.mark.seeds
 @cases("settings", [PLAIN, pool("a")])
-@cases("seed", range(20))
+@cases("seed", seeds(20))
 def test_no_period_exceeds_the_quota_while_responses_become_slow_and_quick_again(settings, seed):
     """Slow responses exhaust the allowance for exact counting; permits charged before have the smaller margin."""
     random, clock = Random(seed), ManualClock(START)

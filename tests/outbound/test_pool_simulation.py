@@ -40,7 +40,17 @@ def test_the_money_of_a_day_is_used_and_never_exceeded():
     assert max(world.money_left) <= LEFT
 
 
-def test_the_same_while_processes_are_killed():
+def test_nothing_is_exceeded_while_processes_are_killed():
+    world = PoolSimulation(DEAR, processes=4, seed=2)
+    for number in range(3):
+        world.at(10 * number + 10 * world.random.random(), partial(world.kill, world.random.randrange(4)))
+    world.run(60)
+    check_nothing_is_exceeded(world)
+    assert world.spent
+
+
+@pytest.mark.slow
+def test_the_money_is_used_while_processes_are_killed():
     world = PoolSimulation(DEAR, processes=8, seed=2)
     world.run(130)
     world.next_day()

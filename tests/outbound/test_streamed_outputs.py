@@ -125,6 +125,18 @@ def test_the_reservation_shrinks_when_the_input_is_known(store):
         assert usage(store, known) == 10 + 4096
 
 
+def test_a_reservation_that_is_made_again_replaces_the_one_before(store):
+    """An output that takes longer than half a period is reserved again, before the first reservation expires."""
+    known, source, most = providers(), Source(stream(400)), 0
+    with open_client(store, source, known) as client:
+        with client.stream("POST", URL, json=BODY) as response:
+            for _ in response.iter_bytes():
+                store.clock.advance(0.1)
+                most = max(most, usage(store, known))
+        assert most <= 10 + 4096 + 1
+        assert usage(store, known) == 410
+
+
 def test_a_refused_top_up_ends_the_output_and_settles_what_arrived(store):
     known, source = providers(quota=5000), Source(stream(64_000))
     with open_client(store, source, known) as client:

@@ -68,7 +68,7 @@ def test_the_same_while_processes_are_killed(profile):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["openai", "anthropic"])
+@pytest.mark.parametrize("profile", ["anthropic"])
 def test_answers_ten_times_longer_than_learned(profile):
     """An answer of 54,000 tokens holds 64,000 until it has ended: nobody knows before that it will not need them."""
     world = learned(profile, processes=2)

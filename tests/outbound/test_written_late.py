@@ -10,6 +10,7 @@ import requests
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.core.memory_calls import OnlyApply
 from tests.outbound.flows import Waiting, settle
 from tests.outbound.server import QuotaServer, as_json
 from tidegate import Denied
@@ -18,7 +19,7 @@ from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.outbound.httpx2 import RateLimitTransport as RateLimitTransport2
 from tidegate.outbound.requests import RateLimitAdapter
-from tidegate.stores import MemoryStore, Store
+from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
@@ -58,12 +59,10 @@ class Provider:
         pass
 
 
-class LateStore(MemoryStore):
+class LateStore(OnlyApply):
     """Decides at once; the response to the next charge takes `delay` seconds."""
 
-    instant = False
     delay = 0.0
-    fast_path, fast_peek, apply_one = Store.fast_path, Store.fast_peek, Store.apply_one
 
     def apply(self, verb, asks, *rest):
         decisions = super().apply(verb, asks, *rest)
@@ -175,7 +174,7 @@ def test_the_same_with_requests():
 async def test_tokens_count_from_when_a_slow_store_has_responded(pool, delay, free):
     """The permit was charged long before the process learned of it; then the request is sent at once."""
     clock = ManualClock(START)
-    store, provider = LateStore(clock=clock), Provider(clock, httpx)
+    store, provider = LateStore(MemoryStore(clock=clock)), Provider(clock, httpx)
     sending = AsyncRateLimitTransport(providers(pool=pool), store, provider, timeout=0, tokenizer=lambda _text: 6000)
     async with httpx.AsyncClient(transport=sending) as client:
         store.delay = delay
@@ -248,7 +247,7 @@ def test_a_late_request_counts_in_the_window_in_which_it_was_written(limits):
 def test_a_permit_that_a_slow_store_has_made_too_old_is_taken_again(limit):
     """Two processes: without that, the second could send within the period, or the first in the next window."""
     clock = ManualClock(START + 86_400 - 0.05)
-    store = LateStore(clock=clock)
+    store = LateStore(MemoryStore(clock=clock))
     gates = [Gate(Providers.of({"domain": "llm.test", "limits": [limit]}), store, timeout=0) for _ in range(2)]
     cost = {"tokens": 3000} if "tokens" in limit else None
     store.delay = 5.0
@@ -261,7 +260,7 @@ def test_a_permit_that_a_slow_store_has_made_too_old_is_taken_again(limit):
 
 async def test_a_store_that_is_always_slow_is_asked_twice_at_most():
     clock = ManualClock(START)
-    store = LateStore(clock=clock)
+    store = LateStore(MemoryStore(clock=clock))
     gate = AsyncGate(providers(), store)
     verbs, apply = [], store.apply
 
@@ -291,7 +290,7 @@ def test_requests_sends_strings_as_without_tidegate(text):
 
 async def test_the_same_if_the_program_sends_the_request_itself():
     clock = ManualClock(START)
-    store = LateStore(clock=clock)
+    store = LateStore(MemoryStore(clock=clock))
     gate = AsyncGate(providers(), store)
     store.delay = 5.0
     charge = await gate.acquire(URL, {"tokens": 6000})

@@ -93,7 +93,7 @@ def serving(
         process = subprocess.Popen(
             [*prefix, *(argument.replace("GRPC", f"127.0.0.1:{grpc}") for argument in command)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TIDEGATE_DRAIN_FOR": "0s", **environment},
+            env={**os.environ, "TIDEGATE_DRAIN_FOR": "0s", **environment},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,

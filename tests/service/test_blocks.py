@@ -14,15 +14,17 @@ from tests.service.test_worker_totals import only
 from tests.service.test_workers import process_ids
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.cli import main
-from tidegate.policy import Policy
 from tidegate.service.client.client import Client
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions import blocks as module
 from tidegate.service.decisions.blocks import Blocks
 from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.service.decisions.shared_store import CLOCK_POLICY
 from tidegate.stores import open_store
+from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.outage import GuardedStore
+from tidegate.stores.sqlite import value_rows
 from tidegate.testing import ManualClock
 
 POLICIES = {
@@ -65,19 +67,23 @@ async def test_a_waiting_call_is_blocked_too(verb):
         assert (await app_service.post("usage", BAD)).json()["limits"][0]["used"] == 4
 
 
-async def test_the_fast_path_is_off_while_a_block_exists():
+async def test_blocks_begin_and_end_for_keys_that_were_decided_before():
     async with InProcessService(policies=POLICIES) as app_service:
-        assert app_service.decider.fast_path("api") is not None
+
+        async def is_allowed():
+            return (await app_service.post("acquire", {**BAD, "cost": 0})).json()["allowed"]
+
+        assert await is_allowed()
         await app_service.post("block", {**BAD, "seconds": 10})
         batch = {"policy": "api", "keys": ["bad", "good"]}
         result = (await app_service.post("batch", batch)).json()["answers"]
         assert [each["allowed"] for each in result] == [False, True]
         app_service.clock.advance(10)
-        assert app_service.decider.fast_path("api") is not None
+        assert await is_allowed()
         await app_service.post("block", BAD)
-        assert app_service.decider.fast_path("api") is None
+        assert not await is_allowed()
         await app_service.post("unblock", BAD)
-        assert app_service.decider.fast_path("api") is not None
+        assert await is_allowed()
 
 
 @pytest.mark.parametrize("policy", ["api", "quiet", "other"])
@@ -155,10 +161,11 @@ async def test_blocking_needs_the_admin_token():
 
 
 async def test_the_number_of_blocks_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(module, "MAX_BLOCKS", 2)
     async with InProcessService(policies=POLICIES) as app_service:
         for key in "ab":
             await app_service.decider.block(Subject("api", key), 10)
+        await app_service.decider.block(Subject("api", "b"), 10)  # replaces its block
         with pytest.raises(ConfigError, match="2 keys are already blocked"):
             await app_service.decider.block(Subject("api", "c"))
         app_service.clock.advance(10)
@@ -205,13 +212,106 @@ async def test_a_block_applies_in_all_processes_on_the_store(deciders):
     assert not there.blocks.active
 
 
-async def test_a_peek_at_a_key_that_another_service_blocked_lists_it(deciders):
-    _, here, there = deciders
-    await here.block(Subject("api", "bad"), 60)
-    await there.blocks.refresh()
-    assert await there.find_blocks() == []  # a store cannot list its keys
-    assert not await there.peek(Subject("api", "bad"))
-    assert [(block.policy, block.key) for block in await there.find_blocks()] == [("api", "bad")]
+async def test_blocks_of_other_services_are_listed_until_they_end(deciders):
+    clock, here, there = deciders
+    keys = ["bad", ("tenant", "ä" * 1000), 'q"\n']
+    for number, key in enumerate(keys):
+        await here.block(Subject("api", key), 300 + number)
+    await there.block(Subject("api", "own"), 400)
+    clock.advance(1)
+    listed = await here.find_blocks()
+    assert listed == await there.find_blocks()
+    assert [(block.key, block.seconds) for block in listed] == [*zip(keys, (299, 300, 301), strict=True), ("own", 399)]
+    await there.unblock(Subject("api", "bad"))
+    clock.advance(1)
+    assert [block.key for block in await here.find_blocks()] == [*keys[1:], "own"]
+    clock.advance(400)
+    assert await here.find_blocks() == await there.find_blocks() == []
+
+
+async def test_a_block_outlives_the_service_that_made_it(deciders):
+    clock, here, there = deciders
+    await here.block(Subject("api", "bad"), 3600)
+    await here.close()
+    clock.advance(600)
+    assert [(block.key, block.seconds) for block in await there.find_blocks()] == [("bad", 3000.0)]
+    assert not await there.acquire(Subject("api", "bad"))
+
+
+class ReadCountingStore(DelegatingStore):
+    """Counts the reads of values; calls `meanwhile` once while values are listed."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.reads = []
+        self.meanwhile = None
+
+    async def get_value_async(self, collection, name, now=None):
+        self.reads.append("get")
+        return await super().get_value_async(collection, name, now)
+
+    async def list_values_async(self, collection, now=None):
+        self.reads.append("list")
+        found = await super().list_values_async(collection, now)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return found
+
+
+@pytest.fixture
+def counting(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'limits.db'}", clock=ManualClock(start=START))
+    yield ReadCountingStore(store)
+    store.close()
+
+
+async def test_blocks_are_read_only_after_a_change(counting):
+    here, there = Blocks(counting), Blocks(counting.inner)
+    await here.refresh()
+    assert counting.reads == ["get"]  # there are none
+    await there.block("api", "bad", 60)
+    for _ in range(3):
+        await here.refresh()
+    assert counting.reads == ["get"] + ["get", "list"] + ["get"] * 2
+    assert here.known("api", "bad").retry_after == 60.0
+    assert here.known("api", "good") is True
+    counting.clock.advance(1)
+    assert here.known("api", "bad") is False  # it may have been unblocked
+    assert await here.find("api", "good") is None
+    assert (await here.find("api", "bad")).retry_after == 59.0
+    assert counting.reads[5:] == ["get"]  # for one of them
+
+
+@pytest.mark.parametrize("change", ["block", "unblock"])
+async def test_a_change_while_the_blocks_are_read_is_kept(change, counting):
+    here, there = Blocks(counting), Blocks(counting.inner)
+    await there.block("api", "elsewhere", 60)
+    if change == "unblock":
+        await there.block("api", "bad", 60)
+    counting.meanwhile = lambda: getattr(here, change)("api", "bad")
+    await here.refresh()
+    assert (await here.find("api", "bad") is not None) == (change == "block")
+    await here.refresh()
+    assert (await here.find("api", "bad") is not None) == (change == "block")
+    assert await here.find("api", "elsewhere") is not None
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b"{}", b"\xff", b"[1]", b'["a"]', b'["a",1]', b"null"])
+async def test_invalid_values_are_ignored(data, counting):
+    await Blocks(counting).block("api", "bad", 60)
+    counting.put_value(module.BLOCKS, "other", data, 60)
+    blocks = Blocks(counting)
+    assert [block.key for block in await blocks.find_all()] == ["bad"]
+
+
+async def test_a_full_store_refuses_a_block(counting, monkeypatch):
+    monkeypatch.setattr(value_rows, "MAX_LISTED", 3)
+    here, there = Blocks(counting), Blocks(counting)
+    await here.block("api", "a", 60)
+    await here.block("api", "b", 60)
+    with pytest.raises(ConfigError, match="keys are already blocked"):
+        await there.block("api", "c", 60)
 
 
 async def test_a_long_block_outlives_a_short_one(deciders):
@@ -225,28 +325,29 @@ async def test_a_long_block_outlives_a_short_one(deciders):
         assert (await decider.acquire(Subject("api", "long"))).retry_after == 50.0
 
 
-async def test_known_blocks_apply_while_the_store_is_unavailable(tmp_path):
+async def test_known_blocks_apply_while_the_store_is_unavailable():
     clock = ManualClock(start=START)
     with ValkeyServer() as valkey:
-        store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
-        blocks = Blocks(store)
+        store = GuardedStore(open_store(valkey.url, clock=clock), deadline=5.0, clock=clock, background=False)
+        blocks, elsewhere = Blocks(store), Blocks(store)
         try:
             await blocks.block("api", "bad", 3600)
-            assert (await blocks.find("api", "bad")).violated == ("blocked",)
+            await elsewhere.refresh()
             valkey.kill()
-            assert await blocks.find("api", "good") is None
-            blocks._known = {key: known._replace(checked_at=-(10**9)) for key, known in blocks._known.items()}  # noqa: SLF001 - heard of long ago
-            assert (await blocks.find("api", "bad")).violated == ("blocked",)
+            clock.advance(10)  # longer than a copy is used without asking the store
+            for each in (blocks, elsewhere):
+                assert (await each.find("api", "bad")).violated == ("blocked",)
+                assert await each.find("api", "good") is None
             with pytest.raises(StoreUnavailable):
                 await blocks.block("api", "worse", 10)
+            assert await blocks.find("api", "worse") is None
         finally:
             await store.close_async()
 
 
-def test_the_name_of_the_block_policy_is_reserved():
+def test_names_of_the_service_are_reserved():
     with pytest.raises(ConfigError, match=r"does not begin with 'tidegate\.'"):
-        load_settings({"policies": {module.BLOCK_POLICY.name: "1/1s"}})
-    assert isinstance(module.BLOCK_POLICY, Policy)
+        load_settings({"policies": {CLOCK_POLICY.name: "1/1s"}})
 
 
 # ---- whole processes -------------------------------------------------------------------------------------------------
@@ -301,3 +402,15 @@ def test_the_block_command_and_the_client_list_blocks(tmp_path, capsys):
         assert client.blocks() == []
         with pytest.raises(ResourceUnknown):
             client.block("nope", "k")
+
+
+def test_the_block_command_lists_blocks_of_another_service(tmp_path):
+    with ValkeyServer() as valkey:
+        text = f"store: {valkey.url}?deadline=2s\nadmin_token: {ADMIN}\npolicies: {{api: 2/1h fixed_window}}\n"
+        folders = [tmp_path / "a", tmp_path / "b"]
+        for folder in folders:
+            folder.mkdir()
+        with serving(folders[0], text, "--workers", "2") as first, serving(folders[1], text) as second:
+            token = {"Authorization": f"Bearer {ADMIN}"}
+            first.post("block", {"policy": "api", "key": "bad", "seconds": 600}, headers=token)
+            until(lambda: "bad" in second.get("/v1/blocks", headers=token).text, "the block of the other service", 40)

@@ -15,8 +15,8 @@ class SlowStore(MemoryStore):
 
     instant = False
 
-    async def apply_async(self, verb, asks, now=None, at=None):
-        decisions = self.apply(verb, asks, now, at)
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        decisions = self.apply(verb, asks, now, at, writes)
         try:
             for _ in range(1 if asks[0][1] == "one" else 6):
                 await asyncio.sleep(0)

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from tidegate.service.config.settings import load_settings
+from tidegate.service.decisions.blocks import CACHE_TTL
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.reservation_ids import AlreadySettledError
 from tidegate.stores import MemoryStore
@@ -26,13 +27,18 @@ class DelayedStore(MemoryStore):
 
     instant = False
 
-    async def apply_async(self, verb, asks, now=None, at=None):
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
         for _ in range(2):
             await asyncio.sleep(0)
-        decisions = self.apply(verb, asks, now, at)
+        decisions = self.apply(verb, asks, now, at, writes)
         for _ in range(2):
             await asyncio.sleep(0)
         return decisions
+
+    async def get_value_async(self, collection, name, now=None):
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return self.get_value(collection, name, now)
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ async def test_cancelled_waits_are_refunded_while_a_block_exists(decider, verb):
     await decider.block(Subject("api", "somebody else"), 3600)
     answered = 0
     for number in range(120):
-        decider.blocks._free.clear()  # noqa: SLF001 - so that the store is asked
+        decider.blocks._read_at = -CACHE_TTL  # noqa: SLF001 - so that the store is asked
         result = await cancelled_after(number % 30, getattr(decider, verb)(Subject("api", "k"), timeout=5))
         answered += bool(result)
     charged, answered = await wait_until_charged(decider, "api", answered)

@@ -86,28 +86,6 @@ async def test_a_batch_decides_each_ask_independently_and_in_order(decider):
     ]  # fmt: skip
 
 
-async def test_the_fast_path_makes_the_same_decisions(decider):
-    fast_path = decider.fast_path("api").decide
-    assert [fast_path("k").allowed for _ in range(3)] == [True, True, False]
-    assert decider.stats.count("api").denied == 1
-    assert not (await decider.peek(Subject("api", "k"))).allowed
-    with pytest.raises(ConfigError):
-        fast_path(["a", 5])
-    assert fast_path(["a", "b"]).allowed
-    assert fast_path(("a", "b")).remaining == 0
-
-
-async def test_the_fast_path_of_many_keys_makes_the_same_decisions(decider):
-    decide_all, count = decider.fast_path("api").decide_all, decider.stats.count("api")
-    decider.stats.near_limit.samples_left = 2
-    assert [each.allowed for each in decide_all(["k", "k", "ä", "k"])] == [True, True, True, False]
-    assert (count.allowed, count.denied, decider.stats.violated) == (3, 1, {("api", "1m"): 1})
-    assert {key for _, key in decider.stats.near_limit.decisions} == {"k"}  # no more samples were left
-    for invalid in (["ä", 5], ["a", ["b"]], ["x" * 1025], ["\ud800"]):
-        assert decide_all(["other", *invalid]) is None
-    assert (await decider.peek(Subject("api", "other"))).remaining == 1  # as before: nothing was charged
-
-
 # ---- reservations ----------------------------------------------------------------------------------------------------
 
 

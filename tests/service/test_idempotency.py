@@ -3,6 +3,8 @@
 import asyncio
 import json
 import secrets
+import signal
+import sys
 from functools import partial
 from itertools import cycle
 
@@ -15,10 +17,13 @@ from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.service.conftest import STORES, shared_store_url
 from tests.service.harness import START, InProcessService, serving
 from tests.service.test_signing import payload_of, services
+from tidegate import ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.decisions.idempotency import ABANDONED_TASKS, REMEMBER_FOR, KeyedCall
+from tidegate.service.decisions.idempotency import REMEMBER_FOR, KeyedCall
+from tidegate.service.decisions.reservation_ids import AlreadySettledError
 from tidegate.service.http import App
+from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.stores.registry import open_store
@@ -198,8 +203,6 @@ async def test_a_call_that_is_abandoned_while_the_store_decides_is_charged_once(
             asking.cancel()
             await getattr(there, verb)(subject, call=again)
             await asyncio.gather(asking, return_exceptions=True)
-            while ABANDONED_TASKS:
-                await asyncio.sleep(0)
         assert (await there.usage(subject))["1h"].used == rounds
     finally:
         for decider in (here, there):
@@ -271,6 +274,117 @@ async def test_a_call_that_is_blocked_while_waiting_is_forgotten(tmp_path):
         assert (result["allowed"], result["remaining"]) == (True, 0)  # charged now
 
 
+class RecordingStore(DelegatingStore):
+    """Records each call that changes the store."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.calls = []
+
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        self.calls.append((verb, len(asks), len(writes)))
+        return await super().apply_async(verb, asks, now, at, writes)
+
+
+@pytest.mark.parametrize(("ask", "verb"), [("acquire", "acquire"), ("reserve", "hold")])
+async def test_the_key_and_the_charge_are_one_step_of_the_store(ask, verb, tmp_path):
+    """So that a process that is killed has written both or neither."""
+    store = RecordingStore(open_store(f"sqlite:///{tmp_path / 'l.db'}", clock=ManualClock(start=START)))
+    decider = Decider(load_settings({"policies": {"api": "10/1h fixed_window"}}).policies, store)
+    try:
+        await getattr(decider, ask)(Subject("api", "k"), call=KeyedCall.read(b"one", ask, b"{}"))
+        assert [call for call in store.calls if call[1]] == [(verb, 1, 1)]
+        store.calls.clear()
+        again = KeyedCall.read(b"one", ask, b"{}")
+        await getattr(decider, ask)(Subject("api", "k"), call=again)
+        assert again.repeated
+        assert [call for call in store.calls if call[1]] == [(verb, 1, 1), ("peek", 1, 0)]  # refused, then shown
+        assert (await decider.usage(Subject("api", "k")))["1h"].used == 1
+    finally:
+        await decider.close()
+
+
+KILLED_SERVICE = """
+import asyncio, os, signal, sys
+from tests.service.test_idempotency import OneCall
+from tidegate.stores.delegating import DelegatingStore
+from tidegate.stores.outage import open_guarded
+
+class KilledStore(DelegatingStore):
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        if MOMENT == "before" and asks and verb != "peek":
+            os.kill(os.getpid(), signal.SIGKILL)
+        decisions = await super().apply_async(verb, asks, now, at, writes)
+        if MOMENT == "after" and asks and verb != "peek":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decisions
+
+MOMENT, url, ask = sys.argv[1:]
+asyncio.run(OneCall(KilledStore(open_guarded(url)), ask).run())
+"""
+
+
+class OneCall:
+    """A call with an idempotency key, to a service on this store."""
+
+    def __init__(self, store, ask):
+        self.decider = Decider(load_settings({"policies": {"api": "10/1h fixed_window"}}).policies, store)
+        self.ask = ask
+        self.call = KeyedCall.read(b"one", ask, b"{}")
+
+    async def run(self):
+        try:
+            await getattr(self.decider, self.ask)(Subject("api", "k"), 3, call=self.call)
+            return (await self.decider.usage(Subject("api", "k")))["1h"].used
+        finally:
+            await self.decider.close()
+
+
+@pytest.mark.parametrize("ask", ["acquire", "reserve"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_process_that_is_killed_before_it_answers_has_charged_once_or_not_at_all(ask, moment, shared_url):
+    """Kill -9 immediately before or after the store has charged: the client repeats its call with the same key."""
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED_SERVICE, moment, shared_url, ask)
+    assert await killed.wait() == -signal.SIGKILL
+    for number in range(2):
+        again = OneCall(open_guarded(shared_url), ask)
+        assert await again.run() == 3
+        assert again.call.repeated == (moment == "after" or number == 1)
+
+
+class ValuelessStore(DelegatingStore):
+    """A store of somebody else, which implements only `apply`."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.keeps_values = False
+
+
+async def test_a_store_without_values_leaves_keys_and_ids_to_each_process(tmp_path, caplog):
+    store = ValuelessStore(open_store(f"sqlite:///{tmp_path / 'l.db'}", clock=ManualClock(start=START)))
+    policies = load_settings({"policies": {"api": "10/1h fixed_window"}}).policies
+    subject, secret = Subject("api", "k"), ("a-secret-0123456789",)
+    decider = Decider(policies, store, secrets=secret)
+    elsewhere = Decider(policies, ValuelessStore(store.inner), secrets=secret)
+    try:
+        assert len([each for each in caplog.messages if "ValuelessStore keeps no values" in each]) == 2  # one for each
+        for _ in range(2):
+            await decider.acquire(subject, call=KeyedCall.read(b"one", "acquire", b"{}"))
+        assert (await decider.usage(subject))["1h"].used == 2  # only http.replays remembers the key
+        reserved = await decider.reserve(subject)
+        with pytest.raises(ConfigError, match="ValuelessStore keeps no values: it cannot block keys"):
+            await decider.block(subject)
+        assert not decider.blocks.active
+        with pytest.raises(ResourceUnknown):  # another process cannot know whether it is settled
+            await elsewhere.cancel(reserved.id)
+        await decider.cancel(reserved.id)
+        with pytest.raises(AlreadySettledError):
+            await decider.cancel(reserved.id)
+        assert (await decider.usage(subject))["1h"].used == 2
+    finally:
+        await decider.close()
+
+
 # ---- where the store cannot remember ---------------------------------------------------------------------------------
 
 
@@ -288,15 +402,15 @@ async def test_the_policy_decides_while_the_store_is_unavailable():
                 assert (result["allowed"], result["local"]) == (True, True)
 
 
-async def test_a_cluster_without_hash_tag_leaves_keys_to_each_process():
+async def test_a_cluster_remembers_keys_with_and_without_hash_tag():
     with ValkeyCluster() as cluster:
-        for options, charged in (("", 2), ("?hash_tag=all", 1)):
+        for options in ("", "?hash_tag=all"):
             store = open_guarded(f"{cluster.url}{options or '?'}&deadline=20s")
             found = [InProcessService(store=store, policies={"api": "10/1h fixed_window"}) for _ in range(2)]
             ask = {"policy": "api", "key": f"k{options}"}
             for app_service in (*found, *found):
                 assert (await app_service.post("acquire", ask, **keyed("one"))).json()["allowed"]
-            assert (await found[0].post("usage", ask)).json()["limits"][0]["used"] == charged
+            assert (await found[0].post("usage", ask)).json()["limits"][0]["used"] == 1
             for app_service in found:
                 await app_service.http.aclose()
             await store.close_async()

@@ -34,15 +34,14 @@ def restore(valkey, how):
         valkey.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("how", ["killed", "frozen"])
 @pytest.mark.parametrize(
-    ("names", "readiness", "status", "state"),
+    ("how", "names", "readiness", "status", "state"),
     [
-        (("closed",), "policies", 503, "cannot_decide"),
-        (("closed", "free", "trial"), "policies", 503, "denying_some_policies"),
-        (("free", "shared", "trial"), "policies", 200, "deciding_without_store"),
-        (("free", "shared"), "store", 503, "deciding_without_store"),
-        (("closed",), "process", 200, "deciding_without_store"),
+        ("killed", ("closed",), "policies", 503, "cannot_decide"),
+        ("frozen", ("closed", "free", "trial"), "policies", 503, "denying_some_policies"),
+        ("killed", ("free", "shared", "trial"), "policies", 200, "deciding_without_store"),
+        ("frozen", ("free", "shared"), "store", 503, "deciding_without_store"),
+        ("killed", ("closed",), "process", 200, "deciding_without_store"),
     ],
 )
 def test_a_lost_store(tmp_path, how, names, readiness, status, state):

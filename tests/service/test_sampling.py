@@ -10,6 +10,7 @@ import pytest
 
 from tests.cases import cases
 from tests.service.harness import InProcessService
+from tidegate import StoreUnavailable
 from tidegate.core.decision import LocalDecision
 from tidegate.service.decisions.audit import AuditLog, Origin
 from tidegate.service.runtime.shared_memory import WorkerMemory
@@ -135,6 +136,12 @@ class UnavailableStore(MemoryStore):
         decisions = await super().apply_async(verb, *arguments, **options)
         self.available -= verb == "peek"
         return decisions if self.available >= 0 else [LocalDecision(decision) for decision in decisions]
+
+    async def list_values_async(self, *arguments):
+        self.available -= 1
+        if self.available < 0:
+            raise StoreUnavailable("for a test")
+        return await super().list_values_async(*arguments)
 
 
 @cases("reads", range(12))

@@ -4,12 +4,12 @@ import socket
 
 import pytest
 
+from tests.cases import cases
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import serving
 from tidegate.cli import main
-from tidegate.service.decisions import service_directory
-from tidegate.service.decisions.service_directory import MAX_SERVICES, ServiceDirectory
+from tidegate.service.decisions.service_directory import MAX_SERVICES, SERVICES, ServiceDirectory
 from tidegate.stores import MemoryStore
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
@@ -31,24 +31,36 @@ async def names(directory):
 
 
 async def test_each_service_is_listed_once_with_its_last_record(shared):
-    here, there = (ServiceDirectory(shared, name, (1,)) for name in ("here:8080", "there:" + "ä" * 30))
-    for count in (1, 2):  # the second does not change the record of this period
+    long = "there:" + "ä" * 60
+    here, there = (ServiceDirectory(shared, name, (1,)) for name in ("here:8080", long))
+    for count in (1, 2):
         assert await here.announce(10 * count, count)
         assert await there.announce(20, 0)
-    long = ("there:" + "ä" * 30).encode()[:48].decode()
-    assert await names(here) == [("here:8080", 10, 1, True), (long, 20, 0, False)]
-    shared.clock.advance(service_directory.RECORD_SECONDS)
+    assert await names(here) == [("here:8080", 20, 2, True), (long[:48], 20, 0, False)]
+    shared.clock.advance(30)
     await here.announce(30, 3)
-    assert await names(there) == [("here:8080", 30, 3, False), (long, 20, 0, True)]
-    shared.clock.advance(service_directory.RECORD_SECONDS)
+    assert await names(there) == [("here:8080", 30, 3, False), (long[:48], 20, 0, True)]
+    assert [each.seconds_ago for each in await there.list()] == [0.0, 30.0]
+    shared.clock.advance(30)
     await here.announce(40, 4)
     assert await names(here) == [("here:8080", 40, 4, True)]  # the other one has ended
 
 
-async def test_the_number_of_services_is_bounded(shared):
+async def test_the_number_of_listed_services_is_bounded(shared):
     services = [ServiceDirectory(shared, f"{number:02}", ()) for number in range(MAX_SERVICES + 1)]
-    assert [await each.announce(0, 0) for each in services] == [True] * MAX_SERVICES + [False]
-    assert len(await services[0].list()) == MAX_SERVICES
+    for each in services:
+        assert await each.announce(0, 0)
+    listed = [await each.list() for each in services]
+    assert {len(each) for each in listed} == {MAX_SERVICES}
+    assert [sum(record.own for record in each) for each in listed] == [1] * len(services)
+
+
+@cases("data", [b"", b"{}", b"\xff", b"[1]", b'["a", "b", 1]'])
+async def test_invalid_records_are_ignored(data, shared):
+    here = ServiceDirectory(shared, "here", ())
+    await here.announce(1, 2)
+    shared.put_value(SERVICES, "other", data, 60)
+    assert await names(here) == [("here", 1, 2, True)]
 
 
 async def test_a_store_in_memory_is_not_shared():

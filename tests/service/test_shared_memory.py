@@ -106,10 +106,10 @@ def test_all_counts_are_added_and_outlive_a_process():
 
 def test_current_values_of_stores_are_merged():
     reports = [
-        ProcessReport(1, 0, 0, store={"entries": 2, "store_lost": 0, "peers": 3, "failures": 1}),
-        ProcessReport(2, 0, 0, store={"entries": 5, "store_lost": 1, "peers": 2, "failures": 1}),
+        ProcessReport(1, 0, 0, store={"entries": 2, "store_lost": 0, "processes": 3, "failures": 1}),
+        ProcessReport(2, 0, 0, store={"entries": 5, "store_lost": 1, "processes": 2, "failures": 1}),
     ]
-    assert merge_store(reports, {"failures": 9}) == {"entries": 7, "store_lost": 1, "peers": 3, "failures": 9}
+    assert merge_store(reports, {"failures": 9}) == {"entries": 7, "store_lost": 1, "processes": 3, "failures": 9}
 
 
 def test_the_last_decision_of_a_key_is_shown_unless_it_was_reset():

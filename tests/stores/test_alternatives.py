@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tidegate import Decision
     from tidegate.stores.base import Ask
+    from tidegate.stores.values import Write
 
 STORES = ("memory", "sqlite", "redis", "postgres")
 MEMBER = Policy("member", (Limit(3, "1h", algorithm="fixed_window"),))
@@ -168,7 +169,12 @@ def test_calendar_windows_that_the_server_lacks(urls: dict[str, str]) -> None:
 def test_a_guarded_store_decides_alternatives_in_an_outage() -> None:
     class FailingStore(MemoryStore):
         def apply(
-            self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+            self,
+            verb: str,
+            asks: Sequence[Ask],
+            now: int | None = None,
+            at: int | None = None,
+            writes: Sequence[Write] = (),
         ) -> list[Decision]:
             raise OSError("no server")
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tidegate import Decision
     from tidegate.stores.base import Ask
+    from tidegate.stores.values import Write
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +46,29 @@ class BlockingStore(Store):
         super().__init__()
         self.memory = MemoryStore()
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
-        return self.memory.apply(verb, asks, now, at)
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
+        return self.memory.apply(verb, asks, now, at, writes)
 
 
 class SlowStore(BlockingStore):
     """A store whose async form is slow, and does not give back the charge of a cancelled call."""
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
-        decisions = self.apply(verb, asks, now, at)
+        decisions = self.apply(verb, asks, now, at, writes)
         for _ in range(3):
             await asyncio.sleep(0)
         return decisions
@@ -78,7 +91,7 @@ async def open_for_test(request: pytest.FixtureRequest, tmp_path: Path, place: s
         urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/run.db?synchronous=normal"}
         url = urls.get(place) or request.getfixturevalue(f"{place}_url")
         if place == "postgres":
-            url += f"&schema={form}&synchronous_commit=off"
+            url += f"?schema={form}&synchronous_commit=off"
         elif place not in ("memory", "sqlite"):
             url += f"&prefix={form}"
         if place not in ("memory", "sqlite"):
@@ -122,6 +135,7 @@ async def test_closing_gives_back_the_charges_of_cancelled_calls(
         await asyncio.gather(*tasks[::2], return_exceptions=True)
         await store.close_async()
         await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(run.received.values()) > 0
     async with open_for_test(request, tmp_path, place, "guarded") as store:
         after = await RandomCancellations(store).charged()
     assert {key: [used - old for used, old in zip(after[key], before[key], strict=True)] for key in after} == {

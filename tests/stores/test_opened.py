@@ -3,10 +3,11 @@
 import pytest
 
 from tests.cases import cases
+from tests.core.memory_calls import OnlyApply
 from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Limiter, Policy
 from tidegate.outbound import Providers
 from tidegate.outbound.quota.gate import Gate
-from tidegate.stores import MemoryStore, Store
+from tidegate.stores import MemoryStore
 from tidegate.stores.lease import LeasedStore
 from tidegate.stores.opened import OpenedStore
 from tidegate.stores.outage import GuardedStore
@@ -85,23 +86,11 @@ def test_anything_else_is_refused(build, wrong):
         build(wrong)
 
 
-# ---- fast paths ------------------------------------------------------------------------------------------------------
+# ---- methods that were kept ------------------------------------------------------------------------------------------
 
 
-class PlainStore(Store):
-    """A store of another package: it has no fast path."""
-
-    def __init__(self, inner):
-        super().__init__(inner.clock)
-        self._inner = inner
-
-    def apply(self, verb, asks, now=None, at=None):
-        return self._inner.apply(verb, asks, now, at)
-
-
-async def test_a_store_without_a_fast_path_makes_the_same_decisions(store):
-    plain = PlainStore(store)
-    assert plain.fast_path(Limiter("2/1h").policy, lambda _key, _cost: None, []) is None
+async def test_a_store_with_nothing_but_apply_makes_the_same_decisions(store):
+    plain = OnlyApply(store)
     assert [bool(Limiter("2/1h", store=plain).try_acquire("a")) for _ in range(3)] == [True, True, False]
     limiter = AsyncLimiter("2/1h", store=plain)
     assert [bool(await limiter.try_acquire("b")) for _ in range(3)] == [True, True, False]
@@ -109,21 +98,21 @@ async def test_a_store_without_a_fast_path_makes_the_same_decisions(store):
 
 @pytest.fixture(params=["memory", "leased"])
 def busy(request, store):
-    """A limiter that has made some decisions, by its fast path."""
+    """A limiter that has made some decisions, in memory."""
     limiter = Limiter(RULE, store=store if request.param == "memory" else LeasedStore(store))
     for _ in range(50):
         assert limiter.try_acquire("k")
     return limiter
 
 
-def test_a_fast_path_that_was_kept_is_closed_with_its_limiter(busy):
+def test_a_method_that_was_kept_is_closed_with_its_limiter(busy):
     try_acquire = busy.try_acquire
     busy.close()  # the store stays open: it belongs to the caller
     with pytest.raises(Closed):
         try_acquire("k")
 
 
-def test_a_fast_path_that_was_kept_follows_new_rules(busy):
+def test_a_method_that_was_kept_follows_new_rules(busy):
     try_acquire = busy.try_acquire
     busy.update(Policy("default", (Limit(10, "1h", "fixed_window"),), mode="shadow"))
     assert try_acquire("k").violated == ("1h",), "allowed, and reported: only the new rules do that"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import Decision
 from tidegate.fork import fork_safe
-from tidegate.stores.base import Store
+from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock, Signal
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueueRefs
+    from tidegate.stores.base import Ask, Disable, Store, T, TryAcquire
+    from tidegate.stores.values import Write
 
 PERMIT_VERBS = frozenset(("acquire", "hold", "peek"))
 CHARGING_VERBS = frozenset(("acquire", "hold"))
@@ -37,7 +38,7 @@ class Share:
     granted: int = 0
 
 
-class GatedStore(Store):
+class GatedStore(DelegatingStore):
     """Forwards everything to another store, except requests for permits of a frozen policy.
 
     `freeze(name, until)` freezes the policy of that name until an instant of the clock's steady time. Corrections
@@ -52,10 +53,7 @@ class GatedStore(Store):
 
     def __init__(self, inner: Store, *, owns: bool = False) -> None:
         """Wrap `inner`; close it with this store if it `owns` it."""
-        super().__init__(inner.clock)
-        self.wait_queues: WaitQueueRefs = inner.wait_queues
-        self.inner = inner
-        self.instant: bool = inner.instant  # type: ignore[misc]  # same as the wrapped store
+        super().__init__(inner)
         self._opened = OpenedStore(inner, owns)
         self._frozen: dict[str, int] = {}
         self._shares: dict[str, Share] = {}
@@ -121,12 +119,19 @@ class GatedStore(Store):
                     share.left += sum(costs)
                     share.granted -= sum(costs)
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply, unless one of the policies is frozen."""
         wait = self._gate(verb, asks)
         if wait:
             return self._denied(asks, wait, now)
-        decisions = self.inner.apply(verb, asks, now, at)
+        decisions = super().apply(verb, asks, now, at, writes)
         if self._shares:
             self._return_denied(verb, asks, decisions)
         return self._with_retry_times(decisions, asks)
@@ -166,13 +171,18 @@ class GatedStore(Store):
         return try_acquire
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
         """Apply without blocking the event loop, unless one of the policies is frozen."""
         wait = self._gate(verb, asks)
         if wait:
             return self._denied(asks, wait, now)
-        decisions = await self.inner.apply_async(verb, asks, now, at)
+        decisions = await super().apply_async(verb, asks, now, at, writes)
         if self._shares:
             self._return_denied(verb, asks, decisions)
         return self._with_retry_times(decisions, asks)
@@ -192,7 +202,7 @@ class GatedStore(Store):
         return type(decision).of_views(decision.at, decision.policy_limits, views, within_limits=False)
 
     def _wait(self, verb: str, asks: Sequence[Ask]) -> int:
-        return max(self.frozen_for(policy.name) for policy, _, _ in asks) if verb in PERMIT_VERBS else 0
+        return max((self.frozen_for(policy.name) for policy, _, _ in asks), default=0) if verb in PERMIT_VERBS else 0
 
     def _denied(self, asks: Sequence[Ask], wait: int, now: int | None) -> list[Decision]:
         instant = self.clock.ns() // 1000 if now is None else now

@@ -1,23 +1,34 @@
 """Stores, which keep the state of keys. Packages add URL schemes to `open_store` by entry points `tidegate.stores`."""
 
+from tidegate.errors import CollectionFull, ValueConflict
 from tidegate.stores.base import AcquireTogether, Ask, Disable, Store, TryAcquire, WaitQueue
 from tidegate.stores.cancellation import Correction, corrections
+from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.memory.group_shares import GroupOf
 from tidegate.stores.memory.store import MemoryStore
 from tidegate.stores.merged_asks import MergedAsks, merge
 from tidegate.stores.registry import open_store
+from tidegate.stores.values import ANYTHING, Anything, Collection, Value, Write
 
 __all__ = [
+    "ANYTHING",
     "AcquireTogether",
+    "Anything",
     "Ask",
+    "Collection",
+    "CollectionFull",
     "Correction",
+    "DelegatingStore",
     "Disable",
     "GroupOf",
     "MemoryStore",
     "MergedAsks",
     "Store",
     "TryAcquire",
+    "Value",
+    "ValueConflict",
     "WaitQueue",
+    "Write",
     "corrections",
     "merge",
     "open_store",

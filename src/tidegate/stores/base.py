@@ -10,9 +10,11 @@ from weakref import ref
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.core.algorithms import View
+from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.policy import Cost, Key, Policy
+from tidegate.stores.values import ANYTHING, Anything, Collection, Value, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,10 +130,14 @@ class Store(ABC):
     A store implements `apply`: it applies a verb of `tidegate.core.decision` (`acquire`, `peek`, `hold`, `adjust`,
     `reset`) to the states of the given keys, atomically. All asks of one call are decided together: if one limit
     denies, nothing is charged. Of `Alternatives`, the first that is allowed is charged (`acquire`, `hold`, `peek`).
+
+    A store that `keeps_values` also writes small values in the same step (see `tidegate.stores.values`). It implements
+    `get_value` and `list_values` in addition, and their `async` forms unless it is `instant`.
     """
 
     instant: ClassVar[bool] = False  # whether `apply` never blocks, so that a task may call it
     decides_alternatives: ClassVar[bool] = False  # whether `apply` accepts Alternatives
+    keeps_values: ClassVar[bool] = False  # whether `apply` accepts writes
     has_fallback: ClassVar[bool] = False  # whether it decides without the store while `unavailable`
     outage_log: logging.Logger = logging.getLogger("tidegate.stores")
 
@@ -142,11 +148,21 @@ class Store(ABC):
         self.wait_queues: WaitQueueRefs = WaitQueueRefs()
 
     @abstractmethod
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply the verb to all (policy, key, costs) together; returns one Decision for each.
 
         `now` is the time to decide at, in microseconds. None, the usual case, means the time of the store's own clock,
         read inside the atomic operation. For `adjust`, `at` is the time of the charge to correct.
+
+        `writes` are values to write in the same step, unless an ask is denied. Raises ValueConflict if the condition of
+        one does not hold, before anything is decided. Only stores that `keeps_values` accept them.
         """
 
     def apply_one(
@@ -179,14 +195,86 @@ class Store(ABC):
         return None
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
         """Apply without blocking the event loop.
 
         The charge of a cancelled call is refunded; corrections and resets are completed even if their task is
-        cancelled: see `tidegate.stores.cancellation`.
+        cancelled: see `tidegate.stores.cancellation`. A call with writes is completed too, and keeps its charge.
         """
-        return self.apply(verb, asks, now, at)
+        return self.apply(verb, asks, now, at, writes) if writes else self.apply(verb, asks, now, at)
+
+    # ---- small values ------------------------------------------------------------------------------------------------
+
+    def put_value(
+        self,
+        collection: Collection,
+        name: str,
+        data: bytes,
+        ttl: float,
+        expected: bytes | Anything | None = ANYTHING,
+        now: int | None = None,
+    ) -> None:
+        """Write a value that ends after `ttl` seconds; raises ValueConflict if the condition `expected` fails."""
+        self.apply("acquire", (), now, None, (Write(collection, name, data, round(ttl * SECOND), expected),))
+
+    async def put_value_async(
+        self,
+        collection: Collection,
+        name: str,
+        data: bytes,
+        ttl: float,
+        expected: bytes | Anything | None = ANYTHING,
+        now: int | None = None,
+    ) -> None:
+        """Do what `put_value` does, without blocking the event loop."""
+        write = Write(collection, name, data, round(ttl * SECOND), expected)
+        await self.apply_async("acquire", (), now, None, (write,))
+
+    def delete_value(
+        self,
+        collection: Collection,
+        name: str,
+        expected: bytes | Anything | None = ANYTHING,
+        now: int | None = None,
+    ) -> None:
+        """Delete a value, if there is one; raises ValueConflict if the condition `expected` fails."""
+        self.apply("acquire", (), now, None, (Write(collection, name, None, 0, expected),))
+
+    async def delete_value_async(
+        self,
+        collection: Collection,
+        name: str,
+        expected: bytes | Anything | None = ANYTHING,
+        now: int | None = None,
+    ) -> None:
+        """Do what `delete_value` does, without blocking the event loop."""
+        await self.apply_async("acquire", (), now, None, (Write(collection, name, None, 0, expected),))
+
+    def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value; None if there is none, or it has ended."""
+        del collection, name, now
+        raise ConfigError(f"{type(self).__name__} keeps no values: use one of tidegate's own stores", field="store")
+
+    async def get_value_async(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Do what `get_value` does, without blocking the event loop."""
+        return self.get_value(collection, name, now)
+
+    def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection, by name. The values may be read in several steps."""
+        del collection, now
+        raise ConfigError(f"{type(self).__name__} keeps no values: use one of tidegate's own stores", field="store")
+
+    async def list_values_async(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Do what `list_values` does, without blocking the event loop."""
+        return self.list_values(collection, now)
+
+    # ---- traits ------------------------------------------------------------------------------------------------------
 
     def ask_store(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None

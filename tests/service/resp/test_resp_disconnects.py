@@ -6,6 +6,7 @@ import pytest
 
 from tests.service.resp.harness import connected, encode
 from tidegate.outbound import AsyncGate, Providers
+from tidegate.service.decisions.signing import SECRETS
 from tidegate.stores import MemoryStore
 from tidegate.stores.outage import GuardedStore
 
@@ -16,7 +17,7 @@ PROVIDERS = Providers.of(*({"domain": name, "limit": 5, "period": "1h"} for name
 
 
 class HeldStore(MemoryStore):
-    """A store over a slow network: calls for the key `held` get no answer until they are released."""
+    """A store over a slow network: calls for one key or collection get no answer until they are released."""
 
     instant = False
 
@@ -26,11 +27,12 @@ class HeldStore(MemoryStore):
         self.released = asyncio.Event()
         self.held = 0
 
-    async def apply_async(self, verb, asks, now=None, at=None):
-        if any(self.held_key in (key, policy.name) for policy, key, _ in asks):
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        names = {name for policy, key, _ in asks for name in (key, policy.name)}
+        if self.held_key in names | {write.collection.name for write in writes}:
             self.held += 1
             await self.released.wait()
-        return self.apply(verb, asks, now, at)
+        return self.apply(verb, asks, now, at, writes)
 
 
 async def until(condition):
@@ -82,7 +84,7 @@ async def test_a_pipeline_without_replies_is_refunded(words):
 
 async def test_the_permit_of_a_provider_is_returned_if_its_id_is_not_written():
     """The client disconnects while the service reads the secret that signs the id."""
-    store = HeldStore("tidegate.secret")
+    store = HeldStore(SECRETS.name)
     async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
         gone = await service.connect()
         gate = AsyncGate(PROVIDERS, service.decider.store)

@@ -10,35 +10,37 @@ from unittest.mock import patch
 import pytest
 
 from tests.cases import cases
+from tests.seeds import seeds
 from tests.stores.lease.simulator import overspent, random_simulation
 from tidegate.stores.lease import share, steps, terms
 
 ALL = ("token_bucket", "sliding_log", "fixed_window", "sliding_window", "calendar_window")
 POLICIES = [*((algorithm,) for algorithm in ALL), ("token_bucket", "token_bucket"), ALL]
 SCHEDULES = 300  # for each policy: 2,100 in all
-PARTS = 4
 
 
-@cases("part", range(PARTS))
+@pytest.mark.seeds
 @cases("algorithms", POLICIES)
-def test_no_schedule_exceeds_a_limit(algorithms, part):
+def test_no_schedule_exceeds_a_limit(algorithms):
     local = 0
-    for seed in range(part, SCHEDULES, PARTS):
+    for seed in seeds(SCHEDULES):
         simulation = random_simulation(seed, algorithms)
         assert overspent(simulation) is None, f"random_simulation({seed}, {algorithms})"
         local += simulation.local
-    assert local > 300, "the schedules hardly use leases, so they show nothing"
+    assert local > 4 * len(seeds(SCHEDULES)), "the schedules hardly use leases, so they show nothing"
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "calendar_window"])
 def test_windows_are_not_exceeded_if_some_processes_do_not_lease(algorithm):
-    for seed in range(100):
+    for seed in seeds(100):
         assert overspent(random_simulation(seed, (algorithm,), mixed=True)) is None, seed
 
 
+@pytest.mark.seeds
 def test_a_bucket_is_exceeded_by_no_more_than_documented_if_some_processes_do_not_lease():
     over = 0
-    for seed in range(150):
+    for seed in seeds(150):
         simulation = random_simulation(seed, ("token_bucket",), mixed=True)
         (limit,) = simulation.policy.limits
         margin = limit.burst - terms.compute_terms(simulation.policy, simulation.lease).strict.limits[0].burst
@@ -112,6 +114,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @cases(("place", "fault", "algorithm"), FAULTS)
 def test_an_injected_fault_is_found(place, fault, algorithm):
     with patch(place, fault):

@@ -20,17 +20,18 @@ from tidegate.core.decision import LocalDecision
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork, fork_safe
-from tidegate.stores.base import Store
+from tidegate.stores.delegating import DelegatingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tidegate.budget.storage.sqlite import Settlement
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
     from tidegate.policy import Key, Policy
-    from tidegate.stores.base import Ask, WaitQueueRefs
+    from tidegate.stores.base import Ask, Store
+    from tidegate.stores.values import Write
 
 log: logging.Logger = logging.getLogger("tidegate.budget")
 T = TypeVar("T")
@@ -38,15 +39,12 @@ T = TypeVar("T")
 HEARTBEATS_PER_LEASE: Final = 4
 
 
-class ListingStore(Store):
+class ListingStore(DelegatingStore):
     """Forwards everything to a shared store; a check of a budget also lists the batch that it reserves."""
 
     def __init__(self, inner: Store, budget: str, clock: Clock | None) -> None:
         """Wrap the store of the budget with this name; `clock` replaces the clock of the store, for tests."""
-        super().__init__(inner.clock)
-        self.wait_queues: WaitQueueRefs = inner.wait_queues
-        self.has_fallback: bool = inner.has_fallback  # type: ignore[misc]  # same as the wrapped store
-        self.inner = inner
+        super().__init__(inner)
         self.batches: ListedBatches = ListedBatches(budget, clock or inner.clock)
         self._test_clock = clock
         self._heartbeats = Heartbeats(weakref.WeakMethod(self.heartbeat))
@@ -74,10 +72,17 @@ class ListingStore(Store):
 
     # ---- methods of Store --------------------------------------------------------------------------------------------
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply the verb; list a batch that it reserves."""
-        flow = self._batch_flow(verb, asks, at)
-        return self.inner.apply(verb, asks, now, at) if flow is None else self.run(flow)
+        flow = None if writes else self._batch_flow(verb, asks, at)
+        return super().apply(verb, asks, now, at, writes) if flow is None else self.run(flow)
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
@@ -87,38 +92,18 @@ class ListingStore(Store):
         return self.inner.apply_one(verb, policy, key, costs, now, at) if flow is None else self.run(flow)[0]
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
         """Apply the verb without blocking the event loop; list a batch that it reserves."""
-        flow = self._batch_flow(verb, asks, at)
+        flow = None if writes else self._batch_flow(verb, asks, at)
         if flow is None:
-            return await self.inner.apply_async(verb, asks, now, at)
+            return await super().apply_async(verb, asks, now, at, writes)
         return await self.run_async(flow)
-
-    def ask_store(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
-    ) -> list[Decision]:
-        """Apply, but never decide without the store."""
-        return self.inner.ask_store(verb, asks, now, at)
-
-    async def ask_store_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
-    ) -> list[Decision]:
-        """Apply, but never decide without the store."""
-        return await self.inner.ask_store_async(verb, asks, now, at)
-
-    @property
-    def unavailable(self) -> bool:
-        """Whether calls are decided without the store now."""
-        return self.inner.unavailable
-
-    def report_outages(self, report: Callable[[str | None], object]) -> None:
-        """Call `report` in place of logging."""
-        self.inner.report_outages(report)
-
-    def metrics(self) -> dict[str, int]:
-        """Return the counters of the wrapped store."""
-        return self.inner.metrics()
 
     def close(self) -> None:
         """Free the place of this process, and close the wrapped store."""

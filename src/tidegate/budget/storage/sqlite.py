@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.sqlite.async_worker import StoreCall
     from tidegate.stores.sqlite.rows import StateRows
-    from tidegate.stores.sqlite.store import Work
+    from tidegate.stores.sqlite.store import Result, Work
 
 POLICY_PREFIX: Final = "budget:"  # of the names of all policies of budgets
 DAY_MICROSECONDS: Final = 86_400_000_000
@@ -265,10 +265,10 @@ class BudgetStore(SQLiteStore):
 
     # ---- within a transaction ----------------------------------------------------------------------------------------
 
-    def _transact(self, calls: Sequence[StoreCall], work: Work | None = None) -> list[list[Decision]]:
-        return super()._transact(calls, work or self._decide)
+    def _transact_all(self, calls: Sequence[StoreCall], work: Work | None = None) -> list[Result]:
+        return super()._transact_all(calls, work or self._decide)
 
-    def _attempt(self, calls: Sequence[StoreCall], work: Work) -> list[list[Decision]]:
+    def _attempt(self, calls: Sequence[StoreCall], work: Work) -> list[Result]:
         self._ended.clear()
         self._new_reservations.clear()
         decisions = super()._attempt(calls, work)
@@ -283,10 +283,10 @@ class BudgetStore(SQLiteStore):
     def _decide(self, rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
         """Decide as any SQLite store does, and keep the tables of budgets up to date."""
         verb, asks, given_now, charged_at, extra = call
+        if verb == "peek" or not asks or not asks[0][0].name.startswith(POLICY_PREFIX):
+            return decide(rows, call, now)
         policy, key, costs = asks[0]
         instant = now if given_now is None else given_now
-        if verb == "peek" or not policy.name.startswith(POLICY_PREFIX):
-            return decide(rows, call, now)
         if isinstance(extra, Settlement):
             return self._settle(rows, extra, instant)
         if verb != "adjust":

@@ -56,6 +56,7 @@ class Providers:
         self._profiles: tuple[Path, ...] = ()
         self._permissions: Permissions = "ignore"
         self._unsent: set[str] = set()  # domains whose key is never sent, and warned about
+        self._local: set[str] = set()  # domains that are decided without the store, and warned about
         self.problems: tuple[str, ...] = ()
         self.changes: int = 0
 
@@ -228,6 +229,13 @@ class Providers:
 
     def _read(self, path: Path) -> Provider:
         provider = read_provider(path, find_profile_files(self._profiles))
+        if provider.on_store_error == "local" and provider.domain not in self._local:
+            self._local.add(provider.domain)
+            log.warning(
+                "provider %s has 'on_store_error: local': while the store is unavailable, up to one more quota per "
+                "period is sent; 'deny' (the default) never exceeds it",
+                provider.title,
+            )
         for each in (provider,) if provider.pool is None else [member.provider for member in provider.pool.members]:
             self._check_key(path, each)
         return replace(provider, file=str(path))

@@ -50,6 +50,15 @@ class RequestOptions(NamedTuple):
     strict: bool | None = None
     team: str = ""
 
+    def replaced(self, timeout: float | None, priority: float | None, cost: Mapping[str, int] | None) -> RequestOptions:
+        """Return the options with these instead, except those that are None."""
+        return RequestOptions(
+            self.timeout if timeout is None else timeout,
+            self.priority if priority is None else priority,
+            self.cost if cost is None else cost,
+            *self[3:],
+        )
+
 
 class RequestKeywords(TypedDict, total=False):
     """The keywords of `request_options`: those that are given replace the options of the gate."""

@@ -298,8 +298,7 @@ class _Gate(GateReservations):
         if found is None:
             self._counts["unlimited"] += 1
             return make(None, None)
-        given: dict[str, Any] = {"timeout": timeout, "priority": priority, "cost": read_cost(cost)}
-        options = self._current_options()._replace(**{name: each for name, each in given.items() if each is not None})
+        options = self._current_options().replaced(timeout, priority, read_cost(cost))
         provider, call = found
         candidates = CallCandidates(self._candidates(provider, call, options), changes)
         check_money_given(candidates[0].account, options.cost)

@@ -80,11 +80,11 @@ class GateReservations(GateResponses):
             return candidate, charge
 
     def _charge_flow(self, candidates: CallCandidates, options: RequestOptions, began: int) -> CallFlow[Any]:
-        candidate, *others = candidates
+        candidate = candidates[0]
         account, timeout = candidate.account, options.timeout
         if timeout is not None:
             timeout = max(0.0, seconds("timeout", timeout) - (self.clock.steady() - began) / SECOND)
-        if others or candidate.ceilings or candidate.provider.member:
+        if len(candidates) > 1 or candidate.ceilings or candidate.provider.member:
             check = partial(self._is_current, candidates.changes)
             try:
                 return (yield from self._chooser.choose_flow(candidates, options, timeout, began, check))

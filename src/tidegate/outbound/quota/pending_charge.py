@@ -235,9 +235,19 @@ def find_target(providers: Providers, target: object) -> tuple[Provider, Outboun
     if "://" not in url:
         host = provider.domain if url == provider.name else url
         url = f"https://[{host}]/" if ":" in host else f"https://{host}/"
-    no_header: Callable[[str], str | None] = lambda _name: None  # noqa: E731 - typed
-    unreached: Callable[[BaseException], bool] = lambda _error: False  # noqa: E731 - typed
-    return provider, OutboundRequest("GET", url, no_header, lambda: None, False, unreached, is_permit=True)  # noqa: FBT003 - replays
+    return provider, OutboundRequest("GET", url, _no_header, _no_body, False, _is_unreached, False, False, True)  # noqa: FBT003 - only `is_permit`
+
+
+def _no_header(_name: str) -> str | None:
+    return None
+
+
+def _no_body() -> bytes | None:
+    return None
+
+
+def _is_unreached(_error: BaseException) -> bool:
+    return False
 
 
 def read_cost(cost: Cost | None) -> Mapping[str, int] | None:

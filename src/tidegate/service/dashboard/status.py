@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 MAX_DENIALS: Final = 50
 MAX_NEAR_LIMIT: Final = 12
 MAX_REPORTED_POLICIES: Final = 200  # with waiting calls
-MAX_REPORTED_BLOCKS: Final = 1000
 MILLISECOND: Final = 1000  # microseconds
-MAXIMUM_METRICS: Final = (
-    "store_lost",
-    "halved",
-    "peers",
-)  # of the store, merged by maximum: all processes report the same fact
+# Of the store, merged by maximum: all processes report the same fact.
+MAXIMUM_METRICS: Final = ("store_lost", "processes", "share_ppm")
 
 
 @dataclass
@@ -50,7 +46,6 @@ class ProcessReport:
     near: list[dict[str, Any]] = field(default_factory=list)
     reset_keys: list[tuple[str, Key, int]] = field(default_factory=list)
     denials: list[dict[str, Any]] = field(default_factory=list)
-    blocks: list[tuple[str, Key]] = field(default_factory=list)
     failed_checks: list[tuple[str, str]] = field(default_factory=list)  # of /readyz: kind of the problem, detail
     top: list[dict[str, Any]] = field(default_factory=list)  # the keys that were denied most, see `DeniedKey`
     denied: dict[str, tuple[int, int]] = field(default_factory=dict)  # in the last minute: denials and keys of policies
@@ -160,7 +155,6 @@ def report_process(app: App, since: int) -> ProcessReport:
                 reversed(stats.recent.values()), attrgetter("at"), attrgetter("policy"), MAX_DENIALS
             )
         ],
-        blocks=[(block.policy, block.key) for block in decider.blocked()[:MAX_REPORTED_BLOCKS]],
         failed_checks=app.failed_checks(),
         top=describe_top(app),
         denied=dict(list(stats.denied_keys.count_by_policy(clock.ns() // 1000).items())[:MAX_REPORTED_POLICIES]),

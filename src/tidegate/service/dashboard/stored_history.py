@@ -1,9 +1,8 @@
 """Keeps the history in the store, so that it survives a restart of the service if the store does.
 
 Once a minute, the service writes that minute to the store: the calls of its busiest policies, the latency, the keys
-that were denied most, and changes of the rules, as compressed JSON (see `stored_bytes`), under its name and the minute
-by the wall clock. A service that starts reads the minutes of the last 24 hours under its name. Entries expire by
-themselves.
+that were denied most, and changes of the rules, as compressed JSON. The minutes of a service are a collection of
+values, named after the minute by the wall clock. A service that starts reads those of the last 24 hours under its name.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
+from tidegate.errors import ValueConflict
 from tidegate.service.dashboard.history import MAX_MINUTE_TOP, MAX_POLICIES, MINUTE, TIERS, PolicyHistory, RuleMark
-from tidegate.service.decisions.stored_bytes import MAX_STORED_BYTES, StoredBytes
+from tidegate.service.decisions.shared_store import is_shared
+from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.values import Collection
 
 if TYPE_CHECKING:
     from tidegate.service.dashboard.history import DecisionHistory, HistoryTier
@@ -27,6 +29,7 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 MAX_STORED_POLICIES: Final = 100  # of one minute, the busiest
 MAX_STORED_TOP: Final = 5
 MAX_TEXT_LENGTH: Final = 300  # characters of a key or a name
+MAX_MINUTE_BYTES: Final = 12_000  # compressed: a day is read at once
 MAX_READ_BYTES: Final = 200_000  # of the JSON of one minute
 KEPT_SECONDS: Final = 25 * 3600
 
@@ -37,10 +40,10 @@ class StoredHistory:
     def __init__(self, store: Store, history: DecisionHistory, name: str) -> None:
         """Write under the name of the service: it finds them there after a restart."""
         self._clock = store.clock
-        self._durable = not store.instant
+        self._store = store.unleased
+        self._durable = is_shared(store)
         self._history = history
-        self._name = name
-        self._stored = StoredBytes(store, "tidegate.history", KEPT_SECONDS)
+        self._collection = Collection(f"tidegate.history.{name}")
         self._written: int | None = None  # the tick of the last minute that was written
 
     async def run(self) -> None:
@@ -60,11 +63,15 @@ class StoredHistory:
         minutes = self._history.minutes
         if not self._durable or not minutes.steps or self._written == minutes.tick:
             return False
-        data = encode_minute(self._history)
-        done = await self._stored.write((self._name, f"{self._minute(minutes)}"), data) is not None
-        if done:
-            self._written = minutes.tick
-        return done
+        name, data = f"{self._minute(minutes)}", encode_minute(self._history)
+        try:
+            await self._store.put_value_async(self._collection, name, data, KEPT_SECONDS, expected=None)
+        except ValueConflict:  # written before the last restart of the service
+            pass
+        except OUTAGE_ERRORS:
+            return False
+        self._written = minutes.tick
+        return True
 
     def _minute(self, minutes: HistoryTier) -> int:
         """Return the number of the last minute by the wall clock: the one in which its middle lies."""
@@ -76,9 +83,12 @@ class StoredHistory:
             return 0
         minutes = self._history.minutes
         last = self._minute(minutes) - minutes.steps
-        numbers = range(last, last - TIERS[-1][1], -1)
-        found = await self._stored.read_many([(self._name, f"{number}") for number in numbers])
-        values = [decode_minute(data) for data in found]
+        try:
+            found = await self._store.list_values_async(self._collection)
+        except OUTAGE_ERRORS:
+            return 0
+        stored = (found.get(f"{number}") for number in range(last, last - TIERS[-1][1], -1))
+        values = [None if value is None else decode_minute(value.data) for value in stored]
         while values and values[-1] is None:
             values.pop()
         prepend_minutes(self._history, values[::-1])
@@ -103,7 +113,7 @@ def encode_minute(history: DecisionHistory) -> bytes:
         "top": [row for row in top if len(str(row["key"])) <= MAX_TEXT_LENGTH],
         "marks": [mark for mark in history.marks if end - MINUTE * 1000 <= mark.at < end],
     }
-    while len(data := zlib.compress(json.dumps(fields, separators=(",", ":")).encode())) > MAX_STORED_BYTES:
+    while len(data := zlib.compress(json.dumps(fields, separators=(",", ":")).encode())) > MAX_MINUTE_BYTES:
         fields["policies"] = dict(list(fields["policies"].items())[: len(fields["policies"]) // 2])
         fields["top"] = fields["top"][: len(fields["top"]) // 2]
         fields["marks"] = fields["marks"][:1]

@@ -1,8 +1,9 @@
 """The audit log: who reset, blocked or unblocked a key, or corrected a task budget, when and why.
 
 A shared or durable store keeps the entries for 32 days, one day longer than the longest block. So they survive a
-restart of the service, and all services on the store write to one log. Each day has a bounded number of places, filled
-in order; an entry is a JSON object (see `stored_bytes`). A store in memory ends with the process, and so does its log.
+restart of the service, and all services on the store write to one log. The entries of a day, by the clock of the store,
+are a collection of values: their names are numbers without gaps, an entry is a JSON array. A store in memory ends with
+the process, and so does its log; a store without values has none.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.service.decisions.stored_bytes import StoredBytes
+from tidegate.errors import CollectionFull, ValueConflict
+from tidegate.service.decisions.shared_store import is_shared, read_time
+from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.values import Collection
 
 if TYPE_CHECKING:
     from tidegate.policy import Key
@@ -59,12 +64,11 @@ class AuditLog:
     def __init__(self, store: Store) -> None:
         """Keep the log in this store."""
         self._clock = store.clock
-        self._durable = not store.instant
-        self._stored = StoredBytes(store, "tidegate.audit", KEPT_DAYS * DAY)
+        self._store = store.unleased
+        self._durable = is_shared(store)
         self._recent: deque[AuditEntry] = deque(maxlen=MAX_LISTED)  # of this process
-        self._ends: dict[int, int] = {}  # by day: its first free place, as far as known
-        self._days: dict[int, dict[int, AuditEntry]] = {}  # the entries that were read, by day and place
-        self._ended: set[int] = set()  # days of which all entries were read
+        self._next: tuple[int, int] = (0, 0)  # a day, and its first free number as far as known
+        self._days: dict[int, list[AuditEntry]] = {}  # the entries that were read, by day
         self._cached: tuple[int, list[AuditEntry]] | None = None  # until when, in steady time
         self.others: list[AuditLog] = []  # logs in other stores, whose entries `read` returns too
 
@@ -81,33 +85,30 @@ class AuditLog:
             log.warning("the audit log in the store is full or unavailable: this process keeps the entry")
 
     async def _append(self, entry: AuditEntry) -> bool:
-        now = await self._stored.now()
-        if now is None:
-            return False
-        day = now // DAY
         data = json.dumps(entry, separators=(",", ":")).encode()
-        while (place := await self._find_end(day)) is not None and place < MAX_ENTRIES_PER_DAY:
-            written = await self._stored.write((f"{day}", f"{place}"), data)
-            if written is not False:
-                return bool(written)
+        try:
+            day = await self._read_day()
+            number = self._next[1] if self._next[0] == day else 0
+            while number < MAX_ENTRIES_PER_DAY:
+                if await self._put(day, number, data):
+                    self._next = (day, number + 1)
+                    return True
+                number = max(number + 1, len(await self._store.list_values_async(entries_of(day))))
+        except (*OUTAGE_ERRORS, CollectionFull):
+            pass
         return False
 
-    async def _find_end(self, day: int) -> int | None:
-        """Return the first free place of a day; None while the store is unavailable."""
-        low = high = self._ends.get(day, 0)
-        step = 1
-        used: bool | None = True
-        while high < MAX_ENTRIES_PER_DAY and (used := await self._stored.has((f"{day}", f"{high}"))):
-            low, high, step = high + 1, high + step, step * 2
-        high = min(high, MAX_ENTRIES_PER_DAY)
-        while low < high and used is not None:
-            middle = (low + high) // 2
-            used = await self._stored.has((f"{day}", f"{middle}"))
-            low, high = (middle + 1, high) if used else (low, middle)
-        if used is None:
-            return None
-        self._ends = {known: end for known, end in self._ends.items() if known > day - KEPT_DAYS} | {day: low}
-        return low
+    async def _put(self, day: int, number: int, data: bytes) -> bool:
+        """Write an entry; False if the day has one of this number."""
+        try:
+            await self._store.put_value_async(entries_of(day), f"{number}", data, KEPT_DAYS * DAY, expected=None)
+        except ValueConflict:
+            return False
+        return True
+
+    async def _read_day(self) -> int:
+        """Return the number of the current day, by the clock of the store."""
+        return await read_time(self._store) // (DAY * SECOND)
 
     async def read(self) -> list[AuditEntry]:
         """Return the latest entries, the newest first: of all services on the store, and of the other logs."""
@@ -125,34 +126,24 @@ class AuditLog:
         return self._cached[1]
 
     async def _read_store(self) -> list[AuditEntry]:
-        now = await self._stored.now()
-        if now is not None:
-            today = now // DAY
-            for day in range(today, today - KEPT_DAYS, -1):
-                if sum(map(len, self._days.values())) >= MAX_LISTED and day not in self._days:
-                    break
-                await self._read_day(day, ended=day < today)
-            self._days = {day: entries for day, entries in self._days.items() if day > today - KEPT_DAYS}
-        found = dict.fromkeys(entry for entries in self._days.values() for entry in entries.values())
+        with suppress(*OUTAGE_ERRORS):
+            await self._read_days()
+        found = dict.fromkeys(entry for entries in self._days.values() for entry in entries)
         found |= dict.fromkeys(self._recent)
         return sorted(found, key=lambda entry: -entry.at)[:MAX_LISTED]
 
-    async def _read_day(self, day: int, *, ended: bool) -> None:
-        """Read the entries of a day that are not known; entries never change, and no entry is added to an ended day.
-
-        An entry that could not be read, or is still being written, is read again the next time.
-        """
-        if day in self._ended:
-            return
-        known = self._days.setdefault(day, {})
-        end = await self._find_end(day)
-        if end is None:
-            return
-        places = [place for place in range(end) if place not in known]
-        read = await self._stored.read_many([(f"{day}", f"{place}") for place in places])
-        known |= {place: entry for place, data in zip(places, read, strict=True) if (entry := read_entry(data))}
-        if ended and len(known) == end:
-            self._ended.add(day)
+    async def _read_days(self) -> None:
+        """Read the latest days: today, yesterday (to which an entry may still be added), and those not yet read."""
+        today = await self._read_day()
+        self._days = {day: entries for day, entries in self._days.items() if day > today - KEPT_DAYS}
+        listed = 0
+        for day in range(today, today - KEPT_DAYS, -1):
+            if listed >= MAX_LISTED:
+                break
+            if day >= today - 1 or day not in self._days:
+                values = await self._store.list_values_async(entries_of(day))
+                self._days[day] = [entry for value in values.values() if (entry := read_entry(value.data))]
+            listed += len(self._days[day])
 
     async def find_last(self, policy: str, key: Key, action: str) -> AuditEntry | None:
         """Return the latest entry about a key."""
@@ -160,10 +151,15 @@ class AuditLog:
         return next((entry for entry in await self.read() if (entry.action, entry.policy, entry.key) == wanted), None)
 
 
-def read_entry(data: bytes | None) -> AuditEntry | None:
+def entries_of(day: int) -> Collection:
+    """Return the collection of the entries of a day."""
+    return Collection(f"tidegate.audit.{day}")
+
+
+def read_entry(data: bytes) -> AuditEntry | None:
     """Read an entry; None if it is not what `AuditLog` writes."""
     try:
-        values: list[Any] = json.loads(data or b"")
+        values: list[Any] = json.loads(data)
         entry = AuditEntry(*values)
     except (ValueError, TypeError):
         return None

@@ -155,7 +155,7 @@ class BaseDecider:
         call: KeyedCall | None,
     ) -> Decision:
         """Take permits for a call that may wait or may be a repetition."""
-        keyed_store = self._keyed_store(call)
+        keyed_store = self._keyed_store(call, policy_limiter, key)
         decision = await policy_limiter.charge("acquire", key, cost, timeout, priority, keyed_store)
         if timeout and decision.allowed:
             denial = await self._deny_if_blocked_meanwhile(policy_limiter, key, cost, decision, call)
@@ -183,7 +183,7 @@ class BaseDecider:
         except asyncio.CancelledError:
             if not was_repeated(call):
                 self.refund_abandoned(policy_limiter.policy, key, cost, decision, verb)
-                self._background.start(forget_call(self._keyed_store(call)))
+                self._background.start(forget_call(self._keyed_store(call, policy_limiter, key)))
             raise
 
     def refund_abandoned(
@@ -199,8 +199,8 @@ class BaseDecider:
         )
         self._background.give_back(self.store, verb, ((policy, key, policy.costs(cost)),), (decision,))
 
-    def _keyed_store(self, call: KeyedCall | None) -> KeyedStore | None:
-        return None if call is None else KeyedStore(self.store, call)
+    def _keyed_store(self, call: KeyedCall | None, policy_limiter: PolicyLimiter, key: Key) -> KeyedStore | None:
+        return None if call is None else KeyedStore(self.store, call, policy_limiter.policy.name, key)
 
     async def _deny_if_blocked(
         self, policy_limiter: PolicyLimiter, key: Key, cost: Cost, verb: str = "acquire"

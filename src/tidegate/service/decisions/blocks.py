@@ -1,52 +1,50 @@
 """Blocks keys: a blocked key is denied until a given time, whatever its limits.
 
-The store holds a block as a bucket of its own, which refills by one permit each millisecond and is put into debt by as
-many milliseconds as the block lasts. So a block ends by itself, outlives the process if the store does, and applies in
-every process that shares the store. Reading that bucket for every call would double the cost of a call. Therefore a
-second bucket, in debt while any block lasts, shows whether there are blocks at all. Each process reads it once a second
-(`refresh`), and caches for a second whether a key is blocked. A block made in another process takes effect within two
+A block is a value in the store, with the time to live of the block: it ends by itself, outlives the process if the
+store does, and applies in every process that shares the store. Each process keeps a copy of all blocks, so a decision
+does not ask the store. One more value, the version, is replaced with each change. A process reads it once a second
+(`refresh`), and reads the blocks again if it is another one. A block made in another process takes effect within two
 seconds, a block made in this process at once.
+
+A store in memory is not shared: this process keeps its blocks. A store without values cannot block keys.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
+from contextlib import suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.clock import TaskSignal
 from tidegate.core import Limit
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, StoreUnavailable
+from tidegate.core.decision import Decision
+from tidegate.errors import CollectionFull, ConfigError, StoreUnavailable
 from tidegate.limiter import seconds
-from tidegate.policy import Policy, normal_key
+from tidegate.policy import normal_key
+from tidegate.service.decisions.shared_store import is_shared, read_time
+from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.values import MAX_LISTED, Collection, Write
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Awaitable, Callable, Iterable
 
     from tidegate.policy import Key
     from tidegate.stores import Store
 
     BlockKey = tuple[str, Key]  # a policy's name and a key
-    FindBlocks = Callable[[], Awaitable[Iterable[BlockKey]]]
 
 MILLISECOND: Final = SECOND // 1000
-# While the store is unavailable, no new block is found; keys that this process knows to be blocked stay blocked.
-BLOCK_POLICY: Final = Policy("tidegate.blocked", (Limit(1000, "1s", burst=1, name="blocked"),), on_store_error="allow")
-ANY_BLOCK_KEY: Final[BlockKey] = ("any", ())  # the bucket that shows whether there are blocks: no key has zero parts
+BLOCKS: Final = Collection("tidegate.blocks")
+VERSION: Final = "version"  # the name of a value that changes with the blocks; the names of blocks are longer
+UNREAD: Final = b""  # no version
 BLOCKED_LIMITS: Final = (Limit(1, "1s", "fixed_window", name="blocked"),)  # the limit that a denial names
 MAX_BLOCK_SECONDS: Final = 31 * 86_400  # seconds
 DEFAULT_BLOCK_SECONDS: Final = 3600.0
-MAX_REMEMBERED: Final = 10_000  # blocked keys, and unblocked keys, that one process caches
-MAX_CHECKED: Final = 500  # blocks that the store is asked about to list them all
+MAX_BLOCKS: Final = MAX_LISTED - 1
 CACHE_TTL: Final = SECOND
-
-
-class KnownBlock(NamedTuple):
-    """A cached block: when it ends, and when the store was last asked about it, both in steady time."""
-
-    until: int
-    checked_at: int
 
 
 class Block(NamedTuple):
@@ -64,149 +62,152 @@ class Blocks:
         """Keep the blocks in this store, bypassing leases."""
         self._store = store.unleased
         self._clock = self._store.clock
-        self._unshared = self._store.instant  # in memory: no other process can have made a block
-        self._known: dict[BlockKey, KnownBlock] = {}
-        self._free: dict[BlockKey, int] = {}  # until when a key is known not to be blocked
-        self._shared_until = 0  # until when there may be blocks that other processes made
+        self._shared = is_shared(self._store)
+        self._known: dict[BlockKey, int] = {}  # until when, in steady time
         self._latest_end = 0  # when the last block ends
-        self.known_elsewhere: Callable[[], Iterable[BlockKey]] = tuple  # the blocks of other workers of the service
-        self.find_elsewhere: FindBlocks = _find_none  # the blocks of other services on the store
+        self._read_at = -CACHE_TTL  # when the version was last read, in steady time
+        self._version: bytes | None = None  # of the blocks that are known; None: the store has none
+        self._changes = 0  # made by this process
 
     @property
     def active(self) -> bool:
-        """Whether any key may be blocked."""
+        """Whether any key is blocked, as far as this process knows."""
         return self._latest_end > 0 and self._latest_end > self._clock.steady()
 
     # ---- checking ----------------------------------------------------------------------------------------------------
 
     def known(self, policy: str, key: Key) -> Decision | bool:
-        """Check the cache: returns a denial, True if the key is not blocked, False if the store has to be asked."""
-        block_key, now = (policy, key), self._clock.steady()
-        found = self._known.get(block_key)
-        if found is not None:
-            if found.until <= now:
-                del self._known[block_key]
-            elif self._unshared or now - found.checked_at < CACHE_TTL:
-                return self._denial(found.until - now)
-            else:
-                return False
-        return self._unshared or self._shared_until <= now or self._free.get(block_key, 0) > now
+        """Check the copy: returns a denial, True if the key is not blocked, False if the store has to be asked."""
+        if self._is_old:
+            return False
+        denial = self._find_known((policy, key))
+        return True if denial is None else denial
 
     async def find(self, policy: str, key: Key) -> Decision | None:
         """Return a denial if the key is blocked."""
-        cached = self.known(policy, key)
-        if not isinstance(cached, bool):
-            return cached
-        return None if cached else await self._peek((policy, key))
+        if self._is_old:
+            await self.refresh()
+        return self._find_known((policy, key))
 
-    async def _peek(self, block_key: BlockKey) -> Decision | None:
-        decision = await self._apply("peek", block_key, 1)
-        now = self._clock.steady()
-        if isinstance(decision, LocalDecision):
-            known = self._known.get(block_key)
-            return None if known is None or known.until <= now else self._denial(known.until - now)
-        if decision.allowed:
-            self._known.pop(block_key, None)
-            if len(self._free) >= MAX_REMEMBERED:
-                self._free.clear()
-            self._free[block_key] = now + CACHE_TTL
+    def _find_known(self, block_key: BlockKey) -> Decision | None:
+        left = self._known.get(block_key, 0) - self._clock.steady()
+        if block_key not in self._known or left <= 0:
             return None
-        self._remember(block_key, decision.retry)
-        return self._denial(decision.retry)
-
-    def _denial(self, left: int) -> Decision:
         return Decision.of_views(self._clock.ns() // 1000, BLOCKED_LIMITS, ((0, left, left),), within_limits=False)
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 
     async def block(self, policy: str, key: Key, duration: float = DEFAULT_BLOCK_SECONDS) -> float:
         """Block a key for `duration` seconds from now, replacing an earlier block; return the duration as stored."""
-        duration = check_duration(duration)
+        millis = max(1, round(check_duration(duration) * 1000))
         self._prune()
-        if len(self._known) >= MAX_REMEMBERED:
-            raise ConfigError(
-                f"{MAX_REMEMBERED} keys are already blocked: lower a policy's limits instead", field="key"
-            )
-        millis = max(1, round(duration * 1000))
-        if not self._unshared:
-            left = (await self._apply_or_raise("peek", ANY_BLOCK_KEY, 1)).retry // MILLISECOND
-            await self._apply_or_raise("reset", (policy, key), 0)
-            await self._apply_or_raise("adjust", (policy, key), millis)
-            if millis > left:  # two at once may add up: then all processes look for blocks longer than necessary
-                await self._apply_or_raise("adjust", ANY_BLOCK_KEY, millis - left)
-            self._shared_until = max(self._shared_until, self._clock.steady() + millis * MILLISECOND)
-        self._remember((policy, key), millis * MILLISECOND)
+        if len(self._known) >= MAX_BLOCKS and (policy, key) not in self._known:
+            raise _too_many_blocks()
+        data = encode_block((policy, key))
+        await self._write(Write(BLOCKS, block_name(data), data, millis * MILLISECOND))
+        self._known[policy, key] = self._clock.steady() + millis * MILLISECOND
         self._prune()
         return millis / 1000
 
     async def unblock(self, policy: str, key: Key) -> None:
         """Remove the block of a key."""
-        if not self._unshared:
-            await self._apply_or_raise("reset", (policy, key), 0)
+        await self._write(Write(BLOCKS, block_name(encode_block((policy, key))), None))
         self._known.pop((policy, key), None)
         self._prune()
 
+    async def _write(self, write: Write) -> None:
+        """Change a block in the store, and the version in the same step."""
+        if not self._shared:
+            if not self._store.keeps_values:
+                raise ConfigError(f"{type(self._store).__name__} keeps no values: it cannot block keys", field="policy")
+            return
+        version = Write(BLOCKS, VERSION, secrets.token_bytes(8), (MAX_BLOCK_SECONDS + 1) * SECOND)
+        try:
+            await self._store.apply_async("acquire", (), None, None, (write, version))
+        except CollectionFull:
+            raise _too_many_blocks() from None
+        except OUTAGE_ERRORS as error:
+            raise StoreUnavailable("the store is unavailable: the block was not changed") from error
+        self._changes += 1
+        self._version = UNREAD
+
     def list(self) -> list[Block]:
-        """List the blocks that this process made or found, by the time at which they end."""
+        """List the blocks that this process knows, by the time at which they end."""
         self._prune()
         now = self._clock.steady()
-        found = sorted(self._known.items(), key=lambda pair: pair[1].until)
-        return [Block(*block_key, (known.until - now) / SECOND) for block_key, known in found]
+        found = sorted(self._known.items(), key=lambda pair: pair[1])
+        return [Block(*block_key, (until - now) / SECOND) for block_key, until in found]
 
     async def find_all(self) -> builtins.list[Block]:
-        """List the blocks that this or another worker or service knows; the store is asked whether they still last."""
-        if not self._unshared:
-            found = dict.fromkeys((*self._known, *self.known_elsewhere(), *await self.find_elsewhere()))
-            now = self._clock.steady()
-            current = {key for key, known in self._known.items() if now - known.checked_at < CACHE_TTL}
-            for block_key in [each for each in found if each not in current][:MAX_CHECKED]:
-                await self._peek(block_key)
+        """List the blocks in the store, by the time at which they end."""
+        if self._is_old:
+            await self.refresh()
         return self.list()
-
-    def _remember(self, block_key: BlockKey, micros: int) -> None:
-        now = self._clock.steady()
-        self._free.pop(block_key, None)
-        if block_key in self._known or len(self._known) < MAX_REMEMBERED:
-            self._known[block_key] = KnownBlock(now + micros, now)
 
     def _prune(self) -> None:
         now = self._clock.steady()
-        self._known = {block_key: known for block_key, known in self._known.items() if known.until > now}
-        self._latest_end = max((self._shared_until, *(known.until for known in self._known.values())))
+        self._known = {block_key: until for block_key, until in self._known.items() if until > now}
+        self._latest_end = max(self._known.values(), default=0)
 
     # ---- sharing -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_old(self) -> bool:
+        """Whether the version has to be read again."""
+        return self._shared and self._clock.steady() - self._read_at >= CACHE_TTL
+
     async def refresh(self) -> None:
-        """Check whether other processes have made blocks."""
-        if self._unshared:
+        """Read the blocks if they have changed; while the store is unavailable, known blocks apply."""
+        if self._shared:
+            self._read_at = self._clock.steady()
+            with suppress(*OUTAGE_ERRORS):
+                await self._read()
+
+    async def _read(self) -> None:
+        changes = self._changes
+        stored = await self._store.get_value_async(BLOCKS, VERSION)
+        version = None if stored is None else stored.data
+        if version == self._version:
             return
-        decision = await self._apply("peek", ANY_BLOCK_KEY, 1)
-        if not isinstance(decision, LocalDecision):
-            self._shared_until = 0 if decision.allowed else self._clock.steady() + decision.retry
-            self._prune()
+        values = await self._store.list_values_async(BLOCKS)
+        time = await read_time(self._store)
+        if changes != self._changes:  # by this process, meanwhile: read again the next time
+            return
+        now = self._clock.steady()
+        found = ((decode_block(value.data), value.ends - time) for name, value in values.items() if name != VERSION)
+        self._known = {block_key: now + left for block_key, left in found if block_key is not None}
+        self._version = version
+        self._prune()
 
     async def watch(self) -> None:
         """Call `refresh` once a second, until cancelled."""
         signal = TaskSignal()
-        while not self._unshared:
+        while self._shared:
             await self.refresh()
             await self._clock.wait_async(signal, self._clock.steady() + CACHE_TTL)
 
-    async def _apply(self, verb: str, block_key: BlockKey, cost: int) -> Decision:
-        policy, key = block_key
-        parts = (policy, key) if isinstance(key, str) else (policy, *key)
-        return (await self._store.apply_async(verb, ((BLOCK_POLICY, normal_key(parts), (cost,)),)))[0]
 
-    async def _apply_or_raise(self, verb: str, block_key: BlockKey, cost: int) -> Decision:
-        """Apply a verb; raise if the store is unavailable."""
-        decision = await self._apply(verb, block_key, cost)
-        if isinstance(decision, LocalDecision):
-            raise StoreUnavailable("the store is unavailable: the block was not changed")
-        return decision
+def block_name(data: bytes) -> str:
+    """Return the name of the value of an encoded block: keys may be longer than names."""
+    return blake2b(data, digest_size=16).hexdigest()
 
 
-async def _find_none() -> Iterable[BlockKey]:
-    return ()
+def encode_block(block_key: BlockKey) -> bytes:
+    """Write the policy and the key of a block as JSON."""
+    return json.dumps(block_key, separators=(",", ":")).encode()
+
+
+def decode_block(data: bytes) -> BlockKey | None:
+    """Read a block; None if the data is not what `encode_block` writes."""
+    try:
+        policy, key = json.loads(data)
+        return str(policy), normal_key(key)
+    except (ValueError, TypeError, ConfigError):
+        return None
+
+
+def _too_many_blocks() -> ConfigError:
+    return ConfigError(f"{MAX_BLOCKS} keys are already blocked: lower a policy's limits instead", field="key")
 
 
 def check_duration(duration: object) -> float:

@@ -152,7 +152,7 @@ class Decider(BaseDecider):
             denial = await self._deny_if_blocked(policy_limiter, key, cost, "hold")
             if denial is not None:
                 return ReserveResult(denial, None)
-        keyed_store = self._keyed_store(call)
+        keyed_store = self._keyed_store(call, policy_limiter, key)
         decision = await policy_limiter.charge("hold", key, cost, self._bound_timeout(timeout), priority, keyed_store)
         if not decision.allowed:
             return ReserveResult(self._record(policy_limiter, key, cost, decision, "hold"), None)
@@ -196,7 +196,8 @@ class Decider(BaseDecider):
         # Only a part of each burst: other clients need permits too.
         bursts = (limit.burst // BURST_DIVISOR for limit, one in zip(policy.limits, policy.one, strict=True) if one)
         wanted = max(needed, min((max_permits, *bursts)))
-        decision, permits = await self._charge_up_to(policy_limiter, key, needed, wanted, self._keyed_store(call))
+        keyed_store = self._keyed_store(call, policy_limiter, key)
+        decision, permits = await self._charge_up_to(policy_limiter, key, needed, wanted, keyed_store)
         if was_repeated(call):
             return GrantedLease(decision, None, 0, duration, 0.0)
         self._record(policy_limiter, key, cost, decision, "hold")
@@ -251,8 +252,8 @@ class Decider(BaseDecider):
                 policy.costs(actual)
             else:
                 self.provider_permits.check_cost(reservation, policy, actual)
-        number = 0 if call is None else call.number
-        settled = await self._reservation_ids.settle(content, lambda: settle(reservation), number)
+        caller = b"" if call is None else call.caller
+        settled = await self._reservation_ids.settle(content, lambda: settle(reservation), caller)
         if call is not None:
             call.repeated = not settled
 
@@ -269,17 +270,19 @@ class Decider(BaseDecider):
         """Release slots of concurrency limits."""
         found = self.find(subject)
         if found is not None:
-            await self._adjust_once(lambda: found[0].limiter.release(found[1], cost), call)
+            keyed_store = self._keyed_store(call, *found)
+            await self._adjust_once(lambda: found[0].limiter.release(found[1], cost), keyed_store)
 
     async def refund(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> None:
         """Refund the most recently charged permits."""
         found = self.find(subject)
         if found is not None:
-            await self._adjust_once(lambda: found[0].limiter.refund(found[1], cost), call)
+            keyed_store = self._keyed_store(call, *found)
+            await self._adjust_once(lambda: found[0].limiter.refund(found[1], cost), keyed_store)
 
-    async def _adjust_once(self, adjust: Callable[[], Awaitable[None]], call: KeyedCall | None) -> None:
+    @staticmethod
+    async def _adjust_once(adjust: Callable[[], Awaitable[None]], keyed_store: KeyedStore | None) -> None:
         """Correct a charge, unless the same call did so before."""
-        keyed_store = self._keyed_store(call)
         if keyed_store is not None and not await keyed_store.write_entry():
             return
         try:
@@ -324,7 +327,7 @@ class Decider(BaseDecider):
         return self.blocks.list()
 
     async def find_blocks(self) -> list[Block]:
-        """List the blocks that this process, another worker or another service knows of, as the store has them."""
+        """List the blocks in the store, of all processes and services that share it."""
         return await self.blocks.find_all()
 
     def _limited_key(self, subject: Subject) -> tuple[str, Key]:

@@ -1,45 +1,42 @@
 """Idempotency keys in a shared store: a call with a key is charged once, whichever process answers it.
 
-The key is a write-once entry in the store (see `write_once`), written in the same atomic step as the charge: all asks
-of one `apply` are decided together. So either both are written or neither is, and a call that finds the entry knows
-that it was charged before, and when. A denied call writes no entry: its repetition is decided again. The entry stores a
-digest of the request, so that the same key with another request is refused.
+The key is a small value in the store, written in the same atomic step as the charge: one `apply` with asks and a write.
+So either both are written or neither is, also after kill -9, and a call that finds the value knows that it was charged
+before, and when. A denied call writes nothing: its repetition is decided again. The value is a digest of the request,
+so that the same key with another request is refused.
 
-If the store is in memory, only `http.replays` remembers keys: there is no other process. The same applies to a Redis
-cluster that keeps the two entries in different slots, and while the store is unavailable.
+In a Redis Cluster the value is in the slot of the charged key, so an idempotency key is unique for each policy and key
+of a subject: with another policy or key it is another call. If the store is in memory or keeps no values, only
+`http.replays` remembers keys; the same applies while the store is unavailable.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from contextlib import suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, RateLimitError
-from tidegate.service.decisions.write_once import (
-    NUMBER_BYTES,
-    digest_number,
-    read_numbers,
-    was_written,
-    write_once_policy,
-    written_at,
-)
+from tidegate.core.decision import Decision
+from tidegate.errors import ConfigError, RateLimitError, ValueConflict
+from tidegate.service.decisions.shared_store import is_shared
+from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.values import Collection, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
 
+    from tidegate.policy import Key
     from tidegate.stores import Store
     from tidegate.stores.base import Ask
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
 REMEMBER_FOR: Final = 600 * SECOND  # how long a key is remembered
-CALL_POLICY: Final = write_once_policy("tidegate.call", REMEMBER_FOR / SECOND)
+CALLS: Final = "tidegate.calls"
+DIGEST_BYTES: Final = 16
 CHARGING_VERBS: Final = ("acquire", "hold")
-ABANDONED_TASKS: Final[set[asyncio.Task[list[Decision]]]] = set()  # an event loop holds only weak references to tasks
 MISMATCH_ADVICE: Final = "use a new idempotency key for a new request"
 
 
@@ -52,25 +49,25 @@ class KeyedCall:
 
     __slots__ = ("name", "repeated", "request")
 
-    def __init__(self, key: bytes, request: int) -> None:
+    def __init__(self, key: bytes, request: bytes) -> None:
         """Name the call by a digest of its key; `request` is a digest of the request."""
         self.name: str = blake2b(key, digest_size=16).hexdigest()
-        self.request: int = request
+        self.request: bytes = request
         self.repeated: bool = False
 
     @classmethod
     def read(cls, key: bytes, verb: str, body: bytes) -> KeyedCall:
         """Build the call of a request."""
-        return cls(key, digest_number(verb.encode(), body))
+        return cls(key, blake2b(verb.encode() + b" " + body, digest_size=DIGEST_BYTES).digest())
 
     def part(self, number: int) -> KeyedCall:
         """Return one of the calls of a batch."""
         return KeyedCall(f"{self.name} {number}".encode(), self.request)
 
     @property
-    def number(self) -> int:
-        """A number that identifies this request, small enough for a write-once entry."""
-        return digest_number(self.name.encode(), self.request.to_bytes(NUMBER_BYTES, "big"))
+    def caller(self) -> bytes:
+        """Bytes that identify this request."""
+        return self.name.encode() + self.request
 
     def number_at(self, instant: int) -> str:
         """Return the number of a reservation that was charged at this instant: the same for each repetition."""
@@ -78,12 +75,16 @@ class KeyedCall:
 
 
 class KeyedStore:
-    """A shared store as one keyed call sees it; has the `apply_async` of that store."""
+    """A shared store as one keyed call sees it; has the `apply_async` of that store.
 
-    def __init__(self, store: Store, call: KeyedCall) -> None:
-        """Wrap this store."""
+    A call that is cancelled while the store decides keeps its charge, for its repetition: see `Store.apply_async`.
+    """
+
+    def __init__(self, store: Store, call: KeyedCall, policy: str, key: Key) -> None:
+        """Wrap this store, for a call that charges this key of this policy."""
         self._store = store
         self._call = call
+        self._collection = Collection(CALLS, beside=(policy, key), listed=False)
 
     async def apply_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -92,59 +93,50 @@ class KeyedStore:
 
         A repeated call is allowed, at the instant at which it was charged.
         """
-        if verb not in CHARGING_VERBS:
+        if verb not in CHARGING_VERBS or not is_shared(self._store):
             return await self._store.apply_async(verb, asks, now, at)
         try:
-            entry, *decisions = await complete(self._store.apply_async(verb, (self._entry, *asks), now, at))
-        except ConfigError as error:  # a cluster keeps the two entries on different nodes
+            return await self._store.apply_async(verb, asks, now, at, (self._write,))
+        except ValueConflict as conflict:
+            charged_at = self._check_request(conflict)
+        except ConfigError as error:  # the keys of the asks are in several slots of a cluster
             log.debug("could not store an idempotency key, only this process remembers it: %s", error)
             return await self._store.apply_async(verb, asks, now, at)
-        if not self._was_charged(entry):
-            return decisions
-        return [_allowed(decision, written_at(entry)) for decision in decisions]
+        current = [(policy, key, (0,) * len(costs)) for policy, key, costs in asks]
+        return [_allowed(each, charged_at) for each in await self._store.apply_async("peek", current, now)]
 
     async def write_entry(self) -> bool:
-        """Write the entry alone, for a call that charges nothing; False if it was written before."""
-        (entry,) = await self._store.apply_async("acquire", (self._entry,))
-        return not self._was_charged(entry)
+        """Write the value alone, for a call that charges nothing; False if it was written before.
 
-    async def forget(self) -> None:
-        """Delete the entry: the call was refunded, or it failed."""
-        await self._store.apply_async("reset", (self._entry,))
-
-    @property
-    def _entry(self) -> Ask:
-        return CALL_POLICY, self._call.name, (1, self._call.request)
-
-    def _was_charged(self, entry: Decision) -> bool:
-        """Return whether the entry was written before; refuse another request with the same key."""
-        if isinstance(entry, LocalDecision) or not was_written(entry):
+        True while the store is unavailable, as for a call that is not repeated.
+        """
+        if not is_shared(self._store):
+            return True
+        try:
+            await self._store.apply_async("acquire", (), None, None, (self._write,))
+        except ValueConflict as conflict:
+            self._check_request(conflict)
             return False
-        if read_numbers(entry) != (self._call.request,):
-            raise IdempotencyMismatchError(MISMATCH_ADVICE)
-        self._call.repeated = True
+        except OUTAGE_ERRORS as error:
+            log.debug("could not store an idempotency key, only this process remembers it: %s", error)
         return True
 
+    async def forget(self) -> None:
+        """Delete the value: the call was refunded, or it failed."""
+        if is_shared(self._store):
+            with suppress(*OUTAGE_ERRORS):
+                await self._store.delete_value_async(self._collection, self._call.name)
 
-async def complete(operation: Coroutine[Any, Any, list[Decision]]) -> list[Decision]:
-    """Complete an operation on a store even if the caller is cancelled.
+    @property
+    def _write(self) -> Write:
+        return Write(self._collection, self._call.name, self._call.request, REMEMBER_FOR, expected=None)
 
-    A store refunds a cancelled call. A repetition that arrives before the refund finds the entry and would be allowed
-    for a charge that is then refunded. So the charge of a keyed call stays, for the repetition.
-    """
-    task = asyncio.ensure_future(operation)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        ABANDONED_TASKS.add(task)
-        task.add_done_callback(_forget_abandoned)
-        raise
-
-
-def _forget_abandoned(task: asyncio.Task[list[Decision]]) -> None:
-    ABANDONED_TASKS.discard(task)
-    if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not log that it never was
+    def _check_request(self, conflict: ValueConflict) -> int:
+        """Return when the call was charged; refuse another request with the same key."""
+        if conflict.found is None or conflict.found.data != self._call.request:
+            raise IdempotencyMismatchError(MISMATCH_ADVICE) from None
+        self._call.repeated = True
+        return conflict.found.written
 
 
 def was_repeated(call: KeyedCall | None) -> bool:
@@ -153,12 +145,12 @@ def was_repeated(call: KeyedCall | None) -> bool:
 
 
 async def forget_call(keyed_store: KeyedStore | None) -> None:
-    """Delete the entry of a call that was not charged in the end."""
+    """Delete the value of a call that was not charged in the end."""
     if keyed_store is not None:
         await keyed_store.forget()
 
 
 def _allowed(decision: Decision, at: int) -> Decision:
-    """Turn the denial that a repeated call shares with its entry into an allowed decision with the current numbers."""
+    """Return an allowed decision with the current numbers, for a repeated call."""
     views = tuple((remaining, 0, reset) for remaining, _, reset in decision.views)
     return Decision.of_views(at, decision.policy_limits, views, within_limits=True)

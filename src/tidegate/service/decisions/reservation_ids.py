@@ -1,8 +1,8 @@
 """Reservation ids: signed strings that contain what was charged, where and when, so that no reservation is stored.
 
 A restart loses no reservation, and any process on the same store can settle it. `signing` finds the keys that sign ids.
-Each id is settled once: the first caller writes a write-once entry for it (see `write_once`), and later callers get
-AlreadySettledError. A store in memory is not shared and has few entries, so `SettledIds` remembers its settled ids.
+Each id is settled once: the first caller writes a value for it, and later callers get AlreadySettledError. For a store
+in memory, which is not shared, and for one without values, `SettledIds` remembers the settled ids.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable
+from tidegate.core.decision import Decision
+from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreUnavailable, ValueConflict
 from tidegate.fork import fork_safe
 from tidegate.limiter import seconds
 from tidegate.policy import normal_key
 from tidegate.reservation import AsyncReservation
-from tidegate.service.decisions.write_once import read_numbers, was_written, write_once_policy
+from tidegate.service.decisions.shared_store import is_shared
 from tidegate.stores.cancellation import BackgroundTasks
+from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.values import Collection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -36,12 +38,12 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.signing import SigningKeys
     from tidegate.stores import Store
 
-SETTLED_POLICY: Final = "tidegate.settled"
+SETTLED: Final = Collection("tidegate.settled", listed=False)
 PROVIDER_SLOT: Final = "provider:"  # starts the slots of providers; those of policies start with "("
 SIGNATURE_BYTES: Final = 16  # bytes of a signature
 MAX_TTL: Final = 86_400
 MAX_ID_LENGTH: Final = 16_384  # characters of an id
-MAX_SETTLED: Final = 200_000  # settled ids that are remembered for a store in memory
+MAX_SETTLED: Final = 200_000  # settled ids that are remembered by this process
 UNKNOWN_ID: Final = "unknown reservation: the id is invalid, or was signed with another secret"
 SETTLED_ALREADY: Final = "this reservation is already settled"
 
@@ -95,11 +97,11 @@ class SettledIds:
         """Remember at most `max_ids` ids."""
         self._max_ids = max_ids
         self._lock = fork_safe(threading.Lock())
-        self._settled: dict[str, int] = {}  # by number: the caller that settled it
+        self._settled: dict[str, bytes] = {}  # by number: the caller that settled it
         self._ends: list[tuple[int, str]] = []  # a heap, by the time at which an id expires
         self._dropped = 0  # the latest expiry of a dropped id
 
-    def add(self, number: str, end: int, now: int, caller: int = 0) -> bool:
+    def add(self, number: str, end: int, now: int, caller: bytes = b"") -> bool:
         """Remember an id that expires at `end` as settled; False if it is already."""
         with self._lock:
             if number in self._settled or end <= self._dropped:
@@ -112,12 +114,12 @@ class SettledIds:
             heapq.heappush(self._ends, (end, number))
             return True
 
-    def settled_by(self, number: str) -> int | None:
+    def settled_by(self, number: str) -> bytes | None:
         """Return the caller that settled an id; None if that is unknown."""
         return self._settled.get(number)
 
 
-# By store: all that settle reservations of one store in memory share one set.
+# By store: all that settle reservations of one store in this process share one set.
 SETTLED_BY_STORE: Final[WeakKeyDictionary[Store, SettledIds]] = WeakKeyDictionary()
 
 
@@ -129,7 +131,7 @@ class ReservationIds:
         self._store = store
         self._background = background or BackgroundTasks()
         self._keys = keys
-        self._settled = SETTLED_BY_STORE.setdefault(store, SettledIds()) if store.instant else None
+        self._settled = SETTLED_BY_STORE.setdefault(store, SettledIds()) if not is_shared(store) else None
 
     @staticmethod
     def check_ttl(ttl: object) -> float:
@@ -175,13 +177,13 @@ class ReservationIds:
             raise UnknownReservationError("this reservation has expired: its estimate stays charged")
         return content
 
-    async def settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: int = 0) -> bool:
+    async def settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: bytes = b"") -> bool:
         """Settle once; False if the same `caller` did so before. A settlement that has begun is always completed."""
         if self._settled is not None:
             return await self._settle(content, settle, caller)
         return await self._background.complete(self._settle(content, settle, caller))
 
-    async def _settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: int) -> bool:
+    async def _settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: bytes) -> bool:
         """Mark the id as settled, then settle.
 
         The id stays marked even if settling fails, because the store may have applied it. Then the estimate stays
@@ -192,7 +194,7 @@ class ReservationIds:
             return True
         return False
 
-    async def _mark_settled(self, content: ReservationId, caller: int) -> bool:
+    async def _mark_settled(self, content: ReservationId, caller: bytes) -> bool:
         """Mark an id by its number, because base64 has several spellings of the same bytes."""
         if self._settled is not None:
             if self._settled.add(content.number, content.end, self._store.clock.ns() // 1000, caller):
@@ -200,15 +202,17 @@ class ReservationIds:
             if caller and self._settled.settled_by(content.number) == caller:
                 return False
             raise AlreadySettledError(SETTLED_ALREADY)
-        policy = write_once_policy(SETTLED_POLICY, 2 * content.ttl + 1)  # outlives the id
-        entry = (await self._store.apply_async("acquire", ((policy, content.number, (1, caller)),)))[0]
-        if isinstance(entry, LocalDecision):
-            raise StoreUnavailable("the store is unavailable: whether this reservation is settled is unknown")
-        if not was_written(entry):
-            return True
-        if caller and read_numbers(entry) == (caller,):
-            return False
-        raise AlreadySettledError(SETTLED_ALREADY)
+        try:
+            ttl = 2 * content.ttl + 1  # outlives the id
+            await self._store.unleased.put_value_async(SETTLED, content.number, caller, ttl, expected=None)
+        except ValueConflict as conflict:
+            if caller and conflict.found is not None and conflict.found.data == caller:
+                return False
+            raise AlreadySettledError(SETTLED_ALREADY) from None
+        except OUTAGE_ERRORS as error:
+            message = "the store is unavailable: whether this reservation is settled is unknown"
+            raise StoreUnavailable(message) from error
+        return True
 
 
 def _describe(reservation: AsyncReservation) -> tuple[Any, ...]:

@@ -1,43 +1,36 @@
 """Lists the services that share a store, each with its name and its decisions. For display only.
 
-A service writes a record to the store every `RECORD_SECONDS`, by the clock of the store. A record is a write-once entry
-(see `write_once`) in the first free place of that period. A reader reads the places of the current and the previous
-period, up to the first free one of each. Records expire by themselves, so a service that has ended disappears within
-two periods. A store needs nothing but `apply` for it.
+Each service writes its record to the store every ten seconds, as a value that ends after a minute. So a service that
+has ended disappears by itself.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision, LocalDecision
-from tidegate.service.decisions.write_once import (
-    NUMBER_BYTES,
-    NUMBER_LIMIT,
-    digest_number,
-    pack_bytes,
-    read_numbers,
-    unpack_bytes,
-    was_written,
-    write_once_policy,
-    written_at,
-)
+from tidegate.errors import CollectionFull
+from tidegate.service.decisions.shared_store import is_shared, read_time
+from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.values import Collection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    import builtins
+    from collections.abc import Callable
 
     from tidegate.stores import Store
+    from tidegate.stores.values import Value
 
-RECORD_SECONDS: Final = 30
+SERVICES: Final = Collection("tidegate.services")
+RECORD_TTL: Final = 60.0
 ANNOUNCE_INTERVAL: Final = 10 * SECOND
 CACHE_TTL: Final = 2 * SECOND
-MAX_SERVICES: Final = 32
-NAME_NUMBERS: Final = 8  # numbers that make up the name
-MAX_NAME_BYTES: Final = NAME_NUMBERS * NUMBER_BYTES
-RECORD_NUMBERS: Final = 1 + NAME_NUMBERS + 2  # identity, name, admitted and denied calls
-RECORD_POLICY: Final = write_once_policy("tidegate.services", 3.0 * RECORD_SECONDS, RECORD_NUMBERS)
+MAX_SERVICES: Final = 32  # that are listed
+MAX_NAME_LENGTH: Final = 48
 
 
 class ServiceRecord(NamedTuple):
@@ -57,68 +50,52 @@ class ServiceDirectory:
         """Write records under this name. `identity` is different for each service, and the same in its workers."""
         self._store = store.unleased
         self._clock = self._store.clock
-        self._name = name.encode("utf-8", "replace")[:MAX_NAME_BYTES]
-        self.identity: int = digest_number(*(str(part).encode() for part in (name, *identity)))
-        self._cached: tuple[int, dict[int, ServiceRecord]] | None = None  # until when, in steady time; by identity
+        self._shared = is_shared(store)
+        self._name = name[:MAX_NAME_LENGTH]
+        self._identity = blake2b(repr((name, *map(str, identity))).encode(), digest_size=16).hexdigest()
+        self._cached: tuple[int, list[ServiceRecord]] | None = None  # until when, in steady time
 
     async def announce(self, admitted: int, denied: int) -> bool:
-        """Write the record of the current period, unless that was done before; return whether the store has it."""
-        if self._store.instant:
+        """Write the record of this service; return whether the store has it."""
+        if not self._shared:
             return False
-        counts = (min(count, NUMBER_LIMIT - 1) for count in (admitted, denied))
-        numbers = (self.identity, *pack_bytes(self._name, NAME_NUMBERS), *counts)
-        period = await self._period()
-        for place in range(MAX_SERVICES if period is not None else 0):
-            entry = await self._apply("acquire", f"{period}", f"{place}", (1, *numbers))
-            if isinstance(entry, LocalDecision):
-                return False
-            if not was_written(entry) or read_numbers(entry)[0] == self.identity:
-                return True
-        return False
+        data = json.dumps((self._name, admitted, denied)).encode()
+        try:
+            await self._store.put_value_async(SERVICES, self._identity, data, RECORD_TTL)
+        except (*OUTAGE_ERRORS, CollectionFull):
+            return False
+        return True
 
     async def list(self) -> list[ServiceRecord]:
         """List the services on the store, by name; none while the store is unavailable or is not shared."""
-        return sorted((await self._find_all()).values())
-
-    async def find_others(self) -> Iterable[int]:
-        """Return the identities of the other services on the store."""
-        return [identity for identity, record in (await self._find_all()).items() if not record.own]
-
-    async def _find_all(self) -> Mapping[int, ServiceRecord]:
-        if self._store.instant:
-            return {}
+        if not self._shared:
+            return []
         now = self._clock.steady()
         if self._cached is None or self._cached[0] <= now:
             self._cached = (now + CACHE_TTL, await self._read())
         return self._cached[1]
 
     async def run(self, count: Callable[[], tuple[int, int]]) -> None:
-        """Write a record with the admitted and denied calls in each period, until cancelled."""
+        """Write a record with the admitted and denied calls every ten seconds, until cancelled."""
         signal = TaskSignal()
-        while not self._store.instant:
+        while self._shared:
             await self.announce(*count())
             await self._clock.wait_async(signal, self._clock.steady() + ANNOUNCE_INTERVAL)
 
-    async def _read(self) -> dict[int, ServiceRecord]:
-        period = await self._period()
-        found: dict[int, ServiceRecord] = {}
-        for each in () if period is None else (period, period - 1):
-            for place in range(MAX_SERVICES):
-                entry = await self._apply("peek", f"{each}", f"{place}", (1, *(0,) * RECORD_NUMBERS))
-                if isinstance(entry, LocalDecision) or not was_written(entry):
-                    break
-                identity, *name, admitted, denied = read_numbers(entry)
-                text = unpack_bytes(name).rstrip(b"\0")
-                ago = max(0, entry.at - written_at(entry)) / SECOND
-                own = identity == self.identity
-                record = ServiceRecord(text.decode("utf-8", "replace"), admitted, denied, own, ago)
-                found.setdefault(identity, record)
-        return found
+    async def _read(self) -> builtins.list[ServiceRecord]:
+        with suppress(*OUTAGE_ERRORS):
+            values = await self._store.list_values_async(SERVICES)
+            time = await read_time(self._store)
+            found = [self._decode(identity, value, time) for identity, value in values.items()]
+            own_first = sorted((each for each in found if each is not None), key=lambda each: (not each.own, each))
+            return sorted(own_first[:MAX_SERVICES])
+        return []
 
-    async def _period(self) -> int | None:
-        """Return the number of the current period, by the clock of the store; None while it is unavailable."""
-        entry = await self._apply("peek", "clock", "", (0,) * (RECORD_NUMBERS + 1))
-        return None if isinstance(entry, LocalDecision) else entry.at // (RECORD_SECONDS * SECOND)
-
-    async def _apply(self, verb: str, period: str, place: str, costs: tuple[int, ...]) -> Decision:
-        return (await self._store.apply_async(verb, ((RECORD_POLICY, (period, place), costs),)))[0]
+    def _decode(self, identity: str, value: Value, time: int) -> ServiceRecord | None:
+        """Read a record; None if it is not what `announce` writes."""
+        try:
+            name, admitted, denied = json.loads(value.data)
+            own, ago = identity == self._identity, max(0, time - value.written) / SECOND
+            return ServiceRecord(str(name), int(admitted), int(denied), own, ago)
+        except (ValueError, TypeError):
+            return None

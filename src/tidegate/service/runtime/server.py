@@ -23,7 +23,6 @@ from tidegate.policy.setting_values import listen_error
 from tidegate.service.config.reload import Reloader
 from tidegate.service.config.settings import ListenAddress, Settings
 from tidegate.service.dashboard.stored_history import StoredHistory
-from tidegate.service.decisions.block_directory import BlockDirectory
 from tidegate.service.decisions.decider import Decider
 from tidegate.service.decisions.service_directory import ServiceDirectory
 from tidegate.service.http import App
@@ -115,7 +114,6 @@ class ServiceProcess:
         identity = (source.process_id, source.started_at)
         self.directory: ServiceDirectory = ServiceDirectory(self.store, service_name(settings), identity)
         self.app.overview.directory = self.directory
-        self.block_directory: BlockDirectory = BlockDirectory(self.store, self.directory, self.decider.blocks)
         self.stored_history: StoredHistory = StoredHistory(
             self.store, self.app.overview.history, service_name(settings)
         )
@@ -191,9 +189,9 @@ class ServiceProcess:
             self.components.fetch_task.result()  # raises if fetching failed: then the service fails too
 
     async def _announce(self) -> None:
-        """Let the services that share the store list this one, and its blocks."""
+        """Let the services that share the store list this one."""
         if self._announces:
-            await asyncio.gather(self.directory.run(self.app.overview.count_decisions), self.block_directory.run())
+            await self.directory.run(self.app.overview.count_decisions)
 
     async def _keep_history(self) -> None:
         """Continue the history that the store has, and write each minute to the store."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tidegate.clock import Clock
-    from tidegate.policy import Key
     from tidegate.service.http import App
     from tidegate.service.runtime.shared_memory import CounterArea, CounterRow, RowName, WorkerMemory
 
@@ -227,7 +226,6 @@ class WorkerStatus:
         self.process_id: int = os.getppid()
         self.started_at: int = memory.started_at
         self._area.process_id = os.getpid()
-        app.decider.blocks.known_elsewhere = self._list_blocks
 
     @property
     def counter_areas(self) -> list[CounterArea]:
@@ -313,13 +311,6 @@ class WorkerStatus:
                 found.append(report)
         return found
 
-    def _list_blocks(self) -> Iterable[tuple[str, Key]]:
-        return [
-            (policy, key if isinstance(key, str) else tuple(key))
-            for report in self.read_reports()
-            for policy, key in report.blocks
-        ]
-
     # ---- the values of this worker -----------------------------------------------------------------------------------
 
     def publish(self) -> None:
@@ -328,7 +319,7 @@ class WorkerStatus:
         self._stats.write_store(report.store)
         fields: dict[str, Any] = asdict(report)
         while not self._area.report.write(json.dumps(fields, separators=(",", ":")).encode()):
-            for name in ("near", "reset_keys", "denials", "blocks", "top", "egress"):
+            for name in ("near", "reset_keys", "denials", "top", "egress"):
                 fields[name] = fields[name][: len(fields[name]) // 2]
 
     def tick(self) -> None:

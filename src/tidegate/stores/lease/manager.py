@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tidegate.stores.lease.steps import LeaseFlow
     from tidegate.stores.lease.terms import Lease
     from tidegate.stores.merged_asks import MergedAsks
+    from tidegate.stores.values import Write
 
 SWEEP_PER_CALL: Final = 8  # due key leases that one call sweeps at most
 SWEEP_PER_JOB: Final = 256  # due key leases of a policy that one background job sweeps at most
@@ -69,6 +70,16 @@ class LeaseManager:
         if len(asks) == 1:
             return self.apply_together_flow(verb, asks, now, at)
         return self.apply_merged_flow(merge(asks), verb, now, at)
+
+    def write_flow(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]
+    ) -> LeaseFlow:
+        """Apply a verb and write values: permits come from the store, not from a share, in the step that writes."""
+        yield from self.release_flow(verb, asks)
+        strict = [(self.find_policy_leases(policy).strict, key, costs) for policy, key, costs in asks]
+        sent = asks.replace(strict) if isinstance(asks, Alternatives) else strict
+        decisions = yield StoreRequest(verb, sent, now, at, writes=writes)
+        return [with_policy_limits(policy, found) for (policy, _, _), found in zip(asks, decisions, strict=False)]
 
     def apply_merged_flow(self, merged: MergedAsks, verb: str, now: int | None, at: int | None) -> LeaseFlow:
         """Apply a verb to several asks: policies of one name are combined before their limits are made stricter."""

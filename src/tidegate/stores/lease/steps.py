@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
     from tidegate.stores.lease.policy_leases import PolicyLeases
     from tidegate.stores.lease.share import KeyLease
+    from tidegate.stores.values import Write
 
 
 class StoreRequest(NamedTuple):
@@ -24,6 +25,7 @@ class StoreRequest(NamedTuple):
     now: int | None = None
     at: int | None = None
     share: bool = False
+    writes: Sequence[Write] = ()
 
 
 LeaseFlow = Flow[StoreRequest, Any]  # receives a list of Decisions for each StoreRequest

@@ -11,23 +11,24 @@ from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
-from tidegate.stores.base import NO_COST, Store
+from tidegate.stores.base import NO_COST
+from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.lease.manager import LeaseManager
 from tidegate.stores.lease.renewal import BackgroundRenewal
 from tidegate.stores.lease.share import LazyViews
 from tidegate.stores.lease.terms import Lease
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, T, TryAcquire, WaitQueueRefs
-    from tidegate.stores.lease.steps import StoreRequest
+    from tidegate.stores.base import Ask, Disable, Store, T, TryAcquire
+    from tidegate.stores.lease.steps import LeaseFlow, StoreRequest
+    from tidegate.stores.values import Write
 
 
-class LeasedStore(Store):
+class LeasedStore(DelegatingStore):
     """Takes shares of permits from a shared store in advance, and decides from them in this process.
 
     The shared limit is never exceeded, whatever is delayed, lost or killed: the store charges permits before they are
@@ -43,10 +44,8 @@ class LeasedStore(Store):
         self, inner: Store, lease: Lease | None = None, *, clock: Clock | None = None, owns: bool = True
     ) -> None:
         """Take shares from `inner`, and close it with this store if `owns` is true. `clock` is the steady clock."""
-        super().__init__(clock or inner.clock)
-        self.wait_queues: WaitQueueRefs = inner.wait_queues
-        self.inner = inner
-        self.decides_alternatives: bool = inner.decides_alternatives  # type: ignore[misc]  # same as the inner store
+        super().__init__(inner, clock)
+        self.instant: bool = False  # type: ignore[misc]  # a call may wait for a share
         self.lease: Lease = lease or Lease()
         self._owns = owns
         self.manager: LeaseManager = LeaseManager(
@@ -56,11 +55,6 @@ class LeasedStore(Store):
         at_fork(child=self._reset_after_fork)
         self._at_exit = call_if_alive(weakref.WeakMethod(self._return_all))
         atexit.register(self._at_exit)
-
-    def log_outages(self, logger: logging.Logger) -> None:
-        """Log outages with this logger."""
-        super().log_outages(logger)
-        self.inner.log_outages(logger)
 
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 
@@ -109,23 +103,57 @@ class LeasedStore(Store):
 
         return try_acquire
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply the verb to all keys together."""
         try:
-            decisions: list[Decision] = run(self.manager.apply_flow(verb, asks, now, at), self.send)
+            decisions: list[Decision] = run(self._apply_flow(verb, asks, now, at, writes), self.send)
         finally:
             self._renewal.ensure_running()
         return decisions
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
         """Apply without blocking the event loop."""
+        flow = self._apply_flow(verb, asks, now, at, writes)
         try:
-            decisions: list[Decision] = await run_async(self.manager.apply_flow(verb, asks, now, at), self.send_async)
+            decisions: list[Decision] = await run_async(flow, self.send_async)
         finally:
             self._renewal.ensure_running_async()
         return decisions
+
+    def _apply_flow(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]
+    ) -> LeaseFlow:
+        if writes:
+            return self.manager.write_flow(verb, asks, now, at, writes)
+        return self.manager.apply_flow(verb, asks, now, at)
+
+    def ask_store(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
+        """Apply, but never decide without the store."""
+        self._require_store()
+        return self.apply(verb, asks, now, at)
+
+    async def ask_store_async(
+        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+    ) -> list[Decision]:
+        """Apply, but never decide without the store."""
+        self._require_store()
+        return await self.apply_async(verb, asks, now, at)
 
     def decide_held(self, ask: Ask) -> Decision | None:
         """Decide from the shares or the cached denial of a key. A share is renewed before it is used up."""
@@ -158,19 +186,28 @@ class LeasedStore(Store):
 
     def send(self, request: StoreRequest) -> list[Decision]:
         """Send a request to the inner store."""
-        verb, asks, now, at, share = request
+        verb, asks, now, at, share, writes = request
         if share:
             self._require_store()
             return self.inner.ask_store(verb, asks, now, at)
-        return self.inner.apply(verb, asks, now, at)
+        return self.inner.apply(verb, asks, now, at, writes) if writes else self.inner.apply(verb, asks, now, at)
 
     async def send_async(self, request: StoreRequest) -> list[Decision]:
         """Send a request to the inner store, without blocking the event loop."""
-        verb, asks, now, at, share = request
+        verb, asks, now, at, share, writes = request
         if share:
             self._require_store()
             return await self.inner.ask_store_async(verb, asks, now, at)
+        if writes:
+            return await self.inner.apply_async(verb, asks, now, at, writes)
         return await self.inner.apply_async(verb, asks, now, at)
+
+    def clear(self) -> bool:
+        """Forget the usage of all keys, and all shares, if the inner store serves only this process."""
+        cleared = self.inner.clear()
+        if cleared:
+            self.manager.discard_all()
+        return cleared
 
     @property
     def unleased(self) -> Store:

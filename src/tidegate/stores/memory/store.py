@@ -16,7 +16,9 @@ from tidegate.stores.memory.fast_peek import build_fast_peek
 from tidegate.stores.memory.fast_together import build_fast_together
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
+from tidegate.stores.memory.values import MemoryValues
 from tidegate.stores.merged_asks import merge
+from tidegate.stores.values import check_listed, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import AcquireTogether, Ask, Disable, T, TryAcquire
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import TableEntry
+    from tidegate.stores.values import Collection, Value, Write
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class MemoryStore(Store):
 
     instant = True
     decides_alternatives = True
+    keeps_values = True
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class MemoryStore(Store):
         self.max_entries = max_entries
         self.overflow = overflow
         self._tables: dict[str, Table] = {}
+        self._values = MemoryValues()
         self._sweep_order: deque[Table] = deque()
         self.lock: Lock = Lock()
         self._ns = self.clock.ns
@@ -157,20 +162,46 @@ class MemoryStore(Store):
                 del held
                 self._warn_full()
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply the verb to all keys together."""
         try:
-            return self._apply(verb, asks, now, at)
+            return self._apply(verb, asks, now, at, writes)
         finally:
             if self._warn:
                 self._warn_full()
 
     @locked
-    def _apply(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
+    def _apply(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]
+    ) -> list[Decision]:
         if self._counting:
             self._recount()
         now = self._ns() // 1000 if now is None else now
-        return decide_in_turn(asks, lambda together: self._decide(verb, together, now, at))
+        if writes:
+            self._values.check(writes, now)
+        decisions = decide_in_turn(asks, lambda together: self._decide(verb, together, now, at))
+        if writes and (not decisions or decisions[-1].within_limits):
+            self._values.write(writes, now)
+        return decisions
+
+    @locked
+    def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value."""
+        check_name(collection, name)
+        return self._values.get(collection, name, self._ns() // 1000 if now is None else now)
+
+    @locked
+    def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection."""
+        check_listed(collection)
+        return self._values.list(collection, self._ns() // 1000 if now is None else now)
 
     @locked
     def _prepare_table(self, policy: Policy) -> Table:

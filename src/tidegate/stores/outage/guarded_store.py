@@ -14,89 +14,82 @@ from typing import TYPE_CHECKING, Final
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit
-from tidegate.errors import Closed, ConfigError
+from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
 from tidegate.policy import Policy
-from tidegate.stores.base import Alternatives, Store
+from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.outage.breaker import CircuitBreaker
-from tidegate.stores.outage.double_cost import doubled, original_decisions
-from tidegate.stores.outage.fallback import MIN_RETRY, Fallback, only_charges
-from tidegate.stores.outage.local_share import LocalShare
-from tidegate.stores.outage.peers import WHOLE_LIMIT, Peers
-from tidegate.stores.outage.server_clock import ServerClock
+from tidegate.stores.outage.fallback import Fallback
+from tidegate.stores.outage.local_share import longest_window
+from tidegate.stores.outage.process_share import WHOLE_PARTS, ProcessShare
 from tidegate.stores.outage.store_calls import OUTAGE_ERRORS, StoreCalls
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tidegate.clock import Signal
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
     from tidegate.policy import Key
-    from tidegate.stores.base import Ask, WaitQueueRefs
+    from tidegate.stores.base import Ask, Store
+    from tidegate.stores.values import Collection, Value, Write
 
-DECIDING_VERBS: Final = ("acquire", "hold", "peek")
-MIN_SECONDS: Final = 0.001  # bounds of deadline, local_for and heartbeat
+MIN_SECONDS: Final = 0.001  # bounds of the deadline
 MAX_SECONDS: Final = 1_000_000
+MAX_PROCESSES: Final = WHOLE_PARTS
+MAX_KNOWN_POLICIES: Final = 10_000
 PROBE_POLICY: Final = Policy(
     "tidegate.probe", (Limit(2**40, "1m", algorithm="fixed_window"),)
 )  # always allowed, so that a probe writes
 
 
-class GuardedStore(Store):
+class GuardedStore(DelegatingStore):
     """Calls a shared store while it answers; during an outage, decides as `on_store_error` of each policy says.
 
-    `deny` denies, `allow` allows, and `local` spends this process's share of the limit (see `local_share` and `peers`).
-    An outage starts with the first call that is not answered within `deadline` seconds. During the outage a call takes
-    microseconds, and only a background thread probes the store. The start and the end of an outage are logged, one line
-    each, and counted.
+    `deny` denies, `allow` allows, and `local` admits this process's part of the limit (see `local_share` and
+    `process_share`). An outage starts with the first call that is not answered within `deadline` seconds. During the
+    outage a call takes microseconds, and only a background thread probes the store. The start and the end of an outage
+    are logged, one line each, and counted.
 
     `bounded` means that the store enforces the deadline itself (as our stores opened by URL do); otherwise its calls
-    run in a few threads, at some cost. The very first call, which connects, gets more time. `local_for` is the
-    minimum time in seconds for which a process may spend its share. `heartbeat` is the interval in seconds at which
-    processes with a `local` policy exchange heartbeats.
+    run in a few threads, at some cost. The very first call, which connects, gets more time. `processes` is the number
+    of processes that share the limits of `local` policies; by default they count each other through the store.
 
     A caller that handles outages itself replaces the log lines with a function: `report_outages`.
 
-    `clock` measures deadlines and pauses. `number` identifies this process. Set `background` to False in tests that
-    call `maintain` themselves.
+    `clock` measures deadlines and pauses. Set `background` to False in tests that call `maintain` themselves.
     """
-
-    has_fallback = True
 
     def __init__(
         self,
         store: Store,
         *,
         deadline: float = 0.05,
-        local_for: float = 600.0,
-        heartbeat: float = 1.0,
+        processes: int | None = None,
         bounded: bool = False,
         clock: Clock | None = None,
-        number: int | None = None,
         background: bool = True,
     ) -> None:
         """Guard this store; closing the GuardedStore closes it."""
-        super().__init__(store.clock)
-        self.wait_queues: WaitQueueRefs = store.wait_queues
-        for name, value in (("deadline", deadline), ("local_for", local_for), ("heartbeat", heartbeat)):
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not MIN_SECONDS <= value <= MAX_SECONDS
-            ):
-                raise ConfigError(
-                    f"must be a number of seconds from {MIN_SECONDS} to {MAX_SECONDS}, not {value!r}", field=name
-                )
+        super().__init__(store)
+        self.instant: bool = False  # type: ignore[misc]  # a call may wait until the deadline
+        self.has_fallback: bool = True  # type: ignore[misc]  # decides without the store
+        if (
+            isinstance(deadline, bool)
+            or not isinstance(deadline, (int, float))
+            or not MIN_SECONDS <= deadline <= MAX_SECONDS
+        ):
+            message = f"must be a number of seconds from {MIN_SECONDS} to {MAX_SECONDS}, not {deadline!r}"
+            raise ConfigError(message, field="deadline")
+        if processes is not None and (
+            isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= MAX_PROCESSES
+        ):
+            raise ConfigError(f"must be an integer from 1 to {MAX_PROCESSES}, not {processes!r}", field="processes")
         self.store = store
-        self.decides_alternatives: bool = store.decides_alternatives  # type: ignore[misc]  # same as the guarded store
         self.deadline = deadline
-        self._heartbeat = round(heartbeat * SECOND)
-        self._term = max(2 * round(local_for * SECOND), 100 * self._heartbeat)
+        self._processes = processes
         self._steady: Clock = clock or SystemClock()
-        self._number = number
         self._background = background
         self._bounded = bounded
         self._report: Callable[[str | None], object] | None = None
@@ -106,12 +99,14 @@ class GuardedStore(Store):
     def _reset(self) -> None:
         """Set the initial state, also in a forked process."""
         self._breaker = CircuitBreaker()
-        self._server_clock = ServerClock()
-        self._fallback = Fallback(self._breaker, self._server_clock, self.clock, self._steady)
+        self._share = ProcessShare(os.urandom(8).hex(), self._processes, self._steady.steady)
+        self._fallback = Fallback(self._breaker, self._share, self.clock, self._steady)
         self._calls = StoreCalls(self.store, self.deadline, self._steady, self._fallback, bounded=self._bounded)
         self._ask_one: Callable[..., Decision] = self.store.apply_one if self._bounded else self._calls.apply_one
-        self._shares = self._fallback.shares
         self._lock = self._fallback.lock  # also held when an outage starts or ends
+        self._counts_processes = False  # whether a `local` policy was used, and the store can count processes
+        self._horizon = 0  # the longest window of these policies
+        self._local_policies: dict[int, Policy] = {}  # by id: those that are known
         self._maintenance_lock = threading.Lock()
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
@@ -119,7 +114,6 @@ class GuardedStore(Store):
         self._failed_ask: Ask | None = None  # the ask that failed: in a cluster, other keys may still work
         self._decided_before = 0
         self._at_exit: Callable[[], None] | None = None
-        self._process_number = int.from_bytes(os.urandom(5)) | 1 if self._number is None else self._number
 
     # ---- methods of Store --------------------------------------------------------------------------------------------
 
@@ -127,8 +121,10 @@ class GuardedStore(Store):
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        if self._breaker.is_open or self._calls.tries > 1 or policy.on_store_error == "local":
+        if self._breaker.is_open or self._calls.tries > 1:
             return self.apply(verb, ((policy, key, costs),), now, at)[0]
+        if policy.on_store_error == "local" and id(policy) not in self._local_policies:
+            self._add_local_policy(policy)
         outages = self._breaker.outages
         try:
             return self._ask_one(verb, policy, key, costs, now, at)
@@ -137,52 +133,94 @@ class GuardedStore(Store):
             self._record_failure(error, outages, asks)
             return self._fallback.decide(verb, asks, now, at, in_doubt=True)[0]
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
-        """Apply the verb to every key together."""
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
+        """Apply the verb to every key together.
 
-        def perform(sent: Sequence[Ask] | None) -> list[Decision] | None:
-            if sent is not None:
-                return self.ask_store(verb, sent, now, at)
-            self.maintain()
-            return None
-
-        return run(self._apply_flow(verb, asks, now, at), perform)
+        During an outage no values are written: the decisions are LocalDecisions, and without asks StoreUnavailable is
+        raised.
+        """
+        return run(self._apply_flow(verb, asks, now, at), lambda _: self._calls.apply(verb, asks, now, at, writes))
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
         """Apply without blocking the event loop. A cancelled call does not count as a failure of the store."""
-        if self._is_simple(asks):
+        self._count_processes(asks)
+        if self._is_simple(asks) and not writes:
             outages = self._breaker.outages
             try:
                 return await self.store.apply_async(verb, asks, now, at)
             except OUTAGE_ERRORS as error:
                 self._record_failure(error, outages, asks)
                 return self._fallback.decide(verb, asks, now, at, in_doubt=True)
-
-        def perform(sent: Sequence[Ask] | None) -> Awaitable[object]:
-            return asyncio.to_thread(self.maintain) if sent is None else self.ask_store_async(verb, sent, now, at)
-
-        return await run_async(self._apply_flow(verb, asks, now, at), perform)
+        flow = self._apply_flow(verb, asks, now, at)
+        return await run_async(flow, lambda _: self._calls.apply_async(verb, asks, now, at, writes))
 
     def _apply_flow(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None
-    ) -> Flow[Sequence[Ask] | None, list[Decision]]:
-        """Decide with the store, or without it in an outage; yields the asks to send, or None to call `maintain`."""
-        if self._needs_sync(asks):
-            yield None
-        outages = self._breaker.outages
-        sent = self._asks_to_send(verb, asks)
+    ) -> Flow[None, list[Decision]]:
+        """Decide with the store, or without it in an outage; yields to send the call."""
+        self._count_processes(asks)
+        outages, sent = self._breaker.outages, not self._breaker.is_open
         for left in range(self._calls.tries_for(verb) if sent else 0, 0, -1):
             try:
-                answers = yield sent
+                decisions: list[Decision] = yield None
             except OUTAGE_ERRORS as error:
                 if left == 1:
                     self._record_failure(error, outages, asks)
+                    if not asks:
+                        raise
             else:
                 self._calls.tries = 1
-                return answers if sent is asks else original_decisions(asks, sent, answers, self._heartbeat)
-        return self._fallback.decide(verb, asks, now, at, in_doubt=bool(sent))
+                return decisions
+        if not asks:
+            raise self._unavailable_error()
+        return self._fallback.decide(verb, asks, now, at, in_doubt=sent)
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value; raises StoreUnavailable during an outage."""
+        with self._observe_read():
+            return self.store.get_value(collection, name, now)
+
+    async def get_value_async(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value, without blocking the event loop."""
+        with self._observe_read():
+            return await self.store.get_value_async(collection, name, now)
+
+    def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection; raises StoreUnavailable during an outage."""
+        with self._observe_read():
+            return self.store.list_values(collection, now)
+
+    async def list_values_async(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection, without blocking the event loop."""
+        with self._observe_read():
+            return await self.store.list_values_async(collection, now)
+
+    @contextmanager
+    def _observe_read(self) -> Iterator[None]:
+        if self._breaker.is_open:
+            raise self._unavailable_error()
+        with self.observe_call():
+            yield
+
+    @staticmethod
+    def _unavailable_error() -> StoreUnavailable:
+        return StoreUnavailable("could not read or write a value: the store is unavailable; try again later")
 
     @contextmanager
     def observe_call(self) -> Iterator[None]:
@@ -195,11 +233,6 @@ class GuardedStore(Store):
             raise
         self._calls.tries = 1  # connected: the next failure is not one of connecting
 
-    def log_outages(self, logger: logging.Logger) -> None:
-        """Log outages with this logger."""
-        super().log_outages(logger)
-        self.store.log_outages(logger)
-
     def report_outages(self, report: Callable[[str | None], object]) -> None:
         """Call `report` in place of logging: with the reason when an outage starts, with None when it ends."""
         self._report = report
@@ -210,13 +243,9 @@ class GuardedStore(Store):
         `store_lost` is 1 during an outage, `losses` and `returns` count starts and ends of outages, `probes` the
         probes. `allowed_without_store` and `denied_without_store` count calls. `corrections_waiting` and
         `corrections_dropped` count refunds, releases and commits. Under `local`: `keys_unsettled` counts keys to be
-        charged to the store, `peers` is how many processes share a policy (maximum of all policies), `share_ppm` the
-        part of the limit that this process may spend when disconnected (minimum, in millionths), `halved` is 1 while
-        calls cost double.
+        charged to the store, `processes` is how many processes share the limits (0: unknown), `share_ppm` the part of
+        the limit that this process may admit during an outage, in millionths.
         """
-        now = self._steady.steady()
-        peers = [share.peers for share in self._shares.values()]
-        latest = self._server_clock.latest(now)
         return {
             **self.store.metrics(),
             "store_lost": int(self._breaker.is_open),
@@ -227,20 +256,19 @@ class GuardedStore(Store):
             "denied_without_store": self._fallback.denied,
             "corrections_waiting": len(self._fallback.pending_corrections),
             "corrections_dropped": self._fallback.dropped_corrections,
-            "keys_unsettled": sum(len(share.spent) for share in self._shares.values()),
-            "peers": max((one.processes for one in peers), default=0),
-            "share_ppm": min((one.claimed_share(latest)[0] * 10**6 // WHOLE_LIMIT for one in peers), default=0),
-            "halved": int(any(one.all_connected_until <= latest for one in peers)),
+            "keys_unsettled": len(self._fallback.spending),
+            "processes": self._share.processes,
+            "share_ppm": self._share.usable() * 10**6 // WHOLE_PARTS,
         }
 
     def close(self) -> None:
-        """Leave the peers and close the store."""
-        self._leave_peers()
+        """Charge what was admitted without the store, free the share of this process, and close the store."""
+        self._leave()
         self.store.close()
 
     async def close_async(self) -> None:
-        """Leave the peers and close the store, without blocking the event loop."""
-        await asyncio.to_thread(self._leave_peers)
+        """Do what `close` does, without blocking the event loop."""
+        await asyncio.to_thread(self._leave)
         await self._calls.finish()
         await self.store.close_async()
 
@@ -248,9 +276,7 @@ class GuardedStore(Store):
 
     def _is_simple(self, asks: Sequence[Ask]) -> bool:
         """Return whether the call can go straight to the store: the usual case, which must be fast."""
-        if self._breaker.is_open or self._calls.tries > 1 or not self._bounded or len(asks) != 1:
-            return False
-        return asks[0][0].on_store_error != "local"
+        return not self._breaker.is_open and self._calls.tries == 1 and self._bounded and len(asks) == 1
 
     @property
     def unavailable(self) -> bool:
@@ -269,47 +295,30 @@ class GuardedStore(Store):
         """Call the store itself, without blocking the event loop; the charge of a cancelled call is refunded."""
         return await self._calls.apply_async(verb, asks, now, at)
 
-    def _needs_sync(self, asks: Sequence[Ask]) -> bool:
-        """Return whether a `local` policy is used for the first time: peers are synchronized before it is decided."""
-        needed = False
+    def _count_processes(self, asks: Sequence[Ask]) -> None:
+        """Count processes in the background, once a `local` policy is used and their number is not configured."""
+        known = self._local_policies
         for policy, _, _ in asks:
-            if policy.on_store_error == "local" and not self._closed:
-                share = self._shares.get(policy.name) or self._join(policy.name)
-                needed = needed or share.peers.posted < 0
-        return needed and not self._breaker.is_open
+            if policy.on_store_error == "local" and id(policy) not in known:
+                self._add_local_policy(policy)
 
-    def _join(self, name: str) -> LocalShare:
+    def _add_local_policy(self, policy: Policy) -> None:
         with self._lock:
+            if len(self._local_policies) >= MAX_KNOWN_POLICIES:
+                self._local_policies.clear()
+            self._local_policies[id(policy)] = policy
+            if not self.keeps_values or self._closed or self._share.configured:
+                return
+            window = longest_window(policy, self.clock.ns() // 1000)
+            if window <= self._horizon and self._counts_processes:
+                return
+            self._horizon = max(window, self._horizon)
+            self._counts_processes = True
+            self._share.due = 0
             if self._at_exit is None:
-                self._at_exit = partial(_leave_peers_at_exit, weakref.ref(self))
+                self._at_exit = partial(_leave_at_exit, weakref.ref(self))
                 atexit.register(self._at_exit)
-            peers = Peers(name, self._process_number, self._heartbeat, self._term)
-            share = self._shares.setdefault(
-                name, LocalShare(peers, 2 * round(self.deadline * SECOND) + self._heartbeat // 4)
-            )
         self._start_thread()
-        return share
-
-    def _asks_to_send(self, verb: str, asks: Sequence[Ask]) -> Sequence[Ask]:
-        """Return the asks for the store: none in an outage, at double cost if a peer may be disconnected."""
-        if self._breaker.is_open:
-            return ()
-        if verb not in DECIDING_VERBS or not self._shares:
-            return asks
-        latest = self._server_clock.latest(self._steady.steady())
-        if not any(self._halved(policy, latest) for policy, _, _ in asks):
-            return asks
-        sent = [
-            (policy, key, doubled(policy, costs)) if self._halved(policy, latest) else (policy, key, costs)
-            for policy, key, costs in asks
-        ]
-        return asks.replace(sent) if isinstance(asks, Alternatives) else sent
-
-    def _halved(self, policy: Policy, latest: int) -> bool:
-        if policy.on_store_error != "local":
-            return False
-        share = self._shares.get(policy.name)
-        return share is None or share.peers.all_connected_until <= latest
 
     # ---- outages -----------------------------------------------------------------------------------------------------
 
@@ -335,7 +344,7 @@ class GuardedStore(Store):
             self._start_thread()
 
     def maintain(self) -> int | None:
-        """Do what is due: probe an unavailable store, settle after an outage, synchronize with the peers.
+        """Do what is due: probe an unavailable store, settle after an outage, count processes.
 
         Returns when to call it again, in steady time; None if only an outage makes that necessary.
         """
@@ -347,10 +356,13 @@ class GuardedStore(Store):
                 return breaker.probe_due
             outages = breaker.outages
             try:
-                return self._sync_peers()
+                self._fallback.settle(self._ask_background)
+                if self._counts_processes and self._steady.steady() >= self._share.due:
+                    self._share.synchronize(self.store, self._horizon, held=self._fallback.held)
             except OUTAGE_ERRORS as error:
                 self._record_failure(error, outages)
                 return breaker.probe_due
+            return self._share.due if self._counts_processes else None
 
     def _probe(self) -> None:
         self._breaker.start_probe()
@@ -375,37 +387,12 @@ class GuardedStore(Store):
                 "store available again after %.3f s; %d calls were decided without it", duration, decided
             )
 
-    def _sync_peers(self) -> int | None:
-        """Settle with the store, then synchronize with the peers: a process may only post when all is settled."""
-        while self._fallback.pending_corrections:
-            policy, key, costs, at = self._fallback.pending_corrections.popleft()
-            if any(charges := only_charges(costs)):  # a refund is sent once: it may have arrived unanswered
-                self._fallback.pending_corrections.appendleft((policy, key, charges, at))
-            self._ask_background("adjust", policy, key, costs, at)
-            if any(charges):
-                self._fallback.pending_corrections.popleft()
-        if self._shares and not self._server_clock.known:
-            self._ask_background("peek", PROBE_POLICY, "probe", (1,))
-        due = []
-        for share in list(self._shares.values()):
-            share.settle(self._ask_background, self._fallback.memory, self._now())
-            share.peers.sync(self._ask_background, self._now())
-            due.append(share.peers.due())
-        if not due:
-            return None
-        return self._steady.steady() + max(MIN_RETRY, min(due) - self._now())
-
-    def _now(self) -> int:
-        return self._server_clock.earliest(self._steady.steady())
-
     def _ask_background(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], at: int | None = None
     ) -> Decision:
-        """Call the store for maintenance, and record the server's time from the answer."""
-        before = self._steady.steady()
+        """Call the store for maintenance."""
         decision = self._calls.apply_one_in_background(verb, policy, key, costs, None, at)
         self._calls.tries = 1
-        self._server_clock.record(decision.at, before, self._steady.steady())
         return decision
 
     # ---- the background thread ---------------------------------------------------------------------------------------
@@ -425,12 +412,14 @@ class GuardedStore(Store):
     def _may_stop(self) -> bool:
         """Return whether the background thread can end, since there is nothing to do."""
         with self._lock:
-            if self._closed or not (self._breaker.is_open or self._shares or self._fallback.pending_corrections):
+            fallback = self._fallback
+            waiting = self._breaker.is_open or fallback.spending or fallback.pending_corrections
+            if self._closed or not (waiting or self._counts_processes):
                 self._thread = None
                 return True
         return False
 
-    def _leave_peers(self) -> None:
+    def _leave(self) -> None:
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         with self._lock:
@@ -438,15 +427,14 @@ class GuardedStore(Store):
         self._wake.set()
         if not closed and not self._breaker.is_open:
             with self._maintenance_lock, suppress(*OUTAGE_ERRORS):
-                for share in self._shares.values():
-                    share.settle(self._ask_background, self._fallback.memory, self._now())
-                    share.peers.leave(self._ask_background)
+                self._fallback.settle(self._ask_background)
+                self._share.leave(self.store, held=self._fallback.held)
 
 
-def _leave_peers_at_exit(reference: weakref.ref[GuardedStore]) -> None:
+def _leave_at_exit(reference: weakref.ref[GuardedStore]) -> None:
     guarded = reference()
     if guarded is not None:
-        guarded._leave_peers()  # noqa: SLF001 - part of the class
+        guarded._leave()  # noqa: SLF001 - part of the class
 
 
 def _run_maintenance(reference: weakref.ref[GuardedStore], wake: Signal, clock: Clock) -> None:

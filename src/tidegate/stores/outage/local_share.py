@@ -1,28 +1,29 @@
-"""`on_store_error: local`: decides by this process's share of a limit, and charges it to the store afterwards.
+"""`on_store_error: local`: decides by this process's part of a limit, and charges it to the store afterwards.
 
-A share is the limit's quota and burst times the claimed part, rounded down to permits; there is none if that is 0. (A
-bucket's burst is at most what it refills within an eighth of a term, so that it can be spent until the end of the
-term.) At first the whole share counts as spent, since other processes may have spent the whole limit before: a bucket
-starts empty, and windows and logs admit nothing for one period (a calendar window: until the next one).
+A part is the quota and burst of the limit times the part of the process, rounded down to permits; there is none if
+that is 0. Its usage is kept in memory, also after the outage, until it leaves its window: however often the store is
+lost and found again, a process admits at most its part in any period without the store. So all processes together admit
+at most one more limit per period.
 
-    limit                            share decided by
+    limit                            part decided by
     token_bucket                     token_bucket
-    fixed_window, sliding_log        sliding_log: at most the share in any period, whenever other processes open windows
-    calendar_window, sliding_window  the same algorithm: all processes have the same windows
+    fixed_window, sliding_log        sliding_log: at most the part in any period
+    calendar_window, sliding_window  the same algorithm
     concurrency                      none, calls are denied: the slots of other processes are unknown
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import ceil_div
+from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
-from tidegate.stores.outage.peers import WHOLE_LIMIT
+from tidegate.stores.outage.process_share import WHOLE_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,80 +33,48 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.policy import Key
     from tidegate.stores.memory.store import MemoryStore
-    from tidegate.stores.outage.peers import AskStore, Peers
 
-WINDOW_ALGORITHM: Final = "sliding_log"  # counts the share of a limit with fixed windows
-REFILL_DIVISOR: Final = 8  # a bucket's share is what it refills within this part of a term
-MAX_KEYS: Final = 100_000  # keys whose spending is remembered; further keys are denied
+WINDOW_ALGORITHM: Final = "sliding_log"  # counts the part of a limit with fixed windows
+MAX_KEYS: Final = 100_000  # keys whose spending is remembered until it is charged; further keys are denied
+MAX_CACHED_POLICIES: Final = 1024
+LONGER_WINDOW: Final = 4 * 86_400 * SECOND  # by how much a calendar window may be longer than another of its kind
+
+
+class AskStore(Protocol):
+    """Calls the store itself, within its deadline."""
+
+    def __call__(self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], at: int | None = None) -> Decision:
+        """Apply a verb at one key."""
 
 
 class SharePolicy(NamedTuple):
-    """The share of a policy that this process may spend, as a policy of its own."""
+    """This process's part of a policy, as a policy of its own."""
 
     policy: Policy
-    limits: tuple[Limit | None, ...]  # None: there is no share of this limit
+    limits: tuple[Limit | None, ...]  # None: there is no part of this limit
     share: Policy | None
-    since: int  # when the whole share counted as spent
-    until: int  # by when all of it must have been refilled
 
 
-class LocalShare:
-    """This process's share of one policy, from the start of an outage until it is charged to the store."""
+@dataclass(slots=True)
+class LocalUsage:
+    """What was admitted for one key without the store and has not been charged to the store yet."""
 
-    def __init__(self, peers: Peers, margin: int) -> None:
-        """Share the policy of these peers. `margin` is how long a call to the store may be in flight."""
-        self.peers = peers
-        self.spent: dict[Key, dict[str, SharePolicy]] = {}  # by the name of the share policy
-        self._margin = margin
-        self._share_policies: dict[int, SharePolicy] = {}  # by the id of the policy, which the SharePolicy keeps alive
-        self._last_posted = -1  # the last beat posted before the outage
-        self._owed: dict[Key, dict[str, int]] = {}  # permits that charging a key has refunded and not yet taken again
-
-    def starts_at(self) -> int:
-        """Return when the share may be spent."""
-        return self.peers.relied_until + self._margin
-
-    def share_policy(self, policy: Policy, earliest: int, latest: int) -> SharePolicy | None:
-        """Return the share that may be spent now; None if it is too early or too late."""
-        start = self.starts_at()
-        if earliest < start:
-            return None
-        if self._last_posted != self.peers.posted:
-            self._last_posted = self.peers.posted
-            self._share_policies.clear()  # earlier shares are settled under their own names
-        share_policy = self._share_policies.get(id(policy))
-        if share_policy is None:
-            units, until = self.peers.claimed_share(start)
-            share_policy = self._share_policies[id(policy)] = divide_policy(
-                policy, units, start, until, self.peers.term // REFILL_DIVISOR
-            )
-        return share_policy if latest < share_policy.until else None
-
-    def settle(self, ask: AskStore, memory: MemoryStore, now: int) -> None:
-        """Charge to the store what was spent and has not been refilled yet.
-
-        If charging a key fails half-way, the key is charged again: too much, never too little.
-        """
-        for key, spent in list(self.spent.items()):
-            owed = self._owed.setdefault(key, {})
-            for share_policy in spent.values():
-                charge_store(ask, key, share_policy, read_usage(memory, key, share_policy, now), owed)
-            del self.spent[key], self._owed[key]
+    share_policy: SharePolicy
+    uncharged: list[int]  # for each limit of the policy
+    instants: set[int] = field(default_factory=set)  # of the charges, so that their corrections find them
 
 
-def divide_policy(policy: Policy, units: int, since: int, until: int, longest: int) -> SharePolicy:
-    """Compute the share of a policy."""
-    limits = tuple(divide_limit(limit, units, longest) for limit in policy.limits)
+@lru_cache(MAX_CACHED_POLICIES)
+def divide_policy(policy: Policy, part: int) -> SharePolicy:
+    """Compute a part of a policy."""
+    limits = tuple(divide_limit(limit, part) for limit in policy.limits)
     shared = tuple(limit for limit in limits if limit is not None)
-    return SharePolicy(policy, limits, Policy(f"{policy.name}@{since}", shared) if shared else None, since, until)
+    return SharePolicy(policy, limits, Policy(policy.name, shared) if shared else None)
 
 
-def divide_limit(limit: Limit, units: int, longest: int) -> Limit | None:
-    """Return a limit of this number of units; None if that is less than a permit. A bucket refills within `longest`."""
-    quota, burst = limit.quota * units // WHOLE_LIMIT, limit.burst * units // WHOLE_LIMIT
-    burst = min(burst, quota * longest // limit.length)
-    if not limit.rules.refills:
-        burst = quota
+def divide_limit(limit: Limit, part: int) -> Limit | None:
+    """Return a part of a limit; None if that is less than a permit."""
+    quota, burst = limit.quota * part // WHOLE_PARTS, limit.burst * part // WHOLE_PARTS
     if not limit.rules.leasable or not quota or not burst:
         return None
     algorithm = WINDOW_ALGORITHM if limit.rules.windowed and limit.calendar is None else limit.algorithm
@@ -115,49 +84,33 @@ def divide_limit(limit: Limit, units: int, longest: int) -> Limit | None:
         return None  # the fraction is too small to be counted
 
 
-def may_fit(share_policy: SharePolicy, costs: Sequence[int], earliest: int, latest: int) -> bool:
-    """Return whether there is a share of every limit that is charged, and the charge would be refilled in time.
-
-    Nothing is spent while the current calendar window is uncertain.
-    """
-    for limit, cost in zip(share_policy.limits, costs, strict=True):
-        if not cost:
-            continue
-        if limit is None or latest + max_lifetime(limit, latest) > share_policy.until:
-            return False
-        if limit.calendar is not None and limit.calendar.window(earliest) != limit.calendar.window(latest):
-            return False
-    return True
+def longest_window(policy: Policy, now: int) -> int:
+    """Return for how long, at most, a policy remembers a charge made around now."""
+    return max((lifetime(limit, now) for limit in policy.limits if limit.rules.leasable), default=0)
 
 
-def max_lifetime(limit: Limit, now: int) -> int:
-    """Return for how long, at most, the limit remembers a charge made now."""
+def lifetime(limit: Limit, now: int) -> int:
+    """Return for how long, at most, a limit remembers a charge made around now."""
     if limit.calendar is not None:
-        return limit.calendar.window(now)[1] - now
+        start, end = limit.calendar.window(now)
+        return end - start + LONGER_WINDOW
     if limit.rules.refills:
         return ceil_div(limit.capacity, limit.rate)
     return 2 * limit.length if limit.rules.weighted else limit.length
 
 
+def has_share(share_policy: SharePolicy, costs: Sequence[int]) -> bool:
+    """Return whether there is a part of every limit that is charged."""
+    return all(limit is not None or not cost for limit, cost in zip(share_policy.limits, costs, strict=True))
+
+
 def shared_costs(share_policy: SharePolicy, costs: Sequence[int]) -> tuple[int, ...]:
-    """Return the costs for the limits that have a share."""
+    """Return the costs for the limits that have a part."""
     return tuple(cost for limit, cost in zip(share_policy.limits, costs, strict=True) if limit is not None)
 
 
-def preload(memory: MemoryStore, key: Key, share_policy: SharePolicy) -> None:
-    """Charge the whole share of a new key at its start. A key that has a state denies this and stays unchanged."""
-    if share_policy.share is not None:
-        memory.apply_one(
-            "acquire",
-            share_policy.share,
-            key,
-            tuple(limit.burst for limit in share_policy.share.limits),
-            share_policy.since,
-        )
-
-
 def share_decision(share_policy: SharePolicy, costs: Sequence[int], decision: Decision, wait: int) -> LocalDecision:
-    """Return the decision of the share; a cost above the share may be retried after the outage."""
+    """Return the decision of the part; a cost above the part may be retried after the outage."""
     shared = iter(decision.views)
     limits, views = [], []
     for original, limit, cost in zip(share_policy.policy.limits, share_policy.limits, costs, strict=True):
@@ -189,46 +142,34 @@ def allow_locally(policy: Policy, costs: Sequence[int], at: int) -> LocalDecisio
 
 
 def read_usage(memory: MemoryStore, key: Key, share_policy: SharePolicy, now: int) -> list[int]:
-    """Return how much of each limit was spent here and has not been refilled yet."""
+    """Return how much of each limit was spent here and is still in its window."""
     if share_policy.share is None:
         return [0] * len(share_policy.limits)
     nothing = (0,) * len(share_policy.share.limits)
-    views = iter(memory.apply_one("peek", share_policy.share, key, nothing, now).views)
-    return [0 if limit is None else limit.burst - next(views)[0] for limit in share_policy.limits]
+    used = iter(memory.apply_one("peek", share_policy.share, key, nothing, now).used)
+    return [0 if limit is None else next(used) for limit in share_policy.limits]
 
 
-def charge_store(ask: AskStore, key: Key, share_policy: SharePolicy, used: Sequence[int], owed: dict[str, int]) -> None:
-    """Charge spending to the store as of now, even beyond the limit."""
-    policy = share_policy.policy
-    plain = tuple(0 if limit.rules.logged else count for limit, count in zip(policy.limits, used, strict=True))
+def charge_store(ask: AskStore, key: Key, policy: Policy, costs: Sequence[int]) -> None:
+    """Charge spending to the store as of now, even beyond the limit. If it fails half-way, it may be charged twice."""
+    plain = tuple(0 if limit.rules.logged else cost for limit, cost in zip(policy.limits, costs, strict=True))
     if any(plain):
         ask("adjust", policy, key, plain)
-    for index, (limit, count) in enumerate(zip(policy.limits, used, strict=True)):
-        if limit.rules.logged and count + owed.get(limit.name, 0):
-            charge_log(ask, policy, key, index, count, owed)
+    for index, (limit, cost) in enumerate(zip(policy.limits, costs, strict=True)):
+        if limit.rules.logged and cost:
+            charge_log(ask, policy, key, index, cost)
 
 
-def charge_log(ask: AskStore, policy: Policy, key: Key, index: int, count: int, owed: dict[str, int]) -> None:
-    """Charge a log with an entry at the current time.
+def charge_log(ask: AskStore, policy: Policy, key: Key, index: int, cost: int) -> None:
+    """Charge a log. Only a decision adds an entry: one permit is acquired, and then the cost of that entry is raised.
 
-    Only a decision adds an entry, so one permit is acquired, and then the cost of that entry is raised. In a full log,
-    one permit of the latest entry is moved: refunded, and acquired again now. If another process acquires it first, its
-    entry is raised. The refunded permit is owed until everything is charged, even if a call in between fails.
+    If the log is full, the cost of its latest entry is raised.
     """
-    limit = policy.limits[index]
 
-    def costs_at(number: int) -> tuple[int, ...]:
-        return tuple(number if i == index else 0 for i in range(len(policy.limits)))
+    def costs_of(number: int) -> tuple[int, ...]:
+        return tuple(number if place == index else 0 for place in range(len(policy.limits)))
 
-    entry = ask("acquire", policy, key, costs_at(1))
-    taken = int(entry.allowed)
-    if not taken:
-        peeked = ask("peek", policy, key, costs_at(0))
-        owed[limit.name] = owed.get(limit.name, 0) + 1
-        ask("adjust", policy, key, costs_at(-1), peeked.at + peeked.views[index][2] - limit.length)
-        entry = ask("acquire", policy, key, costs_at(1))
-        taken = int(entry.allowed)
-    rest = count + owed.get(limit.name, 0) - taken
+    entry = ask("acquire", policy, key, costs_of(1))
+    rest = cost - entry.within_limits
     if rest:
-        ask("adjust", policy, key, costs_at(rest), entry.at if taken else None)
-    owed.pop(limit.name, None)
+        ask("adjust", policy, key, costs_of(rest), entry.at if entry.within_limits else None)

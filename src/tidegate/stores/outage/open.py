@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.stores.base import Store
 
-OPTIONS: Final = ("deadline", "local_for", "heartbeat")
+OPTIONS: Final = ("deadline", "processes")
 DEFAULT_DEADLINE: Final = 0.05
 # A file does not hang like a server behind a network: a call that waits usually waits for other decisions.
 DEADLINES: Final = {"sqlite": 2.0}
@@ -34,13 +34,13 @@ TIMEOUT_OPTIONS: Final = {
 def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     """Open the store at a URL. It is guarded unless it is in memory, which is always available.
 
-    The URL contains the options of GuardedStore and of the store: `redis://host?deadline=100ms&local_for=1h&heartbeat=1s`.
+    The URL contains the options of GuardedStore and of the store: `redis://host?deadline=100ms&processes=4`.
     """
     parts = server_url(url, "store") if isinstance(url, str) and ":" in url else None
     if parts is None or parts.scheme == "memory":
         return open_store(url, clock=clock)
     query = parse_qsl(parts.query, keep_blank_values=True)
-    options = {name: _seconds(name, value) for name, value in query if name in OPTIONS}
+    options = {name: _read_option(name, value) for name, value in query if name in OPTIONS}
     rest = [(name, value) for name, value in query if name not in OPTIONS]
     options.setdefault("deadline", DEADLINES.get(parts.scheme, DEFAULT_DEADLINE))
     name, unit = TIMEOUT_OPTIONS.get(parts.scheme, ("", ""))
@@ -52,7 +52,11 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     return GuardedStore(store, bounded=bool(name), **options)  # type: ignore[arg-type]  # OPTIONS are all numbers
 
 
-def _seconds(name: str, text: str) -> float:
+def _read_option(name: str, text: str) -> float:
+    if name == "processes":
+        if not text.isdecimal():
+            raise ConfigError(f"cannot use this store URL: must be an integer, not {text!r}", field=name)
+        return int(text)
     try:
         return parse_period(float(text) if text.replace(".", "").isdecimal() else text) / SECOND
     except ConfigError as error:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
     from tidegate.stores.outage.fallback import Fallback
+    from tidegate.stores.values import Write
 
 OUTAGE_ERRORS: Final = (
     StoreUnavailable,
@@ -51,11 +52,14 @@ class StoreCalls:
         """Return how often a call is sent: a correction once, since an unanswered attempt may have arrived."""
         return min(1, self.tries) if verb == "adjust" else self.tries
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
+    def apply(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write] = ()
+    ) -> list[Decision]:
         """Apply a verb. Raises StoreUnavailable if the store does not answer within the deadline."""
+        arguments: tuple[Any, ...] = (verb, asks, now, at, writes) if writes else (verb, asks, now, at)
         if self._workers is None:
-            return self._store.apply(verb, asks, now, at)
-        return self._workers.run(partial(self._store.apply, verb, asks, now, at), self._call_deadline())
+            return self._store.apply(*arguments)
+        return self._workers.run(partial(self._store.apply, *arguments), self._call_deadline())
 
     def apply_one(self, *arguments: Any) -> Decision:  # noqa: ANN401 - the arguments of Store.apply_one
         """Apply a verb to one key."""
@@ -69,21 +73,24 @@ class StoreCalls:
             return self._store.apply_one(*arguments)
         return self._workers.run(partial(self._store.apply_one, *arguments), max(self._deadline, CONNECT_DEADLINE))
 
-    async def apply_async(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> list[Decision]:
-        """Apply a verb without blocking the event loop; the charge of a cancelled call is refunded."""
+    async def apply_async(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write] = ()
+    ) -> list[Decision]:
+        """Apply a verb without blocking the event loop; the charge of a cancelled call without writes is refunded."""
+        arguments: tuple[Any, ...] = (verb, asks, now, at, writes) if writes else (verb, asks, now, at)
         if self._workers is None:
-            return await self._store.apply_async(verb, asks, now, at)
+            return await self._store.apply_async(*arguments)
         await self._cancelled_calls.watch()
         began = self._clock.steady()
         call: asyncio.Future[list[Decision]]
         if type(self._store).apply_async is Store.apply_async:  # it would block the event loop
-            call = self._workers.start(partial(self._store.apply, verb, asks, now, at))
+            call = self._workers.start(partial(self._store.apply, *arguments))
         else:
-            call = asyncio.ensure_future(self._store.apply_async(verb, asks, now, at))
+            call = asyncio.ensure_future(self._store.apply_async(*arguments))
         try:
             return await self._tasks.wait(call, self._call_deadline())
         except asyncio.CancelledError:
-            self._cancelled_calls.start(self._refund_cancelled(call, (verb, asks, now), began))
+            self._cancelled_calls.start(self._refund_cancelled(call, ("adjust" if writes else verb, asks, now), began))
             raise
 
     async def finish(self) -> None:

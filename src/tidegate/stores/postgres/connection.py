@@ -108,6 +108,16 @@ class Connection:
         except psycopg.Error as error:
             raise self.explain(what, str(error)) from None
 
+    def parameters_flow(
+        self, what: str, sql: bytes, parameters: Sequence[bytes | None], until: int
+    ) -> IOFlow[pq.abc.PGresult]:
+        """Run SQL with parameters."""
+        try:
+            self._pgconn.send_query_params(sql, parameters)
+            return (yield from self._results_flow(what, until, self.heartbeat))[0]
+        except psycopg.Error as error:
+            raise self.explain(what, str(error)) from None
+
     def call_flow(self, what: str, parameters: Sequence[bytes | None], until: int) -> IOFlow[pq.abc.PGresult]:
         """Run the prepared statement."""
         try:

@@ -1113,6 +1113,9 @@ declare
     policies text[];
     names text[];
 begin
+    delete from tidegate.stored_values v where (v.collection, v.name) in (
+        select x.collection, x.name from tidegate.stored_values x where x.ends <= now
+        order by x.ends limit most_keys for update skip locked);
     select array_agg(d.policy), array_agg(d.key) into policies, names
     from (select x.policy, x.key from tidegate.keys x where x.due <= now order by x.due limit most_keys) d;
     for i in 1 .. coalesce(cardinality(names), 0) loop
@@ -1296,6 +1299,84 @@ begin
         place := tidegate.sweep(least(now, tidegate.server_time()), sweeps);
     end if;
     return answers;
+end $$;
+
+-- Decide one call as `apply` does, and write values in the same step (stores/values.py): `contents` are their bytes (null: delete),
+-- `conditions` 0: none, 1: the name has no value, 2: its value is the `expected` one; `bounds` is the maximum number of values of
+-- a listed collection, 0 for others. If a condition fails, `failed` is the index of the write, and the stored value is returned; if
+-- a collection is full, the index is negative. Then nothing was decided. A denied call writes nothing.
+create or replace function tidegate.apply_with_values(
+    verbs text[], sizes int[], policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[],
+    instants bigint[], ats bigint[], sweeps int, collections text[], names bytea[], contents bytea[], ttls bigint[],
+    conditions int[], expected bytea[], bounds int[]
+) returns table (answers bigint[], failed int, found_data bytea, found_written bigint, found_ends bigint) language plpgsql as $$
+declare
+    now bigint;
+    number bigint;
+    done boolean;
+    allowed boolean := true;
+    known tidegate.stored_values;
+    added text[] := '{}';
+    present bigint;
+    place int := 1;
+    ask int := 0;
+begin
+    for number in  -- in the same order as `apply`
+        select distinct u.number from (
+            select tidegate.hash(k.policy, k.key) from unnest(policies, keys) k(policy, key)
+            union all
+            select tidegate.hash(n.collection, case when n.bound > 0 then 'listed' else encode(n.name, 'hex') end)
+            from unnest(collections, names, bounds) n(collection, name, bound)
+        ) u(number) order by 1
+    loop
+        done := tidegate.lock(number);
+    end loop;
+    now := coalesce(instants[1], tidegate.server_time());
+    for i in 1 .. cardinality(names) loop
+        select v.* into known from tidegate.stored_values v
+        where v.collection = collections[i] and v.name = names[i] and v.ends > now;
+        if (conditions[i] = 1 and known.name is not null) or (conditions[i] = 2 and known.data is distinct from expected[i]) then
+            return query select null::bigint[], i, known.data, known.written, known.ends;
+            return;
+        end if;
+        if bounds[i] > 0 and contents[i] is not null and known.name is null then
+            added := added || collections[i];
+            select count(*) into present from tidegate.stored_values v where v.collection = collections[i] and v.ends > now;
+            if present + cardinality(array_positions(added, collections[i])) > bounds[i] then
+                return query select null::bigint[], -i, null::bytea, null::bigint, null::bigint;
+                return;
+            end if;
+        end if;
+    end loop;
+    if cardinality(keys) > 0 then
+        answers := tidegate.apply(
+            verbs, sizes, policies, keys, counts, limits, costs, array_fill(now, array[cardinality(instants)]), ats, sweeps);
+        allowed := false;
+        for i in 1 .. cardinality(verbs) loop  -- the last alternative that was decided
+            allowed := answers[place] = 1;
+            exit when answers[place] <> 0;
+            place := place + 2;
+            for a in ask + 1 .. ask + sizes[i] loop
+                place := place + 3 * counts[a];
+            end loop;
+            ask := ask + sizes[i];
+        end loop;
+    elsif sweeps > 0 then
+        place := tidegate.sweep(least(now, tidegate.server_time()), sweeps);
+    end if;
+    if allowed then
+        for i in 1 .. cardinality(names) loop
+            if contents[i] is null then
+                delete from tidegate.stored_values v where v.collection = collections[i] and v.name = names[i];
+            else
+                insert into tidegate.stored_values as v (collection, name, data, written, ends)
+                values (collections[i], names[i], contents[i], now, now + ttls[i])
+                on conflict (collection, name) do update
+                set data = excluded.data, written = excluded.written, ends = excluded.ends;
+            end if;
+        end loop;
+    end if;
+    return query select answers, 0, null::bytea, null::bigint, null::bigint;
 end $$;
 
 -- The live states of a key in the format of core/codec.py, for the conformance suite.

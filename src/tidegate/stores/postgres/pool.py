@@ -28,7 +28,7 @@ FIRST_CHECK: Final = SECOND // 20  # after which a waiting call checks whether a
 
 
 class ConnectionRequest(Generic[T]):
-    """A queued call that waits for a connection.
+    """A queued call that waits for a connection. Without a `call`, its caller needs the connection for itself.
 
     When the signal is set, the caller may use a connection (or open one), or the call was `taken_by` another caller and
     is `done`, or no connection could be opened because of `error`.
@@ -36,11 +36,11 @@ class ConnectionRequest(Generic[T]):
 
     __slots__ = ("call", "caller", "done", "error", "signal", "taken_by")
 
-    def __init__(self, caller: Caller, call: T) -> None:
+    def __init__(self, caller: Caller, call: T | None) -> None:
         """Wait for a signal."""
         self.caller: Caller = caller
         self.signal: Signal = caller.new_signal()
-        self.call: T = call
+        self.call: T | None = call
         self.taken_by: Caller | None = None
         self.done: bool = False
         self.error: Exception | None = None
@@ -83,8 +83,11 @@ class ConnectionPool(Generic[T]):
         abandon(self._idle, self._used)
         self._start()
 
-    def acquire_flow(self, call: T, caller: Caller) -> IOFlow[Connection | None]:
-        """Acquire a connection, to be released or dropped. Returns None if another caller has sent the call."""
+    def acquire_flow(self, call: T | None, caller: Caller) -> IOFlow[Connection | None]:
+        """Acquire a connection, to be released or dropped. Returns None if another caller has sent the call.
+
+        Without a call, the connection is for the caller alone.
+        """
         request = self._take_or_queue(call, caller)
         if request is not None:
             yield from self._wait_flow(request)
@@ -104,7 +107,7 @@ class ConnectionPool(Generic[T]):
         return opened  # type: ignore[no-any-return]  # a Connection, by _open_blocking
 
     @locked
-    def _take_or_queue(self, call: T, caller: Caller) -> ConnectionRequest[T] | None:
+    def _take_or_queue(self, call: T | None, caller: Caller) -> ConnectionRequest[T] | None:
         """Take an idle connection, or the right to open one, or join the queue."""
         if self._closed:
             raise Closed("the store is closed")
@@ -240,6 +243,8 @@ class ConnectionPool(Generic[T]):
         requests: list[ConnectionRequest[T]] = []
         while self._queue and len(requests) < maximum:
             request = self._queue[0]
+            if request.call is None:
+                break
             if request.caller.alive and request.caller not in self._used:
                 request.taken_by = caller
                 requests.append(request)

@@ -50,6 +50,10 @@ class Schema(NamedTuple):
         # A function refers to its parameters by its own name, too: `store.key`.
         return re.sub(rf'("{self.name}"\.(?:{names})\b|(?<![\w.])(?:{names})(?=\.))', rf"\1_{self.suffix}", sql)
 
+    def expand(self, sql: str) -> bytes:
+        """Return SQL about the schema `tidegate` as SQL about this schema and its functions of this version."""
+        return self.add_suffix(qualify(sql, self.name)).encode()
+
     def check_flow(self, connection: Connection, until: int) -> IOFlow[bool]:
         """Return whether the schema is up to date. Raises StoreUnavailable if it is from a newer tidegate."""
         try:
@@ -120,7 +124,15 @@ def read_schema(name: str = "tidegate", *, unlogged: bool = False) -> Schema:
         tables = tables.replace("create table", "create unlogged table")
     steps = re.split(r"^-- version \d+\n", tables, flags=re.MULTILINE)[1:]
 
-    def qualify(sql: str) -> str:
-        return re.sub(r"\btidegate\.", f'"{name}".', sql)
+    return Schema(
+        name,
+        tuple(qualify(step, name) for step in steps),
+        qualify(core, name),
+        qualify(views, name),
+        qualify(APPLY_STATEMENT, name),
+    )
 
-    return Schema(name, tuple(map(qualify, steps)), qualify(core), qualify(views), qualify(APPLY_STATEMENT))
+
+def qualify(sql: str, name: str) -> str:
+    """Replace the name of the schema in SQL."""
+    return re.sub(r"\btidegate\.", f'"{name}".', sql)

@@ -107,3 +107,16 @@ from (
 ) l
 join tidegate.log e on e.log = l.log[1] and e.sum > l.log[2]
 cross join lateral generate_series(1, e.cost);
+
+-- version 3
+
+-- Small values (stores/values.py). `collection` is the identity of a Collection, `name` a string in UTF-8.
+create table tidegate.stored_values (
+    collection text collate "C" not null,
+    name       bytea not null,
+    data       bytea not null,
+    written    bigint not null,
+    ends       bigint not null,
+    primary key (collection, name)
+) with (autovacuum_vacuum_scale_factor = 0.05);
+create index stored_values_ends on tidegate.stored_values (ends);

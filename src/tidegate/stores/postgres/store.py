@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
+from tidegate.flow import run as run_flow
+from tidegate.flow import run_async as run_flow_async
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
 from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, BackgroundTasks, corrections
@@ -20,6 +22,7 @@ except ImportError as error:
     message = "postgresql:// needs psycopg: pip install 'tidegate[postgres]'"
     raise ConfigError(message, field="store") from error
 
+from tidegate.stores.postgres import values
 from tidegate.stores.postgres.call import (
     MISSING,
     StoreCall,
@@ -34,15 +37,23 @@ from tidegate.stores.postgres.heartbeat import Heartbeat
 from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskCaller, ThreadCaller
 from tidegate.stores.postgres.pool import ConnectionPool
 from tidegate.stores.postgres.schema import Schema, read_schema
+from tidegate.stores.postgres.values import encode_collection, encode_value_name
+from tidegate.stores.values import check_listed, check_name, check_writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from psycopg.pq.abc import PGresult
+
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
+    from tidegate.flow import Flow
     from tidegate.policy import Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.postgres.io_flow import AsyncRun
+    from tidegate.stores.values import Collection, Value, Write
+
+T = TypeVar("T")
 
 SCHEMA_TIMEOUT: Final = 60 * SECOND  # for creating or migrating the schema
 MAX_CALLS_PER_STATEMENT: Final = 64  # calls in one statement
@@ -69,6 +80,7 @@ class PostgresStore(Store):
     """
 
     decides_alternatives = True
+    keeps_values = True
 
     def __init__(
         self,
@@ -121,27 +133,122 @@ class PostgresStore(Store):
         self._clock_offset = 0  # microseconds by which the server's clock is ahead of ours, as last known
         self._unswept = 0  # calls since the last sweep; approximate, since threads do not lock it
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply the verb to every key together."""
         self._check_open()
         caller = ThreadCaller()
-        return caller.run(self._apply_flow(verb, asks, now, at, caller))
+        return caller.run(self._apply_flow(verb, asks, now, at, caller, writes))
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
-        """Apply without blocking the event loop; the charge of a cancelled call is refunded."""
+        """Apply without blocking the event loop; the charge of a cancelled call without writes is refunded."""
         self._check_open()
         await self._background.watch()
         began = SYSTEM_CLOCK.steady()
         caller = TaskCaller()
-        run = caller.run(self._apply_flow(verb, asks, now, at, caller))
+        run = caller.run(self._apply_flow(verb, asks, now, at, caller, writes))
         try:
             return await run.finish()
         except asyncio.CancelledError:
-            if verb not in DROPPABLE_VERBS or not run.stop():
-                self._background.start(self._give_back_cancelled(run, verb, asks, now, began))
+            if writes or verb not in DROPPABLE_VERBS or not run.stop():
+                self._background.start(self._give_back_cancelled(run, "adjust" if writes else verb, asks, now, began))
             raise
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value."""
+        return self._run_read(self._get_flow(collection, name, now))
+
+    async def get_value_async(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value, without blocking the event loop."""
+        return await self._run_read_async(self._get_flow(collection, name, now))
+
+    def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection."""
+        return self._run_read(self._list_flow(collection, now))
+
+    async def list_values_async(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection, without blocking the event loop."""
+        return await self._run_read_async(self._list_flow(collection, now))
+
+    def _run_read(self, flow: Flow[Query, T]) -> T:
+        self._check_open()
+
+        def perform(query: Query) -> PGresult:
+            caller = ThreadCaller()
+            return caller.run(self._query_flow(query, caller))
+
+        return run_flow(flow, perform)
+
+    async def _run_read_async(self, flow: Flow[Query, T]) -> T:
+        self._check_open()
+        await self._background.watch()
+
+        async def perform(query: Query) -> PGresult:
+            caller = TaskCaller()
+            run = caller.run(self._query_flow(query, caller))
+            try:
+                return await run.finish()
+            except asyncio.CancelledError:
+                if not run.stop():
+                    self._background.start(run.finish_anyway())
+                raise
+
+        return await run_flow_async(flow, perform)
+
+    def _get_flow(self, collection: Collection, name: str, now: int | None) -> Flow[Query, Value | None]:
+        check_name(collection, name)
+        parameters = (encode_collection(collection).encode(), encode_value_name(name), self._instant(now))
+        result = yield Query("read a value", self.schema.expand(values.GET), parameters)
+        return values.read_value(result, 0) if result.ntuples else None
+
+    def _list_flow(self, collection: Collection, now: int | None) -> Flow[Query, dict[str, Value]]:
+        check_listed(collection)
+        found: dict[str, Value] = {}
+        last = b"\\x"
+        while True:
+            parameters = (encode_collection(collection).encode(), last, self._instant(now), b"%d" % values.PAGE_SIZE)
+            result = yield Query("list values", self.schema.expand(values.LIST), parameters)
+            found |= values.read_page(result)
+            if result.ntuples < values.PAGE_SIZE:
+                return found
+            last = result.get_value(result.ntuples - 1, 0)
+
+    def _instant(self, now: int | None) -> bytes | None:
+        if now is None and not self._server_clock:
+            now = self.clock.ns() // 1000
+        return None if now is None else b"%d" % now
+
+    def _query_flow(self, query: Query, caller: Caller) -> IOFlow[PGresult]:
+        """Run SQL on a connection of its own."""
+        connection = yield from self._pool.acquire_flow(None, caller)
+        assert connection is not None  # noqa: S101 - no other caller can send a query
+        try:
+            result = yield from connection.parameters_flow(*query, SYSTEM_CLOCK.steady() + self._timeout)
+        except ServerError as error:
+            self._pool.release(caller)
+            raise connection.explain(query.what, str(error), error.code) from None
+        except BaseException:
+            self._pool.drop(caller)
+            raise
+        self._pool.release(caller)
+        return result
+
+    # ---- decisions ---------------------------------------------------------------------------------------------------
 
     async def _give_back_cancelled(
         self, run: AsyncRun[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None, began: int
@@ -174,22 +281,35 @@ class PostgresStore(Store):
             raise Closed("the store is closed")
 
     def _apply_flow(
-        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None,
+        at: int | None,
+        caller: Caller,
+        writes: Sequence[Write] = (),
     ) -> IOFlow[list[Decision]]:
+        if writes:
+            check_writes(writes)
         if len(asks) == 1:
-            return (yield from self._decide_flow(verb, asks, now, at, caller))
+            return (yield from self._decide_flow(verb, asks, now, at, caller, writes))
         merged = merge(asks)
-        return merged.split((yield from self._decide_flow(verb, merged.asks, now, at, caller)))
+        return merged.split((yield from self._decide_flow(verb, merged.asks, now, at, caller, writes)))
 
     def _decide_flow(
-        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, caller: Caller, writes: Sequence[Write]
     ) -> IOFlow[list[Decision]]:
         if now is None and not self._server_clock:
             now = self.clock.ns() // 1000
         around = SYSTEM_CLOCK.ns() // 1000 + self._clock_offset if now is None else now
         call = self._encode_call(verb, asks, now, at, around)
         for _ in range(MAX_WINDOW_RETRIES):
-            yield from self._call_flow(call, caller)
+            if writes:
+                yield from self._write_flow(call, caller, writes)
+                if not asks:
+                    return []
+            else:
+                yield from self._call_flow(call, caller)
             answers = call.result()
             answer, instant, *numbers = answers[-1]
             if answer != MISSING:
@@ -205,6 +325,14 @@ class PostgresStore(Store):
             call.limits = ",".join(encoded)
         raise StoreUnavailable(f"PostgreSQL {self.target.name} could not {verb}: the server's clock jumps: check it")
 
+    def _write_flow(self, call: StoreCall, caller: Caller, writes: Sequence[Write]) -> IOFlow[None]:
+        """Send a call that writes values, alone."""
+        parameters = [*self._parameters([call]), *values.encode_writes(writes)]
+        result = yield from self._query_flow(Query(call.verb, self.schema.expand(values.APPLY), parameters), caller)
+        numbers = values.check_written(writes, result)
+        if numbers:
+            call.take_answers(numbers)
+
     def _call_flow(self, call: StoreCall, caller: Caller) -> IOFlow[None]:
         """Send a call together with queued ones, or let another caller send it.
 
@@ -215,7 +343,7 @@ class PostgresStore(Store):
             return
         until = SYSTEM_CLOCK.steady() + self._timeout
         requests = self._pool.take_queued(caller, MAX_CALLS_PER_STATEMENT - 1)
-        calls = [call, *(request.call for request in requests)]
+        calls = [call, *(request.call for request in requests if request.call is not None)]
         error: Exception = StoreUnavailable(
             f"PostgreSQL {self.target.name} did not decide: the caller that sent this call was cancelled"
         )
@@ -328,6 +456,14 @@ class PostgresStore(Store):
         self._pool.close()
         if self._heartbeat is not None:
             self._heartbeat.close()
+
+
+class Query(NamedTuple):
+    """SQL with parameters, and what it does, for messages."""
+
+    what: str
+    sql: bytes
+    parameters: Sequence[bytes | None]
 
 
 class EncodedLimits(NamedTuple):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tidegate.stores.redis.protocol import ScriptProtocol
     from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import CallCounts
+    from tidegate.stores.redis.value_steps import ValueStep
 
     Wake = Callable[[Sequence[Ask]], None]
 
@@ -52,10 +53,16 @@ class AsyncScriptCall(PendingCall):
     __slots__ = ("created_at", "failed", "future", "pipeline")
 
     def __init__(
-        self, pipeline: AsyncPipeline, verb: str, asks: Sequence[Ask], now: int | None, at: int | None
+        self,
+        pipeline: AsyncPipeline,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None,
+        at: int | None,
+        values: ValueStep | None = None,
     ) -> None:
         """Wait for an answer."""
-        super().__init__(verb, asks, now, at)
+        super().__init__(verb, asks, now, at, values)
         self.pipeline: AsyncPipeline = pipeline
         self.created_at: float = pipeline.loop.time()
         self.failed: bool = False  # it was answered with an error; a reply may still arrive
@@ -64,7 +71,12 @@ class AsyncScriptCall(PendingCall):
     @property
     def dropped(self) -> bool:
         """Whether the call was cancelled before it was sent, and need not be sent."""
-        return self.future.cancelled() and self.verb in DROPPABLE_VERBS
+        return self.future.cancelled() and self.verb in DROPPABLE_VERBS and not self.writes
+
+    @property
+    def writes(self) -> bool:
+        """Whether the call writes values: then it is made, and keeps its charge, although its task was cancelled."""
+        return self.values is not None and bool(self.values.writes)
 
     async def wait(self) -> list[Decision]:
         """Wait for the answer; the pipeline handles the answer of a cancelled task."""
@@ -137,11 +149,13 @@ class AsyncPipeline:
         self._closing = False  # new calls are rejected, refunds are not
         self._closed = False
 
-    def ask(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> AsyncScriptCall:
+    def ask(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, values: ValueStep | None = None
+    ) -> AsyncScriptCall:
         """Queue a call, to be sent with the others of this iteration."""
         if self._closing:
             raise Closed("the store is closed")
-        call = AsyncScriptCall(self, verb, asks, now, at)
+        call = AsyncScriptCall(self, verb, asks, now, at, values)
         if self.protocol.slotted:
             self.protocol.slot_of(call)
         self.enqueue(call)
@@ -158,10 +172,12 @@ class AsyncPipeline:
             self.loop.call_soon(self._flush)
 
     def give_back(self, call: AsyncScriptCall, decisions: list[Decision]) -> None:
-        """Refund the charge of a cancelled call; a correction stays, and wakes waiters.
+        """Refund the charge of a cancelled call, unless it wrote values; a correction stays, and wakes waiters.
 
         A call that was answered with an error counts as denied, unless its policy has `on_store_error: allow`.
         """
+        if call.writes and call.verb in CHARGING_VERBS:
+            return
         if call.verb in CHARGING_VERBS:
             passed = round((self.loop.time() - call.created_at) * SECOND)
             for asks, at in corrections(call.verb, call.asks, decisions, passed):

@@ -1,13 +1,16 @@
 -- The core for Redis and Valkey: the functions of core/algorithms.py and core/decision.py, with the same names in the same
 -- order. Numbers are doubles; all are integers below 2^53 in absolute value, so that results are the same as in Python.
 --
---   KEYS     for every ask: the key of its entry, then one key for each of its limits that keeps a log
---   ARGV[1]  groups of asks, as doubles (see protocol.py): verb, now, slack, at, number of asks; then for each ask
---            its policy (an index into ARGV[2…]) and a cost per limit.
+--   KEYS     for every ask: the key of its entry, then one key for each of its limits that keeps a log; keys of values
+--   ARGV[1]  groups of asks, as doubles (see protocol.py): verb, now, slack, at, number of asks, operations on values (an
+--            index into ARGV[2…], or 0); then for each ask its policy (an index into ARGV[2…]) and a cost per limit.
 --            Common calls begin with 0, now, slack; then for each its policy and a cost per limit
---   ARGV[2…] policies: for each limit its numbers
+--   ARGV[2…] policies: for each limit its numbers; and operations on values (see build_values)
 --   reply    one string of 64-bit integers: for each group whether it is allowed and the instant, then for each limit
---            remaining (negative if more is in use than the limit allows), retry and reset; or 2 and an instant whose calendar window the client must send
+--            remaining (negative if more is in use than the limit allows), retry and reset, then the values that were
+--            read; or 2 and an instant whose calendar window the client must send; or 3, the number of a write whose
+--            condition does not hold, and the value; or 4 and the number of a write for which the collection has no room.
+--            Bytes are their length, then the bytes, padded to a multiple of 8
 --
 -- Groups are decided one after another, each all or nothing. An entry holds a record for each limit that has a state:
 -- count, id, owner, expires, then `count` numbers. `id` is the name and algorithm of the limit, `owner` the complete limit
@@ -1044,6 +1047,181 @@ local function build()
     return policy
   end
 
+  -- ---- values (stores/memory/values.py) -----------------------------------------------------------------------------
+  --
+  -- An operation is kind, key (counted from the end of KEYS), ttl and the lengths of name, expected and data, as doubles;
+  -- then these strings. A value is stored as the times of its write and of its end, as doubles, then its data: as a string, or,
+  -- if it has a name, in a hash. The ends of the values of a hash are in a sorted set, whose key is the one before.
+
+  local reply  -- strings that precede the numbers of `answer`, if the reply has bytes
+
+  local function build_values()
+    local PUT, DELETE, GET, ABSENT = 1, 2, 3, -1
+    local MAX_LISTED = 10000
+    local SCANNED, PAGE_BYTES, STEP_BYTES = 16, 262144, 1024  -- a page ends after so many bytes; a step of the scan counts
+
+    local function write_bytes(bytes)
+      reply = reply or {}
+      answered = answered + 1
+      answer[answered] = #bytes
+      reply[#reply + 1] = write_ints(answer, answered) .. bytes .. rep('\0', -#bytes % 8)
+      answered = 0
+    end
+
+    local function read_operations(bytes)
+      local operations, from = {}, 1
+      while from < #bytes do
+        local kind, key, ttl, name, expected, data = unpack_ints('<dddddd', bytes, from)
+        local operation = {kind = kind, key = KEYS[#KEYS + 1 - key], ends = KEYS[#KEYS - key], ttl = ttl}
+        from = from + 48
+        operation.name = sub(bytes, from, from + name - 1)
+        from = from + name
+        if expected == ABSENT then operation.expected = false end
+        if expected >= 0 then
+          operation.expected = sub(bytes, from, from + expected - 1)
+          from = from + expected
+        end
+        operation.data = sub(bytes, from, from + data - 1)
+        from = from + data
+        operations[#operations + 1] = operation
+      end
+      return operations
+    end
+
+    local function ends_of(value)
+      local _, ends = unpack_ints('<dd', value)
+      return ends
+    end
+
+    local function read_value(operation, now)
+      local value
+      if operation.name == '' then
+        value = call('GET', operation.key)
+      else
+        value = call('HGET', operation.key, operation.name)
+      end
+      return value and ends_of(value) > now and value
+    end
+
+    -- One of the two keys of a collection was evicted.
+    local function restore_ends(operation)
+      local cursor = '0'
+      call('DEL', operation.ends)
+      repeat
+        local page = call('HSCAN', operation.key, cursor, 'COUNT', CHUNK)
+        local found = page[2]
+        cursor = page[1]
+        for i = 1, #found, 2 do call('ZADD', operation.ends, ends_of(found[i + 1]), found[i]) end
+      until cursor == '0'
+      local left = call('PTTL', operation.key)
+      if left > 0 then call('PEXPIRE', operation.ends, left) end
+    end
+
+    -- Remove the ended values of a collection; return how many it has.
+    local function remove_ended(operation, now)
+      if call('HLEN', operation.key) ~= call('ZCARD', operation.ends) then restore_ends(operation) end
+      repeat
+        local ended = call('ZRANGEBYSCORE', operation.ends, '-inf', now, 'LIMIT', 0, CHUNK)
+        if #ended > 0 then
+          call('HDEL', operation.key, unpack(ended))
+          call('ZREM', operation.ends, unpack(ended))
+        end
+      until #ended < CHUNK
+      return call('ZCARD', operation.ends)
+    end
+
+    -- Return whether all conditions hold and all values have room; if not, this is the answer.
+    local function check(operations, now)
+      local sizes = {}
+      for i, operation in ipairs(operations) do
+        local key, listed = operation.key, operation.name ~= '' and operation.kind <= DELETE
+        if listed and not sizes[key] then sizes[key] = remove_ended(operation, now) end
+        if operation.expected ~= nil then
+          local value = read_value(operation, now)
+          if (value and sub(value, 17)) ~= operation.expected then
+            answer[answered + 1], answer[answered + 2] = 3, i
+            answered = answered + 2
+            write_bytes(value or '')
+            return false
+          end
+        end
+        if listed and operation.kind == PUT and not call('ZSCORE', operation.ends, operation.name) then
+          sizes[key] = sizes[key] + 1
+          if sizes[key] > MAX_LISTED then
+            answer[answered + 1], answer[answered + 2] = 4, i
+            answered = answered + 2
+            return false
+          end
+        end
+      end
+      return true
+    end
+
+    local function put(operation, now, slack)
+      local ends, keep = now + operation.ttl, ceil_div(operation.ttl, 1000) + slack
+      local value = pack('<dd', now, ends) .. operation.data
+      if operation.name == '' then
+        call('SET', operation.key, value, 'PX', keep)
+        return
+      end
+      call('HSET', operation.key, operation.name, value)
+      call('ZADD', operation.ends, ends, operation.name)
+      if keep > call('PTTL', operation.key) then
+        call('PEXPIRE', operation.key, keep)
+        call('PEXPIRE', operation.ends, keep)
+      end
+    end
+
+    local function delete(operation)
+      if operation.name == '' then
+        call('DEL', operation.key)
+      else
+        call('HDEL', operation.key, operation.name)
+        call('ZREM', operation.ends, operation.name)
+      end
+    end
+
+    -- Answer with one page of a collection: where the next one begins, the number of values, and the values.
+    local function list(operation, now)
+      local cursor, found, bytes = operation.name, {}, 0
+      repeat
+        local page = call('HSCAN', operation.key, cursor, 'COUNT', SCANNED)
+        local fields = page[2]
+        cursor = page[1]
+        for i = 1, #fields, 2 do
+          if ends_of(fields[i + 1]) > now then
+            found[#found + 1], found[#found + 2] = fields[i], fields[i + 1]
+            bytes = bytes + #fields[i] + #fields[i + 1]
+          end
+        end
+        bytes = bytes + STEP_BYTES
+      until cursor == '0' or bytes >= PAGE_BYTES
+      write_bytes(cursor)
+      answered = answered + 1
+      answer[answered] = #found / 2
+      for i = 1, #found, 2 do
+        write_bytes(found[i])
+        write_bytes(found[i + 1])
+      end
+    end
+
+    local function perform(operations, now, slack)
+      for _, operation in ipairs(operations) do
+        if operation.kind == PUT then
+          put(operation, now, slack)
+        elseif operation.kind == DELETE then
+          delete(operation)
+        elseif operation.kind == GET then
+          write_bytes(read_value(operation, now) or '')
+        else
+          list(operation, now)
+        end
+      end
+    end
+
+    return read_operations, check, perform
+  end
+
   local policies, attempt = {}, build_decide()
 
   local function policy_at(index)
@@ -1060,15 +1238,19 @@ local function build()
   end
 
   -- A verb above ALTERNATIVE is decided only if what was decided just before it was denied; otherwise it has no answer.
+  -- The operations on values are those of the first alternative: they are checked before it, and performed after the one
+  -- that is allowed.
   local function every_group(clock)
     local asked, size = read_doubles(ARGV[1])
     local place, key, status = 1, 0, 0
+    local operations, read_operations, check, perform
     while place < size do
       local verb, now, slack, at = asked[place], asked[place + 1], asked[place + 2], asked[place + 3]
-      local skipped = verb > ALTERNATIVE and status ~= 0
+      local first, skipped = verb < ALTERNATIVE, verb > ALTERNATIVE and status ~= 0
       if verb > ALTERNATIVE then verb = verb - ALTERNATIVE end
       local number, count, fails = asked[place + 4], 0, false
-      place = place + 5
+      local argument = asked[place + 5]
+      place = place + 6
       for i = 1, number do
         local policy, ask = policy_at(asked[place]), asks[i] or {}
         key = key + 1
@@ -1089,13 +1271,26 @@ local function build()
       end
       if now == NONE then now = clock end
       if at == NONE then at = nil end
-      if not skipped then
+      if first then operations = nil end
+      if argument > 0 then
+        if not check then read_operations, check, perform = build_values() end
+        operations = read_operations(ARGV[argument + 1])
+      end
+      if first and operations and not check(operations, now) then
+        status = 3
+      elseif number == 0 then
+        status = 1
+        answer[answered + 1], answer[answered + 2] = 1, now
+        answered = answered + 2
+      elseif not skipped then
         local before = answered
         attempt(fails, verb, number, now, slack, at)
         status = answer[before + 1]
       end
+      if operations and status == 1 and not skipped then perform(operations, now, slack) end
     end
-    return write_ints(answer, answered)
+    if not reply then return write_ints(answer, answered) end
+    return concat(reply) .. write_ints(answer, answered)
   end
 
   return unusual, every_group

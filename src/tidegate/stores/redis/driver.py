@@ -63,17 +63,18 @@ ERRORS: Final[dict[str, type[ResponseError]]] = {
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
 }
+COMMANDS: Final = (
+    "allow the user the commands eval, evalsha, time, get, set, getrange, setrange, pexpire, pttl, del, hget, hset, "
+    "hdel, hlen, hscan, zadd, zrem, zcard, zscore and zrangebyscore on its keys"
+)
 ADVICE: Final = (  # the first entry whose text is part of the message applies
     ("NOAUTH", "add the user and password to the URL: redis://user:password@host"),
     ("Authentication required", "add the user and password to the URL: redis://user:password@host"),
     ("WRONGPASS", "check the user and password in the URL"),
     ("invalid username-password", "check the user and password in the URL"),
     ("AUTH", "check the user and password in the URL"),
-    (
-        "NOPERM",
-        "allow the user the commands eval, evalsha, time, get, set, getrange, setrange, pexpire and del on its keys",
-    ),
-    ("No permissions", "allow the user eval, evalsha, time, get, set, getrange, setrange, pexpire and del on its keys"),
+    ("NOPERM", COMMANDS),
+    ("o permissions", COMMANDS),
     ("READONLY", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
     ("read only replica", "this is a replica: name the primary, or use redis+sentinel:// or redis+cluster://"),
     ("MOVED", "this server is part of a cluster: use redis+cluster://"),

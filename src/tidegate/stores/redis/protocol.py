@@ -4,7 +4,8 @@ All values are numbers of 8 bytes in a few strings, so that a call is short and 
 once for all calls of a script that use it. All numbers are integers below 2**53; Lua receives doubles and returns
 integers, which is the fastest for both sides.
 
-A PendingCall is one call of a store: asks that are decided together. A Script is one round trip: calls made at about
+A PendingCall is one call of a store: asks that are decided together, and operations on values (value_steps.py) that are
+performed in the same step; either may be missing. A Script is one round trip: calls made at about
 the same time, each decided separately and in order, as if it were the only one.
 """
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.stores.base import Alternatives, check_ported
+from tidegate.stores.redis.value_steps import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import RedisAddress
+    from tidegate.stores.redis.value_steps import ValueStep
+    from tidegate.stores.values import Collection
 
 SCRIPT: Final = Path(__file__).with_name("core.lua").read_bytes()
 NO_INSTANT: Final = -(2**53)  # encodes None: the server's clock, or the latest charge
@@ -38,7 +42,7 @@ MAX_LIMITS_PER_CALL: Final = 1000  # limits in one call, since a script blocks t
 MAX_WINDOW_RETRIES: Final = 4  # how often a call is sent again because a calendar window was missing
 VERB_NUMBERS: Final = {verb: number for number, verb in enumerate(VERBS, start=1)}
 ALTERNATIVE: Final = 8  # added to the number of a verb that is decided only if the alternative before it was denied
-CALL_HEAD: Final = Struct("<5d")
+CALL_HEAD: Final = Struct("<6d")
 SHORT_CALL: Final = Struct("<3d")
 MAX_SHORT_FORM_LIMITS: Final = (
     1000  # limits in a script of the short form, whose replies are all on the stack of Lua at once
@@ -48,23 +52,25 @@ COST_UNIT_TIMEOUT: Final = 0.000_05  # seconds for one unit of `Algorithm.port_c
 ASK_STRUCTS: Final = [Struct(f"<{1 + count}d") for count in range(MAX_LIMITS_PER_CALL + 1)]
 LIMIT_NUMBERS: Final = Struct("<13d")
 ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
+VALUES: Final = "%v/"  # begins the name of a value; no policy and no key has it, since they are escaped
 
 
 class PendingCall(ABC):
-    """One call: asks that are decided together, and a caller that waits for the answer."""
+    """One call: asks that are decided together, operations on values, and a caller that waits for the answer."""
 
-    __slots__ = ("asks", "at", "missing_windows", "now", "verb", "weight")
+    __slots__ = ("asks", "at", "missing_windows", "now", "values", "verb", "weight")
 
-    def __init__(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+    def __init__(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, values: ValueStep | None = None
+    ) -> None:
         """Keep the arguments of `Store.apply`."""
         self.verb: str = verb
         self.asks: Sequence[Ask] = asks
         self.now: int | None = now
         self.at: int | None = at
+        self.values: ValueStep | None = values
         self.missing_windows: tuple[int, ...] = ()
-        self.weight: int = len(asks[0][0].limits)
-        if len(asks) > 1:
-            self.weight = sum(len(ask[0].limits) for ask in asks)
+        self.weight: int = len(asks[0][0].limits) if len(asks) == 1 else sum(len(ask[0].limits) for ask in asks)
         if self.weight > MAX_LIMITS_PER_CALL:
             message = f"a call checks {self.weight} limits; at most {MAX_LIMITS_PER_CALL} are allowed: split the call"
             raise ConfigError(message)
@@ -140,7 +146,7 @@ class Script:
             for asks in call.groups:
                 status, at = numbers[position], numbers[position + 1]
                 position += 2
-                if status == NEEDS_WINDOW:
+                if status >= NEEDS_WINDOW:
                     break
                 for policy, _, _ in asks:
                     limits = policy.limits
@@ -150,20 +156,27 @@ class Script:
                     position = end
                 if status == 1:
                     break
-            if status != NEEDS_WINDOW:
+            if status < NEEDS_WINDOW:
+                if status and call.values is not None:
+                    position = call.values.receive(Reply(reply, numbers), position)
                 call.set_answer(decisions)
-            elif len(call.missing_windows) < MAX_WINDOW_RETRIES:
-                call.missing_windows = (*call.missing_windows, at)
-                if call.now is None and len(call.missing_windows) == 1:
-                    self.protocol.record_server_time(at)
+            elif status != NEEDS_WINDOW and call.values is not None:
+                error, position = call.values.refusal(Reply(reply, numbers), position - 2)
+                call.set_answer(error)
+            elif self._add_window(call, at):
                 repeated.append(call)
-            else:
-                call.set_answer(
-                    StoreUnavailable(
-                        f"the server's clock jumps or is wrong: it shows {at} us since 1970; check its clock"
-                    )
-                )
         return repeated
+
+    def _add_window(self, call: PendingCall, at: int) -> bool:
+        """Add the window of an instant to a call; return whether it can be sent again."""
+        if len(call.missing_windows) >= MAX_WINDOW_RETRIES:
+            message = f"the server's clock jumps or is wrong: it shows {at} us since 1970; check its clock"
+            call.set_answer(StoreUnavailable(message))
+            return False
+        call.missing_windows = (*call.missing_windows, at)
+        if call.now is None and len(call.missing_windows) == 1:
+            self.protocol.record_server_time(at)
+        return True
 
     def fail(self, error: RateLimitError) -> None:
         """Answer all calls with an error."""
@@ -213,14 +226,28 @@ class ScriptProtocol:
         if encoded_policy is None:
             if len(self._policies) > MAX_LIMITS_PER_CALL:
                 self._policies.clear()
-            name = policy.name.translate(ESCAPES)
-            before, after = f"{self._start}{name}/", ""
-            if self._hash_tag == "key":
-                after = "}"
-            elif self._hash_tag == "policy":
-                before = f"{self._start}{name}/}}"
-            encoded_policy = self._policies[id(policy)] = EncodedPolicy(policy, before, after)
+            encoded_policy = self._policies[id(policy)] = EncodedPolicy(policy, *self._around_key(policy.name))
         return encoded_policy
+
+    def _around_key(self, policy: str) -> tuple[str, str]:
+        """Return what precedes and what follows a key of a policy in its name in the store."""
+        before = f"{self._start}{policy.translate(ESCAPES)}/"
+        return (f"{before}}}", "") if self._hash_tag == "policy" else (before, "}" if self._hash_tag == "key" else "")
+
+    def value_keys(self, collection: Collection, name: str) -> list[bytes]:
+        """Return the key of a value; of a listed collection, the keys of its values and of their ends."""
+        own = VALUES + collection.identity.replace("{", "%7B").replace("}", "%7D")
+        if not collection.listed:
+            own += f"/{name.translate(ESCAPES)}"
+        if self._hash_tag == "all":
+            own = self._start + own
+        elif collection.beside is None:
+            own = f"{self._start}{own}}}"
+        else:
+            before, after = self._around_key(collection.beside[0])
+            own = f"{before}{escape_key(collection.beside[1]) if after else ''}{after}{own}"
+        key = own.encode("utf-8", "surrogatepass")
+        return [key, key + b":ends"] if collection.listed else [key]
 
     def scripts(self, calls: Sequence[PendingCall]) -> Iterator[Script]:
         """Divide calls into scripts, for a cluster one or more per slot.
@@ -245,20 +272,25 @@ class ScriptProtocol:
             yield Script(self, slot_calls[start:], slot, cost)
 
     def _cost_of(self, call: PendingCall) -> int:
-        if len(call.asks) == 1:
+        if len(call.asks) == 1 and call.values is None:
             return self.encode_policy(call.asks[0][0]).cost
-        return sum([self.encode_policy(policy).cost for policy, _, _ in call.asks])
+        cost = 0 if call.values is None else call.values.cost
+        return cost + sum([self.encode_policy(policy).cost for policy, _, _ in call.asks])
 
     def slot_of(self, call: PendingCall) -> int:
         """Return the cluster slot of all keys of a call. Raises ConfigError if they are in different slots."""
         if self._slot is None:
             return 0
         slots = {self._slot(self.encode_policy(policy).key(key)) for policy, key, _ in call.asks}
+        if call.values is not None:
+            slots |= set(map(self._slot, call.values.keys(self.value_keys)))
         if len(slots) > 1:
             message = (
                 "the keys of one call are in different slots of the cluster: open the store with ?hash_tag=policy "
                 "(all keys of a policy in one slot) or ?hash_tag=all (all keys in one slot)"
             )
+            if call.values is not None:
+                message += "; values are in the slot of a key if their collection names it (`beside`)"
             raise ConfigError(message)
         return slots.pop()
 
@@ -267,11 +299,14 @@ class ScriptProtocol:
         short = self._encode_short(calls)
         if short is not None:
             return short
-        policy_numbers: dict[bytes, int] = {}
+        arguments: dict[bytes, int] = {}  # policies and operations on values, and their numbers
         keys: list[bytes] = []
+        value_keys: list[bytes] = []
         encoded_calls = []
         for call in calls:
-            now, at = call.now, call.at
+            now, at, operations = call.now, call.at, 0
+            if call.values is not None:
+                operations = arguments.setdefault(call.values.encode(value_keys, self.value_keys), len(arguments) + 1)
             for index, asks in enumerate(call.groups):
                 encoded_calls.append(
                     CALL_HEAD.pack(
@@ -280,18 +315,19 @@ class ScriptProtocol:
                         EXPIRY_MARGIN if now is None else MANUAL_EXPIRY,
                         NO_INSTANT if at is None else at,
                         len(asks),
+                        0 if index else operations,
                     )
                 )
                 for policy, key, costs in asks:
                     encoded_policy = self.encode_policy(policy)
                     encoded = encoded_policy.encoded or self._encode_windows(encoded_policy, call)
-                    number = policy_numbers.setdefault(encoded, len(policy_numbers) + 1)
+                    number = arguments.setdefault(encoded, len(arguments) + 1)
                     encoded_calls.append(ASK_STRUCTS[len(costs)].pack(number, *costs))
                     name = encoded_policy.key(key)
                     keys.append(name)
                     if encoded_policy.logs:
                         keys.extend([name + log for log in encoded_policy.logs])
-        return keys, [b"".join(encoded_calls), *policy_numbers]
+        return [*keys, *reversed(value_keys)], [b"".join(encoded_calls), *arguments]
 
     def _encode_short(self, calls: Sequence[PendingCall]) -> tuple[list[bytes], list[bytes]] | None:
         """Encode calls in the short form, if all acquire from buckets, with one key each, at the same instant."""
@@ -303,7 +339,7 @@ class ScriptProtocol:
         ]
         policies = self._policies
         for call in calls:
-            if call.verb != "acquire" or len(call.asks) != 1 or call.now != now or call.at is not None:
+            if call.verb != "acquire" or len(call.asks) != 1 or call.now != now or call.at is not None or call.values:
                 return None
             policy, key, costs = call.asks[0]
             encoded_policy = policies.get(id(policy)) or self.encode_policy(policy)
@@ -366,11 +402,7 @@ class EncodedPolicy:
 
     def key(self, key: Key) -> bytes:
         """Return the name of a key in the store."""
-        if not isinstance(key, str):
-            key = "/".join([part.translate(ESCAPES) for part in key])
-        elif "/" in key or "%" in key or "{" in key or "}" in key:
-            key = key.translate(ESCAPES)
-        return f"{self._before}{key}{self._after}".encode("utf-8", "surrogatepass")
+        return f"{self._before}{escape_key(key)}{self._after}".encode("utf-8", "surrogatepass")
 
     def encode_at(self, now: int, missing_windows: tuple[int, ...]) -> bytes:
         """Encode the policy with the calendar windows around `now` and around the missing instants."""
@@ -382,6 +414,15 @@ class EncodedPolicy:
             self._recent = encoded
             self._since, self._until = max(start for start, _ in around), min(end for _, end in around)
         return encoded
+
+
+def escape_key(key: Key) -> str:
+    """Return a key as one string, without what separates the parts of a name in the store."""
+    if not isinstance(key, str):
+        return "/".join([part.translate(ESCAPES) for part in key])
+    if "/" in key or "%" in key or "{" in key or "}" in key:
+        return key.translate(ESCAPES)
+    return key
 
 
 def encode_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:

@@ -18,6 +18,8 @@ from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
 from tidegate.stores.redis.protocol import SCRIPT, Script, ScriptProtocol
 from tidegate.stores.redis.server_watch import ServerWatch
 from tidegate.stores.redis.sync_pipeline import SyncPipeline, SyncScriptCall
+from tidegate.stores.redis.value_steps import ReadPage, ReadValue, WriteValues
+from tidegate.stores.values import check_listed, check_name, check_writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
+    from tidegate.stores.redis.value_steps import ValueStep
+    from tidegate.stores.values import Collection, Value, Write
 
 
 @dataclass
@@ -55,6 +59,7 @@ class RedisStore(Store):
     """
 
     decides_alternatives = True
+    keeps_values = True
 
     def __init__(
         self, address: RedisAddress | None = None, *, clock: Clock | None = None, source: bytes = SCRIPT
@@ -81,29 +86,85 @@ class RedisStore(Store):
         abandon(self._sync_pipeline, self._async_pipelines)
         self._start()
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply the verb to every key together."""
-        if not asks:
+        values = _written(writes) if writes else None
+        if not asks and values is None:
             return []
         if now is None and self._manual_clock:
             now = self.clock.ns() // 1000
         if len(asks) == 1:
-            return self._sync_pipeline.ask(SyncScriptCall(verb, asks, now, at))
+            return self._sync_pipeline.ask(SyncScriptCall(verb, asks, now, at, values))
         merged = merge(asks)
-        return merged.split(self._sync_pipeline.ask(SyncScriptCall(verb, merged.asks, now, at)))
+        return merged.split(self._sync_pipeline.ask(SyncScriptCall(verb, merged.asks, now, at, values)))
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
-        """Apply without blocking the event loop; the charge of a cancelled call is refunded."""
-        if not asks:
+        """Apply without blocking the event loop; the charge of a cancelled call without writes is refunded."""
+        values = _written(writes) if writes else None
+        if not asks and values is None:
             return []
         if now is None and self._manual_clock:
             now = self.clock.ns() // 1000
         if len(asks) == 1:
-            return await self._pipeline().ask(verb, asks, now, at).wait()
+            return await self._pipeline().ask(verb, asks, now, at, values).wait()
         merged = merge(asks)
-        return merged.split(await self._pipeline().ask(verb, merged.asks, now, at).wait())
+        return merged.split(await self._pipeline().ask(verb, merged.asks, now, at, values).wait())
+
+    def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value."""
+        check_name(collection, name)
+        self._read(read := ReadValue(collection, name), now)
+        return read.found
+
+    async def get_value_async(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Do what `get_value` does, without blocking the event loop."""
+        check_name(collection, name)
+        await self._read_async(read := ReadValue(collection, name), now)
+        return read.found
+
+    def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection, page by page."""
+        check_listed(collection)
+        self._read(page := ReadPage(collection), now)
+        found = page.found
+        while page.cursor is not None:
+            self._read(page := ReadPage(collection, page.cursor), now)
+            found |= page.found  # a value may be read twice
+        return found
+
+    async def list_values_async(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Do what `list_values` does, without blocking the event loop."""
+        check_listed(collection)
+        await self._read_async(page := ReadPage(collection), now)
+        found = page.found
+        while page.cursor is not None:
+            await self._read_async(page := ReadPage(collection, page.cursor), now)
+            found |= page.found
+        return found
+
+    def _read(self, read: ValueStep, now: int | None) -> None:
+        if now is None and self._manual_clock:
+            now = self.clock.ns() // 1000
+        self._sync_pipeline.ask(SyncScriptCall("peek", (), now, None, read))
+
+    async def _read_async(self, read: ValueStep, now: int | None) -> None:
+        if now is None and self._manual_clock:
+            now = self.clock.ns() // 1000
+        await self._pipeline().ask("peek", (), now, None, read).wait()
 
     def _pipeline(self) -> AsyncPipeline:
         loop = asyncio.get_running_loop()
@@ -147,6 +208,11 @@ class RedisStore(Store):
         if pipeline is not None:
             await pipeline.close()
         self.close()
+
+
+def _written(writes: Sequence[Write]) -> ValueStep:
+    check_writes(writes)
+    return WriteValues(writes)
 
 
 def open_redis(url: str, clock: Clock | None) -> Store:

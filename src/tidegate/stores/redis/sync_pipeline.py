@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tidegate.errors import Closed, RateLimitError
+from tidegate.errors import Closed, RateLimitError, StoreUnavailable
 from tidegate.lock import REENTERED, Lock, locked, threads_holding
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.cluster import SlotMap, no_server_error
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidegate.stores.redis.protocol import ScriptProtocol
     from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import CallCounts
+    from tidegate.stores.redis.value_steps import ValueStep
 
 FIRST_CHECK: Final = 0.005  # seconds after which a waiting thread checks whether the leader is alive; then longer
 MAX_CHECK: Final = 0.1  # maximum seconds between two such checks
@@ -39,9 +40,11 @@ class SyncScriptCall(PendingCall):
 
     __slots__ = ("answer", "signal")
 
-    def __init__(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
+    def __init__(
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, values: ValueStep | None = None
+    ) -> None:
         """Wait for an answer."""
-        super().__init__(verb, asks, now, at)
+        super().__init__(verb, asks, now, at, values)
         self.answer: list[Decision] | RateLimitError | None = None
         self.signal: threading.Lock | None = None  # only for threads that have to wait
 
@@ -171,7 +174,7 @@ class SyncPipeline:
         if leader not in self._batch and leader in self._queue:  # interrupted before it took the batch
             self._queue.remove(leader)
         if failed:  # queued calls waited as long, and would fail again
-            failure = next((each.answer for each in self._batch if isinstance(each.answer, RateLimitError)), None)
+            failure = next((each.answer for each in self._batch if isinstance(each.answer, StoreUnavailable)), None)
             for call in self._queue:
                 if call.answer is None and failure is not None:
                     call.set_answer(failure)

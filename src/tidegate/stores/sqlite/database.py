@@ -22,7 +22,7 @@ CACHED_STATEMENTS: Final = 64
 WAL_PAGES: Final = 4000  # size of the write-ahead log at which it is written back into the file
 WAL_BYTES: Final = 16 * 2**20  # the write-ahead log is truncated to this size afterwards, if a reader delayed it
 
-CREATED_VIEW: Final = re.compile(r"-- Applied to files without the view (\w+)\.")
+CREATED_OBJECT: Final = re.compile(r"-- Applied to files without the (?:table|view) (\w+)\.")
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 DAMAGED_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 ADVICE: Final = {
@@ -71,8 +71,8 @@ class Migration(NamedTuple):
 
     A step of the store itself is missing from a file whose version is lower than its number. A step of a subclass names
     a table that it creates, and is missing from a file without this table, so files that the subclass does not use
-    can get later steps of the store without it. A step that only changes views works in the same way: it names a
-    view in its first line, and needs no new version, so earlier versions of tidegate can still use the file.
+    can get later steps of the store without it. A step that only adds a table or changes views works in the same way:
+    it names the table or a view in its first line, and needs no new version.
     """
 
     number: int
@@ -166,7 +166,7 @@ def read_migrations(package: str, creates: str | None = None) -> list[Migration]
     for file in sorted(files(package).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
             script = file.read_text(encoding="utf-8")
-            named = CREATED_VIEW.match(script)
+            named = CREATED_OBJECT.match(script)
             migrations.append(Migration(int(file.name.partition("_")[0]), script, named[1] if named else creates))
     return migrations
 

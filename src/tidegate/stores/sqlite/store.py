@@ -15,7 +15,7 @@ from tidegate.clock import Clock, SystemClock, yield_thread
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import VERBS, Decision
 from tidegate.core.limit import parse_period
-from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.errors import Closed, CollectionFull, ConfigError, RateLimitError, StoreUnavailable, ValueConflict
 from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked, threads_holding
 from tidegate.policy.key import join_key
@@ -34,6 +34,8 @@ from tidegate.stores.sqlite.database import (
     read_migrations,
 )
 from tidegate.stores.sqlite.rows import KeyRow, StateRows, storable
+from tidegate.stores.sqlite.value_rows import check_conditions, get_value, list_values, sweep_values, write_values
+from tidegate.stores.values import check_listed, check_name, check_writes
 from tidegate.urls import redact, split_url, unknown_option
 
 if TYPE_CHECKING:
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.sqlite.async_worker import StoreCall
+    from tidegate.stores.values import Collection, Value, Write
 
+    Result = list[Decision] | RateLimitError
     Work = Callable[[StateRows, StoreCall, int], list[Decision]]
 
 P = ParamSpec("P")
@@ -94,6 +98,7 @@ class SQLiteStore(Store):
     """
 
     decides_alternatives = True
+    keeps_values = True
 
     _kept_policies: ClassVar[str | None] = None  # the prefix of policies whose rows are never deleted
 
@@ -131,11 +136,18 @@ class SQLiteStore(Store):
         self._failures = 0
         at_fork(before=self._prepare_fork, parent=self._resume, child=self._reset_after_fork)
 
-    def apply(self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None) -> list[Decision]:
+    def apply(
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
+    ) -> list[Decision]:
         """Apply the verb to all keys together, in one transaction."""
-        if not asks:
+        if not asks and not writes:
             return []
-        return self._transact(((verb, asks, now, at, None),))[0]
+        return self._transact((store_call(verb, asks, now, at, writes),))[0]
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
@@ -144,13 +156,47 @@ class SQLiteStore(Store):
         return self._transact(((verb, ((policy, key, costs),), now, at, None),))[0][0]
 
     async def apply_async(
-        self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None = None,
+        at: int | None = None,
+        writes: Sequence[Write] = (),
     ) -> list[Decision]:
         """Apply in the thread of the store; concurrent calls of many tasks share transactions."""
-        if not asks:
+        if not asks and not writes:
             return []
         worker = self._worker or self._start_worker()
-        return await worker.apply(QueuedCall((verb, asks, now, at, None)))
+        return await worker.apply(QueuedCall(store_call(verb, asks, now, at, writes)))
+
+    def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value."""
+        check_name(collection, name)
+        return self._read(lambda rows, instant: get_value(rows.execute, collection, name, instant), now)
+
+    async def get_value_async(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
+        """Read a value, in another thread."""
+        return await asyncio.to_thread(self.get_value, collection, name, now)
+
+    def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection."""
+        check_listed(collection)
+        return self._read(lambda rows, instant: list_values(rows.execute, collection, instant), now)
+
+    async def list_values_async(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
+        """Read all values of a listed collection, in another thread."""
+        return await asyncio.to_thread(self.list_values, collection, now)
+
+    def _read(self, read: Callable[[StateRows, int], R], now: int | None) -> R:
+        """Read rows in a transaction of its own."""
+        found: list[R] = []
+
+        def work(rows: StateRows, _: StoreCall, instant: int) -> list[Decision]:
+            found[:] = [read(rows, instant if now is None else now)]
+            return []
+
+        self._transact((("peek", (), now, None, None),), work)
+        return found[0]
 
     def _start_worker(self) -> AsyncWorker:
         self._workers.append(AsyncWorker(self._apply_queued, self.wake))
@@ -186,7 +232,7 @@ class SQLiteStore(Store):
     def _apply_queued(self, queued_calls: list[QueuedCall]) -> None:
         """Apply all calls in one transaction; an error becomes the result of each."""
         try:
-            results = self._transact([queued_call.arguments for queued_call in queued_calls])
+            results = self._transact_all([queued_call.arguments for queued_call in queued_calls])
         except Exception as error:  # noqa: BLE001 - raised where the result is awaited
             for queued_call in queued_calls:
                 queued_call.results = error
@@ -195,7 +241,18 @@ class SQLiteStore(Store):
             queued_call.results = decisions
 
     def _transact(self, calls: Sequence[StoreCall], work: Work | None = None) -> list[list[Decision]]:
-        """Apply all calls in one transaction, retried while other processes keep the file locked."""
+        """Apply all calls in one transaction; raise the first error."""
+        results = self._transact_all(calls, work)
+        for result in results:
+            if isinstance(result, RateLimitError):
+                raise result
+        return results  # type: ignore[return-value]  # without errors
+
+    def _transact_all(self, calls: Sequence[StoreCall], work: Work | None = None) -> list[Result]:
+        """Apply all calls in one transaction, retried while other processes keep the file locked.
+
+        The result of a call whose conditions failed is the error: it has changed nothing.
+        """
         try:
             return self._exclusively(self._retry_while_busy, calls, work or decide)
         except InUseError as error:
@@ -240,7 +297,7 @@ class SQLiteStore(Store):
         finally:
             lock.release(None)
 
-    def _retry_while_busy(self, calls: Sequence[StoreCall], work: Work) -> list[list[Decision]]:
+    def _retry_while_busy(self, calls: Sequence[StoreCall], work: Work) -> list[Result]:
         deadline = None
         attempts = 0
         while True:
@@ -261,7 +318,7 @@ class SQLiteStore(Store):
             self._waits += attempts == 1
             yield_thread(FIRST_LOCK_PAUSE if attempts == 1 else MAX_LOCK_PAUSE)
 
-    def _attempt(self, calls: Sequence[StoreCall], work: Work) -> list[list[Decision]]:
+    def _attempt(self, calls: Sequence[StoreCall], work: Work) -> list[Result]:
         """Apply all calls in one transaction, once."""
         if self._unfinished:
             self._close()
@@ -274,10 +331,17 @@ class SQLiteStore(Store):
         read_only = calls[0][0] == "peek" and all(call[0] == "peek" for call in calls)
         rows.execute("BEGIN" if read_only else "BEGIN IMMEDIATE")
         now = self.clock.ns() // 1000
-        results = [work(rows, call, now) for call in calls]
+        results: list[Result] = []
+        for call in calls:
+            try:
+                results.append(work(rows, call, now))
+            except (ValueConflict, CollectionFull) as error:
+                results.append(error.with_traceback(None))
         if self._sweep_due and not read_only:
             self._sweep_due = False
-            rows.sweep(min([now, *(call[2] for call in calls if call[2] is not None)]))
+            instant = min([now, *(call[2] for call in calls if call[2] is not None)])
+            rows.sweep(instant)
+            sweep_values(rows.execute, instant)
         rows.execute("COMMIT")
         self._unfinished = False
         return results
@@ -285,9 +349,9 @@ class SQLiteStore(Store):
     def _failed(self, error: sqlite3.Error, calls: Sequence[StoreCall]) -> StoreUnavailable:
         self._failures += 1
         verb, asks, *_ = calls[0]
-        policy, key, _ = asks[0]
         others = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
-        return explain(error, f"{verb} {key!r} of policy {policy.name!r}{others}", self.path)
+        what = f"{verb} {asks[0][1]!r} of policy {asks[0][0].name!r}" if asks else "read or write a value"
+        return explain(error, f"{what}{others}", self.path)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
@@ -389,12 +453,37 @@ class SQLiteStore(Store):
         self._unfinished = False
 
 
+def store_call(verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]) -> StoreCall:
+    """Check and build a call."""
+    if not writes:
+        return verb, asks, now, at, None
+    check_writes(writes)
+    return verb, asks, now, at, Writes(writes)
+
+
+class Writes(tuple["Write", ...]):
+    """The values that a call writes."""
+
+    __slots__ = ()
+
+
 def decide(rows: StateRows, call: StoreCall, now: int) -> list[Decision]:
-    """Read the states of every key, apply the verb to all of them, and write them back."""
-    verb, asks, given, at, _ = call
+    """Read the states of every key, apply the verb to all of them, and write them back, with the values of the call."""
+    verb, asks, given, at, extra = call
     if given is not None:
         now = given
-    if len(asks) > 1:
+    if not isinstance(extra, Writes):
+        return decide_asks(rows, verb, asks, now, at)
+    check_conditions(rows.execute, extra, now)
+    decisions = decide_asks(rows, verb, asks, now, at)
+    if not decisions or decisions[-1].within_limits:
+        write_values(rows.execute, extra, now)
+    return decisions
+
+
+def decide_asks(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
+    """Decide the asks of a call."""
+    if len(asks) != 1:
         return decide_in_turn(asks, lambda together: decide_together(rows, verb, together, now, at))
     ((policy, key, costs),) = asks
     name = key_text(key)

@@ -162,7 +162,7 @@ const COUNT_LABELS = {
   entries: "keys stored", max_entries: "maximum keys", overflowed: "calls in shared bucket", transactions: "transactions",
   waits: "waits for file lock", failures: "failures", connections: "connections", losses: "outages",
   allowed_without_store: "allowed during outages", denied_without_store: "denied during outages", published: "messages sent",
-  received: "messages received", dropped: "messages dropped", scripts: "scripts sent", calls: "calls", peers: "processes",
+  received: "messages received", dropped: "messages dropped", scripts: "scripts sent", calls: "calls", processes: "processes",
 };
 
 export function renderState(overview) {
@@ -190,5 +190,5 @@ export function renderState(overview) {
 }
 
 function countRows(counts) {
-  return Object.entries(counts).filter(([name, value]) => name in COUNT_LABELS && !(name === "peers" && !value)).map(([name, value]) => [COUNT_LABELS[name], formatCount(value)]);
+  return Object.entries(counts).filter(([name, value]) => name in COUNT_LABELS && !(name === "processes" && !value)).map(([name, value]) => [COUNT_LABELS[name], formatCount(value)]);
 }
