@@ -1,11 +1,18 @@
-"""Raises at any instruction of the package, as a signal handler may: before a `try` begins, and in a clean-up too."""
+"""Raises wherever a signal handler may raise in the package: before a `try` begins, and in a clean-up too.
 
+CPython runs signal handlers of Python code at the start of a function, after a call, and at a jump backwards; so `with`
+on a lock, whose methods are written in C, cannot be left between taking the lock and releasing it. `alarms` raises from
+real signals.
+"""
+
+import dis
 import gc
 import random
 import signal
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +21,28 @@ from tests.seeds import is_quick
 
 PACKAGE = str(Path(tidegate.__file__).parent)
 TOOL = 4  # of sys.monitoring: neither the debugger, the profiler nor coverage
+
+
+CHECKED = frozenset(("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX"))  # CPython looks for signals after these
+JUMPS = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD")  # ... and at these
+
+
+@cache
+def interruptible(code):
+    """Return the offsets of the instructions before which a signal handler may run.
+
+    A handler that raises after a call raises in the block of that call: where the next instruction is in another block,
+    tracing cannot raise as CPython does.
+    """
+    blocks = dis._parse_exception_table(code)  # noqa: SLF001 - dis only prints it
+    found, before, block = set(), "", None
+    for instruction in dis.get_instructions(code):
+        name, offset = instruction.opname, instruction.offset
+        own = next((entry for entry in blocks if entry.start <= offset < entry.end), None)
+        if (before in CHECKED and own == block) or (name.startswith(JUMPS) and not name.endswith("NO_INTERRUPT")):
+            found.add(offset)
+        before, block = name, own
+    return found
 
 
 class Interrupted(BaseException):
@@ -33,7 +62,7 @@ class Countdown:
 
 
 def interrupted_at(step):
-    """Raise before the given instruction that this thread runs in frames of the package; the first is 1."""
+    """Raise at the given one of the places where this thread may be interrupted in the package; the first is 1."""
     return (monitored if sys.version_info >= (3, 12) else traced)(Countdown(step))
 
 
@@ -50,7 +79,7 @@ def traced(countdown):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        if event == "opcode":
+        if event == "opcode" and frame.f_lasti in interruptible(code):
             countdown()
         return trace
 
@@ -68,8 +97,8 @@ def monitored(countdown):
     monitoring = sys.monitoring
     thread = threading.get_ident()
 
-    def look(code, _offset):
-        if not code.co_filename.startswith(PACKAGE):
+    def look(code, offset):
+        if not code.co_filename.startswith(PACKAGE) or offset not in interruptible(code):
             return monitoring.DISABLE
         if threading.get_ident() == thread:
             countdown()

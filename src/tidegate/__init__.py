@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock, Signal
     from tidegate.core import Decision, Limit, LimitDecision
     from tidegate.errors import Closed, ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
+    from tidegate.joint import reserve, reserve_async, reserve_first, reserve_first_async
     from tidegate.limited import AsyncLimited, Limited
     from tidegate.limiter import AsyncLimiter, Limiter, Usage
     from tidegate.observe import Observer, Record
@@ -49,6 +50,10 @@ __all__ = [
     "Usage",
     "join_key",
     "open_store",
+    "reserve",
+    "reserve_async",
+    "reserve_first",
+    "reserve_first_async",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept any name
@@ -56,6 +61,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         "tidegate.clock": "Clock Signal",
         "tidegate.core": "Decision Limit LimitDecision",
         "tidegate.errors": "Closed ConfigError Denied RateLimitError ResourceUnknown StoreUnavailable",
+        "tidegate.joint": "reserve reserve_async reserve_first reserve_first_async",
         "tidegate.limited": "AsyncLimited Limited",
         "tidegate.limiter": "AsyncLimiter Limiter Usage",
         "tidegate.observe": "Observer Record",

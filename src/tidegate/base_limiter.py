@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import functools
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import MAX_DURATION, SECOND
+from tidegate.arguments import at_least_zero, check_priority, seconds
+from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, shadow
-from tidegate.errors import Closed, ConfigError, Denied
+from tidegate.errors import Closed, ConfigError
+from tidegate.joint import JointCall, LimiterAsk
 from tidegate.observe import Observer, Record
 from tidegate.policy.key import Key, normal_key
 from tidegate.policy.model import Cost, Policy, Rules, read_policy
-from tidegate.reservation import charged_at
+from tidegate.reservation import ReservedCharge, charged_at
 from tidegate.stores.opened import OpenedStore
-from tidegate.waiting import MAX_PRIORITY, AskStep, Denial, WaitQueues, wait_flow
+from tidegate.waiting import MAX_PRIORITY, WaitQueues
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.clock import Clock, Signal
+    from tidegate.clock import Clock
     from tidegate.stores import Store
-    from tidegate.stores.base import TryAcquire
+    from tidegate.stores.base import Ask, TryAcquire
     from tidegate.stores.lease import Lease
-    from tidegate.waiting import Call, WaitFlow
-
-MAX_SECONDS: Final = 3e10
 
 
 class Usage(NamedTuple):
@@ -40,7 +37,9 @@ class Usage(NamedTuple):
 
 
 class BaseLimiter:
-    """Base class of Limiter and AsyncLimiter: makes asks, waits in queues, and builds fast paths."""
+    """Base class of Limiter and AsyncLimiter: makes asks, calls observers, and builds fast paths."""
+
+    for_tasks: ClassVar[bool] = False  # whether its methods are coroutines
 
     def __init__(
         self,
@@ -65,13 +64,13 @@ class BaseLimiter:
         """
         self.policy: Policy = read_policy(rules, name)
         self._observer = observer
-        self._ageing = round(at_least_zero("ageing", ageing) * SECOND)
-        self._max_priority = at_least_zero("max_priority", max_priority)
+        self.ageing: int = round(at_least_zero("ageing", ageing) * SECOND)  # in microseconds
+        self.max_priority: float = at_least_zero("max_priority", max_priority)
         self._opened = OpenedStore.open(store, clock=clock, lease=lease)
         self.store: Store = self._opened.store
         self.clock: Clock = clock or self.store.clock
-        self._queues = WaitQueues()
-        self.store.wait_queues.add(self._queues)
+        self.queues: WaitQueues = WaitQueues()
+        self.store.wait_queues.add(self.queues)
         self._fast_path_invalidators: list[Callable[[], None]] = []
         self._now: Callable[[], int] | None = None
         if clock is not None and clock is not self.store.clock:
@@ -89,7 +88,7 @@ class BaseLimiter:
         self._observed = self._observer is not None or policy.mode == "shadow"
         for name in ("try_acquire", "peek", "usage"):
             self.__dict__.pop(name, None)
-        if not self._observed and self._now is None and not self._queues.closed:
+        if not self._observed and self._now is None and not self.queues.closed:
             self._use_fast_paths(policy)
 
     def _use_fast_paths(self, policy: Policy) -> None:
@@ -112,7 +111,7 @@ class BaseLimiter:
 
     def _fast_usage(self, policy: Policy) -> Callable[[Key], dict[str, Usage]] | None:
         def slow_peek(key: Key, _cost: Cost = 0) -> Decision:
-            return self._ask_now(self._usage_ask(key))
+            return self._ask_now("peek", self._make_ask(key, {}))
 
         peek: TryAcquire[Decision] | None = self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators)
         return None if peek is None else fast_usage(policy, peek, slow_peek)
@@ -126,111 +125,91 @@ class BaseLimiter:
         if not isinstance(rules, Policy):
             policy = Policy(self.policy.name, policy.limits, self.policy.mode, self.policy.on_store_error)
         self._set_policy(policy)
-        self._queues.wake_all()
+        self.queues.wake_all()
 
     @property
     def waiting(self) -> int:
         """The number of calls that wait for a permit."""
-        return len(self._queues)
+        return len(self.queues)
 
     @property
     def has_waiting(self) -> bool:
         """Whether a call may be waiting for a permit: faster than counting them."""
-        return self._queues.occupied
+        return self.queues.occupied
 
-    def _current_time(self) -> int | None:
+    def current_time(self) -> int | None:
+        """Return the time to decide at; None: that of the store's clock."""
         return None if self._now is None else self._now()
 
-    def _ask_now(self, ask: AskStep) -> Decision:
+    def check_open(self) -> None:
+        """Raise Closed if the limiter is closed."""
+        if self.queues.closed:
+            raise Closed("the limiter is closed")
+
+    def _ask_now(self, verb: str, ask: Ask, at: int | None = None) -> Decision:
         """Ask the store, in the calling thread."""
-        verb, policy, key, costs, at = ask
-        decision = self._apply(verb, policy, key, costs, None if self._now is None else self._now(), at)
-        return self._observe(ask, decision) if self._observed else decision
+        decision = self._apply(verb, *ask, None if self._now is None else self._now(), at)
+        return self.observe(verb, ask, decision) if self._observed else decision
 
     def _ask_key_now(self, verb: str, key: Key, cost: Cost = 1) -> Decision:
         """Ask the store about one key, in the calling thread."""
-        return self._ask_now(self._make_ask(verb, normal_key(key), cost))
+        policy = self.policy
+        return self._ask_now(verb, (policy, normal_key(key), policy.costs(cost)))
 
-    def _observe(self, ask: AskStep, decision: Decision) -> Decision:
-        """Make a shadow policy allow the call, and call the observer."""
-        if ask.policy.mode == "shadow":
+    def observe(self, verb: str, ask: Ask, decision: Decision) -> Decision:
+        """Return a decision as the caller sees it: a shadow policy allows the call. Calls the observer."""
+        if ask[0].mode == "shadow":
             decision = shadow(decision)
         if self._observer is not None:
-            self._observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
+            self._observer(Record(verb, *ask, decision))
         return decision
 
-    def _make_ask(self, verb: str, key: Key, cost: Cost) -> AskStep:
-        """Build an AskStep for the current policy."""
+    def _make_ask(self, key: Key, cost: Cost) -> Ask:
+        """Return what the store is asked, with the current policy."""
         policy = self.policy
-        return AskStep(verb, policy, key, policy.costs(cost))
+        return policy, normal_key(key), policy.costs(cost)
 
-    def _acquire_flow(
-        self, call: Call, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float
-    ) -> WaitFlow:
-        """Ask at once if no call waits for the key; otherwise, or if denied, wait in the queue until the deadline."""
-        key = normal_key(key)
-        timeout = None if timeout is None else seconds("timeout", timeout)
-        ahead = round(check_priority(priority, self._max_priority) * self._ageing)
-        ask, denied = self._make_ask(verb, key, cost), None
-        if key not in self._queues or any(
-            c > limit.burst for limit, c in zip(ask.policy.limits, ask.costs, strict=True)
-        ):
-            wakes = self._queues.wakes
-            decision: Decision = yield ask
-            if decision.allowed or decision.retry == NEVER or (timeout is not None and timeout <= 0):
-                return self._raise_if_denied(decision, key, timeout)
-            denied = Denial(decision, wakes)
-        now = self.clock.steady()
-        deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
-        waiter = self._queues.join(key, now - ahead, self._signal(), call)
-        make_ask = functools.partial(self._make_ask, key=key, cost=cost)
-        # Another process may release a slot, or settle a reservation, long before the store would allow this call. It
-        # cannot wake this one.
-        returned = verb == "hold" or any(limit.rules.holds_slots for limit in ask.policy.limits)
-        max_sleep = SECOND if returned and not self._instant_store else MAX_DURATION
-        steady = self.clock.steady
-        decision = yield from wait_flow(self._queues, waiter, verb, make_ask, deadline, max_sleep, steady, denied)
-        return self._raise_if_denied(decision, key, timeout)
+    def _asks_at_once(self, key: Key, timeout: float | None, priority: float) -> bool:
+        """Return whether a call may ask before it considers waiting: no other call waits for its key."""
+        if timeout is not None:
+            seconds("timeout", timeout)
+        if priority:
+            check_priority(priority, self.max_priority)
+        return key not in self.queues
 
-    def _raise_if_denied(self, decision: Decision, key: Key, timeout: float | None) -> Decision:
-        """Return a decision that allows the call; raise Denied for one that does not."""
-        if decision.allowed:
-            return decision
-        names = ", ".join(decision.violated)
-        if decision.retry == NEVER:
-            message = f"{key!r}: the cost exceeds what {names} can ever allow"
-        elif decision.retry:
-            message = f"{key!r} got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
-        else:
-            message = f"{key!r} got no permit within {timeout} s: other calls are ahead of it in the queue"
-        raise Denied(message, decision)
+    def _call(self, key: Key, cost: Cost) -> JointCall:
+        """Return the call that charges one key; raises Closed."""
+        self.check_open()
+        return JointCall(((LimiterAsk(self, key, cost),),))
 
-    def _policy_of(self, decision: Decision) -> Policy:
+    def _charge(self, key: Key, cost: Cost, decision: Decision) -> ReservedCharge:
+        policy = self.policy_of(decision)
+        return ReservedCharge(self, policy, normal_key(key), policy.costs(cost), decision)
+
+    def policy_of(self, decision: Decision) -> Policy:
         """Return the policy of a decision: the current one, unless the rules changed meanwhile."""
         policy = self.policy
         limits = decision.policy_limits
         return policy if limits is policy.limits else Policy(policy.name, limits, policy.mode, policy.on_store_error)
 
-    def _refund_ask(self, key: Key, cost: Cost) -> AskStep:
-        ask = self._make_ask("adjust", normal_key(key), cost)
-        return ask._replace(costs=tuple(-c for c in ask.costs))
+    def _refund_ask(self, key: Key, cost: Cost) -> Ask:
+        policy, key, costs = self._make_ask(key, cost)
+        return policy, key, tuple(-c for c in costs)
 
-    def _release_ask(self, key: Key, cost: Cost, decision: Decision | None) -> AskStep:
-        ask = self._make_ask("adjust", normal_key(key), cost)
-        slots = slots_of(ask.policy, ask.costs)
-        if not any(limit.rules.holds_slots for limit in ask.policy.limits):
-            message = f"policy {ask.policy.name!r} has no concurrency limit, so it has no slots to release"
+    def _release_ask(self, key: Key, cost: Cost, decision: Decision | None) -> tuple[Ask, int | None]:
+        """Return what releases slots, and the time of the charge that took them."""
+        policy, key, costs = self._make_ask(key, cost)
+        slots = slots_of(policy, costs)
+        if not any(limit.rules.holds_slots for limit in policy.limits):
+            message = f"policy {policy.name!r} has no concurrency limit, so it has no slots to release"
             raise ConfigError(message)
-        at = None if decision is None else charged_at(decision, ask.policy)
+        at = None if decision is None else charged_at(decision, policy)
         if decision is not None and at is None:  # it took none
             slots = (0,) * len(slots)
-        return ask._replace(costs=tuple(-slot for slot in slots), at=at)
+        return (policy, key, tuple(-slot for slot in slots)), at
 
-    def _reset_ask(self, key: Key) -> AskStep:
-        return AskStep("reset", self.policy, normal_key(key), (0,) * len(self.policy.limits))
-
-    def _usage_ask(self, key: Key) -> AskStep:
-        return self._make_ask("peek", normal_key(key), {})
+    def _reset_ask(self, key: Key) -> Ask:
+        return self.policy, normal_key(key), (0,) * len(self.policy.limits)
 
     def reject_calls(self) -> None:
         """Reject further calls and wake waiting calls with Closed; the store stays open."""
@@ -239,37 +218,8 @@ class BaseLimiter:
             raise Closed("the limiter is closed")
 
         self._apply = closed  # every later call ends here
-        self._queues.close()
+        self.queues.close()
         self._set_policy(self.policy)
-
-    def _signal(self) -> Signal:
-        raise NotImplementedError
-
-
-def seconds(name: str, value: object, expected: str = "a number of seconds") -> float:
-    """Read a number of seconds or a timedelta, capped at about a thousand years."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN
-        return max(-MAX_SECONDS, min(MAX_SECONDS, value))
-    raise ConfigError(f"must be {expected}, not {value!r}", field=name)
-
-
-def check_priority(priority: object, max_priority: float) -> float:
-    """Raise ConfigError for a priority that could overtake other calls indefinitely."""
-    number = seconds("priority", priority, "a number")
-    if abs(number) > max_priority:
-        bound = f"{max_priority:g}"
-        raise ConfigError(f"must be from -{bound} to {bound} (max_priority), not {priority!r}", field="priority")
-    return number
-
-
-def at_least_zero(name: str, value: object) -> float:
-    """Read a finite number that is not negative."""
-    number = seconds(name, value, "a number")
-    if not 0 <= number < MAX_SECONDS:
-        raise ConfigError(f"must be a finite number >= 0, not {value!r}", field=name)
-    return number
 
 
 def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,23 +5,24 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.base_limiter import BaseLimiter, Usage, check_priority, seconds, usage_of
+from tidegate.arguments import check_priority, seconds
+from tidegate.base_limiter import BaseLimiter, Usage, usage_of
 from tidegate.clock import TaskSignal, ThreadSignal
+from tidegate.flow import run, run_async
+from tidegate.joint import acquire_flow, async_performer, performer
 from tidegate.limited import AsyncLimited, Limited
 from tidegate.policy.key import Key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
-from tidegate.waiting import AskStep, TaskCall, ThreadCall
+from tidegate.waiting import Denial, StoreStep
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tidegate.core.decision import Decision
     from tidegate.policy.model import Cost, Policy
-    from tidegate.stores.base import TryAcquire
-    from tidegate.waiting import Step
+    from tidegate.stores.base import Ask, TryAcquire
 
     AsyncApply = Callable[..., Awaitable[list[Decision]]]  # as Store.apply_async
 
@@ -55,8 +56,6 @@ def async_fast_usage(
 class Limiter(BaseLimiter):
     """A rate limiter for threads. Thread-safe; a context manager that closes itself."""
 
-    _signal = staticmethod(ThreadSignal)
-
     def _use_fast_paths(self, policy: Policy) -> None:
         self._set_fast_path("try_acquire", Limiter.try_acquire, self._fast_try_acquire(policy))
         self._set_fast_path("peek", Limiter.peek, self._fast_peek(policy))
@@ -80,8 +79,19 @@ class Limiter(BaseLimiter):
         by priority (larger is sooner), then in order of arrival, and waiting raises the priority (see
         `tidegate.waiting`).
         """
-        call = ThreadCall()
-        return call.run(self._acquire_flow(call, "acquire", key, cost, timeout, priority), self._perform)
+        return self._acquire("acquire", normal_key(key), cost, timeout, priority)
+
+    def _acquire(self, verb: str, key: Key, cost: Cost, timeout: float | None, priority: float) -> Decision:
+        """Ask the store at once, unless other calls wait for the key; if denied, wait in the queue."""
+        denied = None
+        if self._asks_at_once(key, timeout, priority):
+            wakes = self.queues.wakes
+            decision = self._ask_now(verb, self._make_ask(key, cost))
+            if decision.allowed:
+                return decision
+            denied = Denial(decision, wakes)
+        flow = acquire_flow(self._call(key, cost), verb, timeout, priority, ThreadSignal, denied)
+        return run(flow, performer(self.clock))
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -93,36 +103,33 @@ class Limiter(BaseLimiter):
         Waits up to `timeout` seconds, then raises Denied.
         """
         ttl = seconds("ttl", ttl)
-        call = ThreadCall()
-        decision = call.run(self._acquire_flow(call, "hold", key, cost, timeout, priority), self._perform)
-        return self.make_reservation(key, cost, decision, ttl)
+        key = normal_key(key)
+        return self.make_reservation(key, cost, self._acquire("hold", key, cost, timeout, priority), ttl)
 
     def make_reservation(self, key: Key, cost: Cost, decision: Decision, ttl: float) -> Reservation:
         """Build the reservation of a cost that was charged by `decision`."""
-        policy = self._policy_of(decision)
-        return Reservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+        return Reservation([self._charge(key, cost, decision)], self.clock, ttl)
 
-    def settle(self, ask: AskStep) -> Decision:
-        """Correct a charge, and wake the first waiter of its key; reservations call this."""
-        decision = self._ask_now(ask)
-        self.store.wait_queues.wake(ask.key)
-        return decision
+    def _settle(self, verb: str, ask: Ask, at: int | None = None) -> None:
+        """Correct a charge, and wake the first waiter of its key."""
+        self._ask_now(verb, ask, at)
+        self.store.wait_queues.wake(ask[1])
 
     def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""
-        self.settle(self._refund_ask(key, cost))
+        self._settle("adjust", self._refund_ask(key, cost))
 
     def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
         """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
-        self.settle(self._release_ask(key, cost, decision))
+        self._settle("adjust", *self._release_ask(key, cost, decision))
 
     def reset(self, key: Key) -> None:
         """Clear the state of a key."""
-        self.settle(self._reset_ask(key))
+        self._settle("reset", self._reset_ask(key))
 
     def usage(self, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
-        return usage_of(self._ask_now(self._usage_ask(key)))
+        return usage_of(self._ask_now("peek", self._make_ask(key, {})))
 
     def limited(
         self,
@@ -150,17 +157,11 @@ class Limiter(BaseLimiter):
         """Close."""
         self.close()
 
-    def _perform(self, step: Step) -> Decision | None:
-        if isinstance(step, AskStep):
-            return self._ask_now(step)
-        self.clock.wait(*step)
-        return None
-
 
 class AsyncLimiter(BaseLimiter):
     """A rate limiter for asyncio tasks: the methods of Limiter as coroutines. An async context manager."""
 
-    _signal = staticmethod(TaskSignal)
+    for_tasks = True
     _fast_path: Callable[[Key, Cost], Decision | None] | None = None
 
     def _set_policy(self, policy: Policy) -> None:
@@ -184,21 +185,20 @@ class AsyncLimiter(BaseLimiter):
         """
         if self._fast_path is not None and (decision := self._fast_path(key, cost)) is not None:
             return decision
-        if self._observed or self._instant_store or self._queues.closed:
-            return await self._ask(self._make_ask("acquire", normal_key(key), cost))
-        policy = self.policy  # like _ask, with one coroutine less
-        asks = ((policy, normal_key(key), policy.costs(cost)),)
-        return (await self.store.apply_async("acquire", asks, self._current_time()))[0]
+        if self._observed or self._instant_store or self.queues.closed:
+            return await self._ask("acquire", self._make_ask(key, cost))
+        asks = (self._make_ask(key, cost),)  # like _ask, with one coroutine less
+        return (await self.store.apply_async("acquire", asks, self.current_time()))[0]
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """Return the decision that `try_acquire` would return, and change nothing."""
-        return await self._ask(self._make_ask("peek", normal_key(key), cost))
+        return await self._ask("peek", self._make_ask(key, cost))
 
     async def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:  # noqa: ASYNC109 - the deadline is part of the contract
         """Wait until enough permits are available, and take them; see `Limiter.acquire`."""
-        return await self._wait_for("acquire", key, cost, timeout, priority)
+        return await self._acquire("acquire", normal_key(key), cost, timeout, priority)
 
-    async def _wait_for(
+    async def _acquire(
         self,
         verb: str,
         key: Key,
@@ -207,10 +207,21 @@ class AsyncLimiter(BaseLimiter):
         priority: float,
         apply: AsyncApply | None = None,
     ) -> Decision:
-        """Charge a cost, and wait if needed; `apply` replaces `store.apply_async`."""
-        call = TaskCall()
-        perform = self._perform if apply is None else functools.partial(self._perform, apply=apply)
-        return await call.run(self._acquire_flow(call, verb, key, cost, timeout, priority), perform)
+        """Ask the store at once, unless other calls wait for the key; `apply` replaces `store.apply_async`."""
+        denied = None
+        if self._asks_at_once(key, timeout, priority):
+            wakes = self.queues.wakes
+            decision = await self._ask(verb, self._make_ask(key, cost), None, apply)
+            if decision.allowed:
+                return decision
+            denied = Denial(decision, wakes)
+        perform: Callable[..., Any] = async_performer(self.clock)
+        if apply is not None:
+            other = perform
+            perform = lambda step: apply(*step[1:]) if isinstance(step, StoreStep) else other(step)  # noqa: E731 - as above
+        return await run_async(
+            acquire_flow(self._call(key, cost), verb, timeout, priority, TaskSignal, denied), perform
+        )
 
     def reserve(
         self, key: Key, cost: Cost = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
@@ -227,35 +238,33 @@ class AsyncLimiter(BaseLimiter):
         priority: float,
     ) -> AsyncReservation:
         ttl = seconds("ttl", ttl)
-        decision = await self._wait_for("hold", key, cost, timeout, priority)
-        return self.make_reservation(key, cost, decision, ttl)
+        key = normal_key(key)
+        return self.make_reservation(key, cost, await self._acquire("hold", key, cost, timeout, priority), ttl)
 
     def make_reservation(self, key: Key, cost: Cost, decision: Decision, ttl: float) -> AsyncReservation:
         """Build the reservation of a cost that was charged by `decision`."""
-        policy = self._policy_of(decision)
-        return AsyncReservation(self.settle, self.clock, policy, normal_key(key), policy.costs(cost), decision, ttl)
+        return AsyncReservation([self._charge(key, cost, decision)], self.clock, ttl)
 
-    async def settle(self, ask: AskStep) -> Decision:
-        """Correct a charge, and wake the first waiter of its key; reservations call this."""
-        decision = self._ask_now(ask) if self._instant_store or self._queues.closed else await self._ask(ask)
-        self.store.wait_queues.wake(ask.key)
-        return decision
+    async def _settle(self, verb: str, ask: Ask, at: int | None = None) -> None:
+        """Correct a charge, and wake the first waiter of its key."""
+        await self._ask(verb, ask, at)
+        self.store.wait_queues.wake(ask[1])
 
     async def refund(self, key: Key, cost: Cost = 1) -> None:
         """Refund the most recently taken permits."""
-        await self.settle(self._refund_ask(key, cost))
+        await self._settle("adjust", self._refund_ask(key, cost))
 
     async def release(self, key: Key, cost: Cost = 1, decision: Decision | None = None) -> None:
         """Release slots of concurrency limits: those that `decision` took, or those whose lease ends first."""
-        await self.settle(self._release_ask(key, cost, decision))
+        await self._settle("adjust", *self._release_ask(key, cost, decision))
 
     async def reset(self, key: Key) -> None:
         """Clear the state of a key."""
-        await self.settle(self._reset_ask(key))
+        await self._settle("reset", self._reset_ask(key))
 
     async def usage(self, key: Key) -> dict[str, Usage]:
         """Return the usage of a key at each limit, by the name of the limit."""
-        return usage_of(await self._ask(self._usage_ask(key)))
+        return usage_of(await self._ask("peek", self._make_ask(key, {})))
 
     def limited(
         self,
@@ -280,16 +289,9 @@ class AsyncLimiter(BaseLimiter):
         """Close."""
         await self.close()
 
-    async def _ask(self, ask: AskStep, apply: AsyncApply | None = None) -> Decision:
-        if self._instant_store or self._queues.closed:
-            return self._ask_now(ask)
-        verb, policy, key, costs, at = ask
-        apply = apply or self.store.apply_async
-        decision = (await apply(verb, ((policy, key, costs),), self._current_time(), at))[0]
-        return self._observe(ask, decision) if self._observed else decision
-
-    def _perform(self, step: Step, apply: AsyncApply | None = None) -> Decision | Awaitable[Decision | None]:
-        """Execute a step; `apply` replaces `store.apply_async`."""
-        if not isinstance(step, AskStep):
-            return self.clock.wait_async(*step)
-        return self._ask_now(step) if self._instant_store or self._queues.closed else self._ask(step, apply)
+    async def _ask(self, verb: str, ask: Ask, at: int | None = None, apply: AsyncApply | None = None) -> Decision:
+        """Ask the store; `apply` replaces `store.apply_async`."""
+        if self._instant_store or self.queues.closed:
+            return self._ask_now(verb, ask, at)
+        decision: Decision = (await (apply or self.store.apply_async)(verb, (ask,), self.current_time(), at))[0]
+        return self.observe(verb, ask, decision) if self._observed else decision

@@ -1,32 +1,37 @@
-"""Reservations: an estimated cost is charged first and settled when the actual cost is known."""
+"""Reservations: estimated costs are charged first, and settled when the actual cost is known.
+
+A reservation has one or more charges, each at one policy and key. They were charged together and are settled together,
+with one call of the store for all charges of one store, slot and instant.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Coroutine, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from collections.abc import Callable, Container, Coroutine, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import LocalDecision
+from tidegate.core.decision import LocalDecision, join_decisions
 from tidegate.entered import EnteredBlocks
-from tidegate.errors import RateLimitError, StoreUnavailable
+from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.flow import run, run_async
 from tidegate.observe import Record
-from tidegate.stores.cancellation import BackgroundTasks
-from tidegate.waiting import AskStep
+from tidegate.suggestions import hint
+from tidegate.waiting import StoreStep
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
+    from tidegate.base_limiter import BaseLimiter
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
+    from tidegate.flow import Flow
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
+    from tidegate.stores.base import Ask
 
 log: logging.Logger = logging.getLogger(__name__)
-S = TypeVar("S")  # the function that corrects a charge
-SETTLEMENTS: Final = BackgroundTasks()  # settlements of several steps whose task was cancelled between two steps
 
 
 def charged_at(decision: Decision, policy: Policy) -> int | None:
@@ -39,69 +44,28 @@ def charged_at(decision: Decision, policy: Policy) -> int | None:
     return decision.at if decision.within_limits and not free else None
 
 
-class _Reservation(Generic[S]):
-    """Shared by Reservation and AsyncReservation: computes the corrections of a settlement."""
+class ReservedCharge:
+    """What one policy and key were charged: the cost at each limit, and when, by the store's clock (None: not)."""
+
+    __slots__ = ("ats", "costs", "decision", "key", "limiter", "policy")
 
     def __init__(
-        self, settle: S, clock: Clock, policy: Policy, key: Key, costs: tuple[int, ...], decision: Decision, ttl: float
+        self, limiter: BaseLimiter, policy: Policy, key: Key, costs: tuple[int, ...], decision: Decision
     ) -> None:
-        """Take what `reserve` charged; `settle` corrects the charge."""
-        self.policy = policy
-        self.key = key
-        self.costs = costs
-        self.decision = decision
-        # When each limit was charged, by the store's clock; None if it was not charged.
+        """Take what a decision has charged."""
+        self.limiter: BaseLimiter = limiter
+        self.policy: Policy = policy
+        self.key: Key = key
+        self.costs: tuple[int, ...] = costs
+        self.decision: Decision = decision
         self.ats: tuple[int | None, ...] = (charged_at(decision, policy),) * len(costs)
-        self._settle = settle
-        self._clock = clock
-        self._ends = clock.steady() + round(ttl * SECOND)
-        self._open = [True]  # emptied by the one call that settles
-        self.observer: Observer | None = None  # called with a Record of each correction
 
-    @property
-    def settled(self) -> bool:
-        """Whether it was committed or cancelled."""
-        return not self._open
-
-    @property
-    def expired(self) -> bool:
-        """Whether `ttl` has passed: then the estimate stays charged, and a commit charges only the amount above it."""
-        return self._clock.steady() >= self._ends
-
-    def _commit_asks(self, actual: Cost | None) -> list[AskStep]:
-        """Build the correction from the estimate to the actual cost; units that are not given stay as estimated."""
-        if actual is None:
-            return self._settle_asks(self.costs)
-        policy = self.policy
-        return self._settle_asks(policy.costs(actual), actual if isinstance(actual, Mapping) else policy.counted)
-
-    def _settle_asks(self, actual: tuple[int, ...], given: Container[str] | None = None) -> list[AskStep]:
-        """Build one correction per instant of the charge: usually one, more if limits were charged again later.
-
-        `given` are the units whose actual cost is known, by default all.
-        """
-        expired = self._clock.steady() >= self._ends
-        try:
-            self._open.pop()
-        except IndexError:
-            raise RateLimitError(f"the reservation for {self.key!r} is already settled") from None
-        policy, key = self.policy, self.key
-        deltas, unplanned, late = [], [], False
-        for limit, new, old, at in zip(policy.limits, actual, self.costs, self.ats, strict=True):
-            change = new - old if given is None or limit.unit in given else 0
-            if limit.rules.holds_slots:  # the work is over: its slots are free again
-                change = -old
-            elif expired and change < 0:
-                change = 0
-            # A limit that was not charged has nothing to correct: its usage is charged now.
-            fresh = not old and at is not None
-            deltas.append(0 if fresh else change)
-            unplanned.append(change if fresh else 0)
-            late = late or (fresh and change != 0)
-        asks = [AskStep("adjust", policy, key, part, at) for at, part in self.split_by_instant(deltas)]
-        if late:
-            asks.append(AskStep("adjust", policy, key, tuple(unplanned)))
-        return asks
+    def part(self, cost: Cost) -> Cost | None:
+        """Return the part of a cost that these limits count; None: nothing of it."""
+        if isinstance(cost, Mapping):
+            units = self.policy.units
+            return {unit: amount for unit, amount in cost.items() if unit in units} or None
+        return cost if self.policy.counted else None
 
     def split_by_instant(self, amounts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
         """Split amounts by the instant at which their limits were charged; limits never charged are left out."""
@@ -114,47 +78,233 @@ class _Reservation(Generic[S]):
             for at in sorted(instants)
         ]
 
-    def _cancel_asks(self) -> list[AskStep]:
-        return self._settle_asks((0,) * len(self.costs))
+    def changes(
+        self, actual: tuple[int, ...], given: Container[str] | None, *, expired: bool
+    ) -> list[tuple[int | None, tuple[int, ...]]]:
+        """Return the corrections from the reserved to the actual cost, each with the instant of its charge.
 
-    def _reopen(self) -> None:
-        """Allow another attempt to settle: the store was unavailable."""
-        self._open.append(True)
+        `given` are the units whose actual cost is known, by default all. There is usually one correction; more if
+        limits were charged again later, or if a limit has a cost that was not charged before: it is charged now (None).
+        """
+        deltas, unplanned, late = [], [], False
+        for limit, new, old, at in zip(self.policy.limits, actual, self.costs, self.ats, strict=True):
+            change = new - old if given is None or limit.unit in given else 0
+            if limit.rules.holds_slots:  # the work is over: its slots are free again
+                change = -old
+            elif expired and change < 0:
+                change = 0
+            fresh = not old and at is not None
+            deltas.append(0 if fresh else change)
+            unplanned.append(change if fresh else 0)
+            late = late or (fresh and change != 0)
+        found: list[tuple[int | None, tuple[int, ...]]] = [*self.split_by_instant(deltas)]
+        if late:
+            found.append((None, tuple(unplanned)))
+        return found
 
-    def _observe(self, ask: AskStep, decision: Decision) -> None:
-        """Call the observer; an error in it is logged, because the charge was corrected."""
+
+class _Reservation:
+    """Shared by Reservation and AsyncReservation: computes and sends the corrections of a settlement."""
+
+    def __init__(self, charges: Sequence[ReservedCharge], clock: Clock, ttl: float) -> None:
+        """Take what was charged; it expires after `ttl` seconds."""
+        self.charges: Sequence[ReservedCharge] = charges
+        self._clock = clock
+        self._ends = clock.steady() + round(ttl * SECOND)
+        self._open = [True]  # emptied by the one call that settles
+        self.observer: Observer | None = None  # called with a Record of each correction
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that charged it: about all limits of all its charges."""
+        return join_decisions([charge.decision for charge in self.charges])
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The decision about each charge, in the order in which they were asked for."""
+        return [charge.decision for charge in self.charges]
+
+    @property
+    def key(self) -> Key:
+        """The key of its first charge."""
+        return self.charges[0].key
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of its first charge."""
+        return self.charges[0].policy
+
+    @property
+    def costs(self) -> tuple[int, ...]:
+        """What each limit of its first charge was charged."""
+        return self.charges[0].costs
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was committed or cancelled."""
+        return not self._open
+
+    @property
+    def expired(self) -> bool:
+        """Whether `ttl` has passed: then the estimate stays charged, and a commit charges only the amount above it."""
+        return self._clock.steady() >= self._ends
+
+    def _commit_flow(self, actual: Cost | None) -> Flow[StoreStep, None]:
+        """Correct the estimate to the actual cost; units that are not given stay as estimated."""
+        if actual is None:
+            return self._settle_flow([(charge, charge.costs, None) for charge in self.charges])
+        parts = self._parts(actual)
+        return self._settle_flow(
+            [
+                (charge, charge.costs, ())
+                if part is None
+                else (charge, charge.policy.costs(part), part if isinstance(part, Mapping) else charge.policy.counted)
+                for charge, part in parts
+            ]
+        )
+
+    def _cancel_flow(self) -> Flow[StoreStep, None]:
+        return self._settle_flow([(charge, (0,) * len(charge.costs), None) for charge in self.charges])
+
+    def _parts(self, cost: Cost) -> list[tuple[ReservedCharge, Cost | None]]:
+        """Divide a cost by charges; raises ConfigError if no charge counts one of its units."""
+        charges = self.charges
+        if len(charges) == 1:
+            return [(charges[0], cost)]
+        parts = [(charge, charge.part(cost)) for charge in charges]
+        known = sorted({unit for charge in charges for unit in charge.policy.units})
+        for unit in cost if isinstance(cost, Mapping) else ():
+            if unit not in known:
+                message = f"no limit of this reservation counts {unit!r}: its limits count " + ", ".join(known)
+                raise ConfigError(message + hint(unit, known), field="cost")
+        if all(part is None for _, part in parts) and cost != {}:
+            return [(charge, cost) for charge in charges]  # raises what the policy says about it
+        return parts
+
+    def _settle_flow(
+        self, actual: Sequence[tuple[ReservedCharge, tuple[int, ...], Container[str] | None]]
+    ) -> Flow[StoreStep, None]:
+        expired = self._clock.steady() >= self._ends
+        try:
+            self._open.pop()
+        except IndexError:
+            raise RateLimitError(f"the reservation for {self.key!r} is already settled") from None
+        changes = [
+            (charge, costs, at)
+            for charge, new, given in actual
+            for at, costs in charge.changes(new, given, expired=expired)
+        ]
+        return self._correct_flow(changes, reopen=True)
+
+    def _shrink_flow(self, cost: Cost) -> Flow[StoreStep, None]:
+        """Reduce what is reserved; units that are not given stay as they are."""
+        if self.settled:
+            raise RateLimitError(f"the reservation for {self.key!r} is already settled")
+        changes: list[tuple[ReservedCharge, tuple[int, ...], int | None]] = []
+        kept: list[tuple[ReservedCharge, tuple[int, ...]]] = []
+        for charge, part in self._parts(cost):
+            if part is None:
+                continue
+            given = part if isinstance(part, Mapping) else charge.policy.counted
+            rows = zip(charge.policy.limits, charge.policy.costs(part), charge.costs, strict=True)
+            left = tuple([new if limit.unit in given else old for limit, new, old in rows])
+            if any(new > old for new, old in zip(left, charge.costs, strict=True)):
+                raise ConfigError(f"{cost!r} is more than what is reserved: reserve the difference", field="cost")
+            less = [new - old for new, old in zip(left, charge.costs, strict=True)]
+            changes += [(charge, costs, at) for at, costs in charge.split_by_instant(less) if any(costs)]
+            kept.append((charge, left))
+        if self.expired:  # the estimate stays charged
+            changes = []
+        for charge, left in kept if changes else ():
+            charge.costs = left
+        return self._correct_flow(changes, reopen=False)
+
+    def _correct_flow(
+        self, changes: Sequence[tuple[ReservedCharge, tuple[int, ...], int | None]], *, reopen: bool
+    ) -> Flow[StoreStep, None]:
+        """Make corrections, with one call of the store for those of one slot and instant.
+
+        Each is made even if another one fails. If the first fails because the store is unavailable, the reservation
+        can be settled again; otherwise what was not corrected stays as charged.
+        """
+        error: BaseException | None = None
+        for number, (step, charges) in enumerate(_steps(changes)):
+            try:
+                for charge in charges:
+                    charge.limiter.check_open()
+                decisions = yield step
+            except GeneratorExit:
+                raise
+            except BaseException as raised:
+                if reopen and not number and isinstance(raised, StoreUnavailable):
+                    self._open.append(True)
+                    raise
+                error = error or raised
+                continue
+            for charge, ask, decision in zip(charges, step.asks, decisions, strict=True):
+                self._observe(charge, ask, decision)
+            step.store.wake(step.asks)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                error = None  # its traceback refers to this frame: no reference cycle
+
+    def _observe(self, charge: ReservedCharge, ask: Ask, decision: Decision) -> None:
+        """Call the observers; an error in that of the reservation is logged, because the charge was corrected."""
+        charge.limiter.observe("adjust", ask, decision)
         if self.observer is not None:
             try:
-                self.observer(Record(ask.verb, ask.policy, ask.key, ask.costs, decision))
+                self.observer(Record("adjust", *ask, decision))
             except Exception:
                 log.exception("the observer of a reservation failed")
 
     def __repr__(self) -> str:
-        """Show the key, the costs and the state."""
+        """Show the keys, the costs and the state."""
         state = "settled" if self.settled else "expired" if self.expired else "open"
-        return f"<{type(self).__name__} {self.key!r} {self.costs} {state}>"
+        shown = ", ".join(f"{charge.key!r} {charge.costs}" for charge in self.charges)
+        return f"<{type(self).__name__} {shown} {state}>"
 
 
-class Reservation(_Reservation[Callable[[AskStep], "Decision"]]):
+def _steps(
+    changes: Sequence[tuple[ReservedCharge, tuple[int, ...], int | None]],
+) -> list[tuple[StoreStep, list[ReservedCharge]]]:
+    """Return the calls of stores that make corrections, and the charges that each of them corrects."""
+    if len(changes) == 1:  # the usual case
+        charge, costs, at = changes[0]
+        limiter = charge.limiter
+        step = StoreStep(limiter.store, "adjust", ((charge.policy, charge.key, costs),), limiter.current_time(), at)
+        return [(step, [charge])]
+    groups: dict[tuple[int, int, int | None], tuple[list[ReservedCharge], list[Ask]]] = {}
+    for charge, costs, at in changes:
+        ask = charge.policy, charge.key, costs
+        store = charge.limiter.store
+        charges, asks = groups.setdefault((id(store), store.key_slots((ask,))[0], at), ([], []))
+        charges.append(charge)
+        asks.append(ask)
+    return [
+        (StoreStep(charges[0].limiter.store, "adjust", asks, charges[0].limiter.current_time(), at), charges)
+        for (_, _, at), (charges, asks) in groups.items()
+    ]
+
+
+class Reservation(_Reservation):
     """Permits reserved for a running call. Commit the actual cost, or cancel."""
 
     def commit(self, actual: Cost | None = None) -> None:
-        """Charge the actual cost instead of the estimate (None: the estimate)."""
-        self._send(self._commit_asks(actual))
+        """Charge the actual cost instead of the estimate (None: the estimate).
+
+        Units that a mapping does not contain stay as estimated.
+        """
+        run(self._commit_flow(actual), StoreStep.apply)
 
     def cancel(self) -> None:
         """Refund the whole charge."""
-        self._send(self._cancel_asks())
+        run(self._cancel_flow(), StoreStep.apply)
 
-    def _send(self, asks: list[AskStep]) -> None:
-        for ask in asks:
-            try:
-                decision = self._settle(ask)
-            except StoreUnavailable:
-                if ask is asks[0]:  # once some corrections were made, the rest stays as charged
-                    self._reopen()
-                raise
-            self._observe(ask, decision)
+    def shrink(self, cost: Cost) -> None:
+        """Reserve less than before, and refund the difference; the reservation stays open."""
+        run(self._shrink_flow(cost), StoreStep.apply)
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -163,33 +313,28 @@ class Reservation(_Reservation[Callable[[AskStep], "Decision"]]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit the estimate, or cancel after an exception, unless it was settled before."""
         if not self.settled:
-            self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
+            self.commit() if kind is None else self.cancel()
 
 
-class AsyncReservation(_Reservation[Callable[[AskStep], Awaitable["Decision"]]]):
+def apply_async(step: StoreStep) -> Any:  # noqa: ANN401 - the decisions, or an awaitable of them
+    """Call the store of a step, from a task."""
+    return step.apply() if step.store.instant else step.store.apply_async(*step[1:])
+
+
+class AsyncReservation(_Reservation):
     """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
 
     async def commit(self, actual: Cost | None = None) -> None:
-        """Charge the actual cost instead of the estimate (None: the estimate)."""
-        await self._send(self._commit_asks(actual))
+        """Charge the actual cost instead of the estimate (None: the estimate); see `Reservation.commit`."""
+        await run_async(self._commit_flow(actual), apply_async)
 
     async def cancel(self) -> None:
         """Refund the whole charge."""
-        await self._send(self._cancel_asks())
+        await run_async(self._cancel_flow(), apply_async)
 
-    async def _send(self, asks: list[AskStep]) -> None:
-        for number, ask in enumerate(asks):
-            try:
-                decision = await self._settle(ask)
-            except StoreUnavailable:
-                if ask is asks[0]:  # once some corrections were made, the rest stays as charged
-                    self._reopen()
-                raise
-            except asyncio.CancelledError:  # the store still makes this correction; make the others too
-                if asks[number + 1 :]:
-                    SETTLEMENTS.start(self._send(asks[number + 1 :]))
-                raise
-            self._observe(ask, decision)
+    async def shrink(self, cost: Cost) -> None:
+        """Reserve less than before, and refund the difference; the reservation stays open."""
+        await run_async(self._shrink_flow(cost), apply_async)
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""
@@ -198,14 +343,14 @@ class AsyncReservation(_Reservation[Callable[[AskStep], Awaitable["Decision"]]])
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit the estimate, or cancel after an exception, unless it was settled before."""
         if not self.settled:
-            await self._send(self._commit_asks(None) if kind is None else self._cancel_asks())
+            await (self.commit() if kind is None else self.cancel())
 
 
 R = TypeVar("R", bound="AbstractAsyncContextManager[Any, Any]")
 
 
 class Reserving(Generic[R]):
-    """What `AsyncLimiter.reserve` and `AsyncGate.acquire` return: `await` it, or use it in `async with`."""
+    """What `AsyncLimiter.reserve`, `reserve_async` and `AsyncGate.acquire` return: `await` it, or use `async with`."""
 
     def __init__(self, start: Callable[[], Coroutine[Any, Any, R]]) -> None:
         """Keep the function that reserves."""

@@ -1,49 +1,58 @@
 """Fair waiting for permits.
 
-Each key has its own FIFO wait queue. Only the first waiter of a queue asks the store, sleeps for exactly the
-`retry_after` of the decision, and asks again; the others sleep until they are first. So no call polls, one permit wakes
-one waiter, calls with a small cost do not overtake one with a large cost, and keys do not wait for each other.
+Each key has its own wait queue. A call that waits for several keys stands in the queue of each of them. It asks the
+store only while it is the first in all of its queues: then it sleeps for exactly the `retry_after` of the decision, and
+asks again; the others sleep until they are first. So no call polls, one permit wakes one waiter, calls with a small
+cost do not overtake one with a large cost, and calls that share no key do not wait for each other.
 
-A queue is ordered by time of arrival, moved forward by `ageing` seconds for each step of priority. Equal priorities are
-served in order of arrival, and a waiter is overtaken only by higher priorities that arrive within that time.
+Queues are ordered by time of arrival, moved forward by `ageing` seconds for each step of priority. Equal priorities are
+served in order of arrival, and a waiter is overtaken only by higher priorities that arrive within that time. The order
+is the same in every queue, so calls with several keys never wait for each other in a circle.
 
-A signal handler may raise at any instruction, so a call can end without leaving its queue. Every waiter therefore
-records whether its call is still running (`Call`). A dead waiter at the head of a queue is removed by the next
-operation on that queue, and waiters behind the head check for one from time to time.
+A signal handler may raise at any instruction, so a call can end without leaving its queues. It holds a lock for as long
+as it waits (`Waiter.running`): `with` releases it whatever happens. A waiter whose lock is free has ended, and is
+removed by the next operation on its queue; when its object is freed, the waiters behind it are woken.
 """
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from bisect import insort
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import ref
 
 from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import Closed
-from tidegate.flow import Flow, run, run_async
-from tidegate.fork import at_fork
-from tidegate.lock import Lock, locked
+from tidegate.flow import Flow
+from tidegate.fork import at_fork, fork_safe
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
-    from tidegate.policy import Key, Policy
+    from tidegate.policy import Key
+    from tidegate.stores.base import Ask, Store
 
 MAX_PRIORITY: Final = 100  # default bound of `priority`, in both directions
-HEAD_CHECK_INTERVAL: Final = SECOND  # at least this long between two checks of the head of a queue by a waiter
+NUMBERS: Final = count()  # of waiters, in order of arrival
 
 
-class AskStep(NamedTuple):
-    """A step that calls `Store.apply_one` with these arguments; the Decision is sent back."""
+class StoreStep(NamedTuple):
+    """A step that calls `Store.apply` with these arguments; the list of Decisions is sent back."""
 
+    store: Store
     verb: str
-    policy: Policy
-    key: Key
-    costs: tuple[int, ...]
+    asks: Sequence[Ask]
+    now: int | None = None
     at: int | None = None
+
+    def apply(self) -> list[Decision]:
+        """Call the store, in this thread."""
+        store, verb, asks, now, at = self
+        if len(asks) == 1:
+            return [store.apply_one(verb, *asks[0], now, at)]
+        return store.apply(verb, asks, now, at)
 
 
 class Sleep(NamedTuple):
@@ -53,74 +62,33 @@ class Sleep(NamedTuple):
     until: int | None
 
 
-Step = AskStep | Sleep
-WaitFlow = Flow[Step, Decision]  # receives the Decision of an AskStep, and None after a Sleep
-MakeAsk = Callable[[str], AskStep]
+Step = StoreStep | Sleep
+WaitFlow = Flow[Any, Decision]  # yields Steps, or what the flow that asks yields
+AskFlow = Callable[[str], Generator[Any, Any, Decision]]  # applies a verb to the keys of a call
 
 
-class Call(Protocol):
-    """A call that may wait."""
+class Waiter:
+    """One waiting call: its position in the order, and the signal that wakes it."""
 
-    @property
-    def alive(self) -> bool:
-        """Whether the call is still running."""
+    __slots__ = ("__weakref__", "order", "running", "signal")
 
-
-class ThreadCall:
-    """A call of a thread. It runs inside a generator, because `gi_running` shows whether a generator is running."""
-
-    __slots__ = ("_generator",)
-
-    def __init__(self) -> None:
-        """Create a call that is not running yet."""
-        self._generator: Generator[Decision, None, None] | None = None
-
-    def run(self, flow: WaitFlow, perform: Callable[[Step], Decision | None]) -> Decision:
-        """Run the flow of this call."""
-        self._generator = generator = _run_in_generator(flow, perform)
-        return next(generator)
-
-    @property
-    def alive(self) -> bool:
-        """Whether `run` has begun and not ended."""
-        return self._generator is not None and self._generator.gi_running  # type: ignore[attr-defined]  # a generator function made it
+    def __init__(self, rank: int, signal: Signal) -> None:
+        """Create the waiter of a call; a lower rank is served first."""
+        self.order: tuple[int, int] = rank, next(NUMBERS)
+        self.signal: Signal = signal
+        self.running: threading.Lock = threading.Lock()  # held while the call waits
 
 
-def _run_in_generator(flow: WaitFlow, perform: Callable[[Step], Decision | None]) -> Generator[Decision, None, None]:
-    yield run(flow, perform)
+class Entry(NamedTuple):
+    """A waiter in a queue; the call owns the Waiter."""
 
+    order: tuple[int, int]
+    waiter: ref[Waiter]
 
-class TaskCall:
-    """A call of a task: it runs until its coroutine or its task ends."""
-
-    __slots__ = ("_coroutine", "_task")
-
-    def __init__(self) -> None:
-        """Create a call of the running task."""
-        self._task = asyncio.current_task()
-        self._coroutine: Coroutine[Any, Any, Decision] | None = None
-
-    async def run(self, flow: WaitFlow, perform: Callable[[Step], Any]) -> Decision:
-        """Run the flow of this call."""
-        self._coroutine = coroutine = run_async(flow, perform)
-        return await coroutine
-
-    @property
-    def alive(self) -> bool:
-        """Whether `run` has begun and not ended, and its task can continue."""
-        if self._coroutine is None or self._coroutine.cr_frame is None:  # type: ignore[attr-defined]  # made by `async def`
-            return False
-        return self._task is None or not self._task.done()
-
-
-class Waiter(NamedTuple):
-    """One waiting call: its position in the order, its key, the signal that wakes it, and the call."""
-
-    rank: int
-    number: int
-    key: Key
-    signal: Signal
-    call: Call
+    def alive(self) -> Waiter | None:
+        """Return the waiter, unless its call has ended."""
+        waiter = self.waiter()
+        return waiter if waiter is not None and waiter.running.locked() else None
 
 
 class WaitQueues:
@@ -128,9 +96,8 @@ class WaitQueues:
 
     def __init__(self) -> None:
         """Create empty queues."""
-        self.lock: Lock = Lock()
-        self._queues: dict[Key, list[Waiter]] = {}
-        self._numbers = count()
+        self._lock = fork_safe(threading.Lock())
+        self._queues: dict[Key, list[Entry]] = {}
         self.closed: bool = False
         self.wakes: int = 0  # changes with every wake-up, also of a key that no call waits for
         at_fork(child=self._clear)
@@ -144,33 +111,35 @@ class WaitQueues:
         """Whether there are waiters; some of them may have ended without leaving."""
         return bool(self._queues)
 
-    @locked
     def __len__(self) -> int:
         """Return the number of waiting calls."""
-        return sum(waiter.call.alive for queue in self._queues.values() for waiter in queue)
+        with self._lock:
+            return sum(entry.alive() is not None for queue in self._queues.values() for entry in queue)
 
-    @locked
     def waiting(self, key: Key) -> int:
         """Return the number of calls that wait for a key."""
-        return sum(waiter.call.alive for waiter in self._queues.get(key, ()))
+        with self._lock:
+            return sum(entry.alive() is not None for entry in self._queues.get(key, ()))
 
-    @locked
-    def join(self, key: Key, rank: int, signal: Signal, call: Call) -> Waiter:
-        """Add a waiter to the queue of a key."""
-        if self.closed:
-            raise Closed("the limiter is closed")
-        waiter = Waiter(rank, next(self._numbers), key, signal, call)
-        insort(self._queues.setdefault(key, []), waiter, key=lambda other: (other.rank, other.number))
-        return waiter
+    def join(self, key: Key, waiter: Waiter) -> None:
+        """Add a waiter to the queue of a key; raises Closed."""
+        with self._lock:
+            if self.closed:
+                raise Closed("the limiter is closed")
+            queue = self._queues.setdefault(key, [])
+            insort(
+                queue, Entry(waiter.order, ref(waiter, lambda _: wake_waiters(queue))), key=lambda entry: entry.order
+            )
 
-    @locked
     def first(self, key: Key) -> Waiter | None:
         """Return the first waiter of a key."""
-        return self._first(key)
+        with self._lock:
+            return self._first(key)
 
-    def leave(self, waiter: Waiter) -> None:
-        """Remove a waiter; if it was the first, wake the next one."""
-        following = self._remove(waiter)
+    def leave(self, key: Key, waiter: Waiter) -> None:
+        """Remove a waiter from the queue of a key; if it was the first, wake the next one."""
+        with self._lock:
+            following = self._remove(key, waiter)
         if following is not None:
             following.signal.set()
 
@@ -190,90 +159,137 @@ class WaitQueues:
 
     def close(self) -> None:
         """Close the queues and wake all waiters."""
-        for waiter in self._close():
-            waiter.signal.set()
+        with self._lock:
+            self.closed = True
+            waiters = [entry.waiter() for queue in self._queues.values() for entry in queue]
+        for waiter in waiters:
+            if waiter is not None:
+                waiter.signal.set()
 
-    @locked
     def _clear(self) -> None:
         """Remove all waiters in a child process: they are threads of its parent."""
         self._queues.clear()
 
-    @locked
-    def _close(self) -> list[Waiter]:
-        self.closed = True
-        return [waiter for queue in self._queues.values() for waiter in queue]
-
-    @locked
-    def _remove(self, waiter: Waiter) -> Waiter | None:
-        """Remove a waiter; if it was the first, return the new first one."""
-        queue = self._queues.get(waiter.key, [])
-        if waiter not in queue:
-            return None
-        was_first = queue[0] is waiter
-        queue.remove(waiter)
-        return self._first(waiter.key) if was_first else None
-
-    def _first(self, key: Key) -> Waiter | None:
-        """Return the first waiter of a key, after removing those whose calls have ended. The caller holds the lock."""
+    def _remove(self, key: Key, waiter: Waiter) -> Waiter | None:
+        """Remove a waiter; if it was the first, return the new first one. Requires the lock."""
         queue = self._queues.get(key, [])
-        while queue and not queue[0].call.alive:
-            del queue[0]
+        was_first = bool(queue) and queue[0].waiter() is waiter
+        queue[:] = [entry for entry in queue if entry.waiter() is not waiter]
         if not queue:
             self._queues.pop(key, None)
-            return None
-        return queue[0]
+        return self._first(key) if was_first else None
+
+    def _first(self, key: Key) -> Waiter | None:
+        """Return the first waiter, and remove those before it whose calls have ended. Requires the lock."""
+        queue = self._queues.get(key, [])
+        while queue:
+            waiter = queue[0].alive()
+            if waiter is not None:
+                return waiter
+            del queue[0]
+        self._queues.pop(key, None)
+        return None
+
+
+def wake_waiters(queue: Sequence[Entry]) -> None:
+    """Wake all waiters of a queue: one of them has ended. Takes no lock: the garbage collector may call it anywhere."""
+    for entry in tuple(queue):
+        waiter = entry.waiter()
+        if waiter is not None:
+            waiter.signal.set()
 
 
 class Denial(NamedTuple):
-    """A decision that denied a call, and the `wakes` of the queues before it was made."""
+    """A decision that denied a call, and the `wakes` of its queues before it was made."""
 
     decision: Decision
     wakes: int
 
 
+class Places(NamedTuple):
+    """The queues in which a call waits: one for each of its keys."""
+
+    queues: Sequence[tuple[WaitQueues, Key]]
+
+    @property
+    def occupied(self) -> bool:
+        """Whether another call waits for one of the keys."""
+        return any(key in queues for queues, key in self.queues)
+
+    @property
+    def wakes(self) -> int:
+        """A number that changes with every wake-up."""
+        return sum([queues.wakes for queues, _ in self.queues])
+
+    def is_first(self, waiter: Waiter) -> bool:
+        """Return whether the waiter is the first in all of its queues."""
+        return all(queues.first(key) is waiter for queues, key in self.queues)
+
+    def check_open(self) -> None:
+        """Raise Closed if a limiter was closed."""
+        for queues, _ in self.queues:
+            if queues.closed:
+                raise Closed("the limiter was closed while this call waited")
+
+    def leave(self, waiter: Waiter) -> None:
+        """Leave all queues."""
+        for queues, key in self.queues:
+            queues.leave(key, waiter)
+
+
 def wait_flow(
-    queues: WaitQueues,
+    places: Places,
     waiter: Waiter,
     verb: str,
-    make_ask: MakeAsk,
+    ask_flow: AskFlow,
     deadline: int | None,
     max_sleep: int,
     steady: Callable[[], int],
     denied: Denial | None = None,
 ) -> WaitFlow:
-    """Wait for a permit.
+    """Wait for permits.
 
-    `make_ask` builds the step for a verb and the current policy. `max_sleep` bounds each sleep where permits may come
-    back without a wake-up in this process. `denied` is a decision that was made before the waiter joined its queue.
-    Returns the decision that ended the wait: allowed, impossible, or denied at the deadline.
+    `ask_flow` applies a verb, with the current policies. `max_sleep` bounds each sleep where permits may come back
+    without a wake-up in this process. `denied` is a decision that was made before the call joined its queues. Returns
+    the decision that ended the wait: allowed, impossible, or denied at the deadline.
     """
-    decision: Decision | None = None
-    since = steady()
-    try:
-        while True:
-            waiter.signal.clear()
-            if queues.closed:
-                raise Closed("the limiter was closed while this call waited")
-            if queues.first(waiter.key) is waiter:
-                if denied is not None and denied.wakes == queues.wakes:  # after the signal was cleared: none is missed
-                    decision = denied.decision
-                else:
-                    decision = yield make_ask(verb)
-                retry = decision.retry
-                if decision.allowed or retry == NEVER:
-                    return decision
-                again = steady() + min(retry, max_sleep)
+    with waiter.running:
+        try:
+            for queues, key in places.queues:
+                queues.join(key, waiter)
+            return (yield from _wait_flow(places, waiter, verb, ask_flow, deadline, max_sleep, steady, denied))
+        finally:
+            places.leave(waiter)
+
+
+def _wait_flow(
+    places: Places,
+    waiter: Waiter,
+    verb: str,
+    ask_flow: AskFlow,
+    deadline: int | None,
+    max_sleep: int,
+    steady: Callable[[], int],
+    denied: Denial | None,
+) -> WaitFlow:
+    while True:
+        decision: Decision | None = None
+        waiter.signal.clear()
+        places.check_open()
+        until = deadline
+        if places.is_first(waiter):
+            if denied is not None and denied.wakes == places.wakes:  # after the signal was cleared: none is missed
+                decision = denied.decision
             else:
-                decision = None  # an earlier one no longer tells when this call would be allowed
-                now = steady()
-                again = now + max(HEAD_CHECK_INTERVAL, (now - since) // 2)
-            denied = None
+                decision = yield from ask_flow(verb)
+            if decision.allowed or decision.retry == NEVER:
+                return decision
+            again = steady() + min(decision.retry, max_sleep)
             until = again if deadline is None else min(deadline, again)
-            if deadline is not None and steady() >= deadline:
-                return deny_unserved((yield make_ask("peek"))) if decision is None else decision
-            yield Sleep(waiter.signal, until)
-    finally:
-        queues.leave(waiter)
+        denied = None
+        if deadline is not None and steady() >= deadline:
+            return deny_unserved((yield from ask_flow("peek"))) if decision is None else decision
+        yield Sleep(waiter.signal, until)
 
 
 def deny_unserved(peeked: Decision) -> Decision:

@@ -48,4 +48,4 @@ def check_effects(limiter, call, effect, *, every=1, measure=used):
         assert measure(limiter) in (10, 10 + effect), step
         prepare()
         steps += 1
-    assert steps > 6
+    assert steps > 1

@@ -192,7 +192,7 @@ def test_other_threads_are_answered(place):
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
-    assert interruptions > 20
+    assert interruptions > 5
     assert len(answered) > began
     assert sum(answered) <= used(limiter, "shared")
     assert len(failed) < len(answered)

@@ -75,7 +75,7 @@ def test_tasks_on_an_sqlite_store(tmp_path, verb):
     for step in sampled_interruptions(call, 700):
         assert all(asyncio.run(several())), step
         steps += 1
-    assert steps > 50
+    assert steps > 5
     store.close()
 
 

@@ -60,7 +60,7 @@ def test_a_call_with_a_deadline():
     for step in each_interruption(lambda: limiter.try_acquire("k")):
         assert in_time(lambda: limiter.try_acquire("k")), step
         steps += 1
-    assert steps > 100
+    assert steps > 20
     assert limiter.store.metrics()["losses"] == 0
     assert len(workers() - others) <= 16
 

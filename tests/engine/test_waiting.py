@@ -434,27 +434,30 @@ async def test_a_call_that_was_overtaken_is_told_so_at_its_deadline(clock):
         each.cancel()
 
 
-@pytest.mark.parametrize("returns", ["release", "update"])
-def test_permits_that_return_before_the_call_joins_its_queue_are_not_missed(clock, returns):
-    limit = Limit(1, "1h", "concurrency", name="slots")
-    store = MemoryStore(clock=clock)
-    limiter = Limiter(limit, store=store)
-    first = limiter.acquire("k")
-    asked = store.apply_one
+class ActsAfterDenial(MemoryStore):
+    """Calls `then` once, after a call was denied and before its caller learns of it."""
 
-    def ask_then_return(verb, *arguments):
-        """Deny the call, and return the slot before it joins the queue."""
-        decision = asked(verb, *arguments)
-        if verb == "acquire" and not decision:
-            limiter._apply = asked  # noqa: SLF001 - the only place between the ask and the queue
-            if returns == "release":
-                limiter.release("k", 1, first)
-            else:
-                limiter.update(Limit(2, "1h", "concurrency", name="slots"))
+    then = None
+
+    def apply_one(self, verb, policy, key, costs, now=None, at=None):
+        decision = super().apply_one(verb, policy, key, costs, now, at)
+        if verb == "acquire" and not decision and self.then is not None:
+            then, self.then = self.then, None
+            then()
         return decision
 
-    limiter._apply = ask_then_return  # noqa: SLF001 - as above
+
+@pytest.mark.parametrize("returns", ["release", "update"])
+def test_permits_that_return_before_the_call_joins_its_queue_are_not_missed(clock, returns):
+    store = ActsAfterDenial(clock=clock)
+    limiter = Limiter(Limit(1, "1h", "concurrency", name="slots"), store=store)
+    first = limiter.acquire("k")
+    if returns == "release":
+        store.then = lambda: limiter.release("k", 1, first)
+    else:
+        store.then = lambda: limiter.update(Limit(2, "1h", "concurrency", name="slots"))
     assert limiter.acquire("k", timeout=60)
+    assert store.then is None
     assert clock.now() == START, "it did not wait"
 
 

@@ -104,8 +104,6 @@ INTERNAL = {
     "tidegate.inbound.limiting.route_limit.RouteLimit.share_store": "called by the adapters of frameworks",
     "tidegate.inbound.limiting.limited_call.LimitedBlock.__init__": "made by `limit.check`",
     "tidegate.limited._Limited.__init__": "made by `Limiter.limited`",
-    "tidegate.limiter.AsyncLimiter.settle": "called by reservations",
-    "tidegate.limiter.Limiter.settle": "called by reservations",
     "tidegate.outbound.adapters.httpx_common.AsyncTransport.__init__": "called by the transports of httpx and httpx2",
     "tidegate.outbound.adapters.httpx_common.SyncTransport.__init__": "called by the transports of httpx and httpx2",
     "tidegate.outbound.quota.gate_accounts.GateAccounts.account": "called by the adapters of HTTP clients",

@@ -262,6 +262,16 @@ def shadow(decision: Decision) -> ShadowDecision:
     return (LocalShadowDecision if isinstance(decision, LocalDecision) else ShadowDecision)(decision)
 
 
+def join_decisions(decisions: Sequence[Decision]) -> Decision:
+    """Return one decision about all limits of several, which were made together: allowed if all of them are."""
+    if len(decisions) == 1:
+        return decisions[0]
+    limits = tuple(limit for each in decisions for limit in each.policy_limits)
+    views = [view for each in decisions for view in each.with_views().views]
+    kind = LocalDecision if any(isinstance(each, LocalDecision) for each in decisions) else Decision
+    return kind.of_views(decisions[0].at, limits, views, within_limits=all(each.allowed for each in decisions))
+
+
 # ---- verbs: apply to the states of all limits of a key at once -------------------------------------------------------
 #
 # Each verb takes the limits, their states, one cost per limit, the instant, and for `adjust` the instant `at` of the

@@ -274,6 +274,10 @@ class Store(ABC):
         """Do what `list_values` does, without blocking the event loop."""
         return self.list_values(collection, now)
 
+    def key_slots(self, asks: Sequence[Ask]) -> Sequence[int]:
+        """Return the slot of the key of each ask: one step decides only asks of one slot. Most stores have one slot."""
+        return (0,) * len(asks)
+
     # ---- traits ------------------------------------------------------------------------------------------------------
 
     def ask_store(

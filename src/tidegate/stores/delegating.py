@@ -92,6 +92,10 @@ class DelegatingStore(Store):
         """Read all values of a listed collection, without blocking the event loop."""
         return await self.inner.list_values_async(collection, now)
 
+    def key_slots(self, asks: Sequence[Ask]) -> Sequence[int]:
+        """Return the slot of the key of each ask."""
+        return self.inner.key_slots(asks)
+
     async def wait_for_shares(self, asks: Sequence[Ask]) -> bool:
         """Wait for permits that the wrapped store takes in advance."""
         return await self.inner.wait_for_shares(asks)

@@ -149,19 +149,19 @@ class Charge:
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Group amounts by the instant at which their limits were last charged."""
-        return self.reservation.split_by_instant(amounts)
+        return self.reservation.charges[0].split_by_instant(amounts)
 
     def move(self, costs: tuple[int, ...], recharged: Decision) -> None:
         """Record that these costs were charged again: settling applies to the new charge."""
-        reservation = self.reservation
-        reservation.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, reservation.ats, strict=True))
+        reserved = self.reservation.charges[0]
+        reserved.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, reserved.ats, strict=True))
         self.at, self.recharged = recharged.at, recharged
 
     def shrink(self, costs: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Reduce what counts as charged; returns what to give back, by the instant at which it was charged."""
-        reservation = self.reservation
+        reserved = self.reservation.charges[0]
         parts = self.parts(costs)
-        reservation.costs = tuple(old - less for old, less in zip(reservation.costs, costs, strict=True))
+        reserved.costs = tuple(old - less for old, less in zip(reserved.costs, costs, strict=True))
         return parts
 
     def record_spending(self, final: Mapping[str, int] | None = None, topped_up: int = 0) -> int:

@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_DURATION, SECOND
+from tidegate.core.decision import join_decisions
 from tidegate.errors import Denied
+from tidegate.joint import soonest
 from tidegate.limiter import seconds
 from tidegate.observe import Record
 from tidegate.outbound.quota.charge import CallLabel, Charge
-from tidegate.outbound.quota.joint_charge import JointCharge, join_decisions
+from tidegate.outbound.quota.joint_charge import JointCharge
 from tidegate.policy.key import normal_key
 from tidegate.stores.base import Alternatives
-from tidegate.waiting import Sleep, WaitQueues, wait_flow
+from tidegate.waiting import Places, Sleep, Waiter, WaitQueues, wait_flow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock, Signal
     from tidegate.core import Decision
@@ -166,19 +168,6 @@ class CandidatesChanged(Exception):  # noqa: N818 - not an error: the call conti
     """The candidates of a waiting call have changed."""
 
 
-class FlowCall:
-    """A call that waits inside a flow: it runs until its generator ends."""
-
-    def __init__(self) -> None:
-        """Create a call whose flow is set later."""
-        self.flow: Generator[Any, Any, Any] | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the flow has not ended."""
-        return self.flow is not None and self.flow.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
-
-
 class Choice:
     """One call that chooses between candidates."""
 
@@ -199,6 +188,11 @@ class Choice:
         self._check = check
         self.verb: str = "acquire" if all(candidate.plain for candidate in candidates) else "hold"
         self.chosen: tuple[Candidate, Charge] | None = None
+
+    def ask_flow(self, verb: str) -> CallFlow[Decision]:
+        """Ask, as a flow."""
+        decision: Decision = yield partial(self.ask, verb)
+        return decision
 
     def ask(self, verb: str) -> Any:  # noqa: ANN401 - a Decision, or an awaitable of one
         """Ask the store for the first candidate with room; raises CandidatesChanged."""
@@ -252,11 +246,6 @@ def _denial_of(candidate: Candidate, asks: Sequence[Ask], decisions: Sequence[De
 
 async def _await_then(result: Any, finish: Callable[[Any], Decision]) -> Decision:  # noqa: ANN401 - an awaitable
     return finish(await result)
-
-
-def soonest(denials: Sequence[Decision]) -> Decision:
-    """Return the denial that ends first; of several, the one with the fewest reasons."""
-    return min(denials, key=lambda each: (MAX_DURATION if each.retry == NEVER else each.retry, len(each.violated)))
 
 
 class Chooser:
@@ -339,17 +328,18 @@ class Chooser:
     ) -> CallFlow[Any]:
         """Wait in the queue until a candidate has room, or until the deadline; returns the last decision."""
         steady = self._clock.steady
-        now, call = steady(), FlowCall()
-        deadline = None if timeout is None else now + round(timeout * SECOND)
+        deadline = None if timeout is None else steady() + round(timeout * SECOND)
+        # As in Limiter: another process may return permits, and cannot wake this one.
+        returned = any(each.account.settles for each in candidates)
+        max_sleep = SECOND if returned and not self._store.instant else MAX_DURATION
+        places, waiter = Places(((self._queues, queue),)), Waiter(rank, self._make_signal())
         self._queues.keys[queue] = waited_for
-        call.flow = flow = self._joined_flow(choice, call, queue, rank, deadline, candidates)
-        next(flow)  # up to the point at which it has joined the queue
+        flow = wait_flow(places, waiter, choice.verb, choice.ask_flow, deadline, max_sleep, steady)
         try:
             step = flow.send(None)
             while True:
                 try:
-                    first = self._queues.first(queue)
-                    value = yield self._to_call(step, candidates, is_first=first is not None and first.call is call)
+                    value = yield self._to_call(step, candidates, is_first=places.is_first(waiter))
                 except GeneratorExit:
                     raise
                 except BaseException as error:  # noqa: BLE001 - the flow leaves its queue, and raises it again
@@ -362,25 +352,6 @@ class Chooser:
             flow.close()
             if queue not in self._queues:
                 self._queues.keys.pop(queue, None)
-
-    def _joined_flow(
-        self,
-        choice: Choice,
-        call: FlowCall,
-        queue: tuple[str, ...],
-        rank: int,
-        deadline: int | None,
-        candidates: Sequence[Candidate],
-    ) -> Generator[Any, Any, Any]:
-        # As in Limiter: another process may return permits, and cannot wake this one.
-        returned = any(each.account.settles for each in candidates)
-        max_sleep = SECOND if returned and not self._store.instant else MAX_DURATION
-        waiter = self._queues.join(queue, rank, self._make_signal(), call)
-        yield None
-        make_ask: Any = lambda verb: partial(choice.ask, verb)  # noqa: E731 - a step that `_to_call` passes on
-        return (
-            yield from wait_flow(self._queues, waiter, choice.verb, make_ask, deadline, max_sleep, self._clock.steady)
-        )
 
     def _to_call(self, step: Any, candidates: Sequence[Candidate], *, is_first: bool) -> Callable[[], Any]:  # noqa: ANN401 - an Ask or a Sleep
         """Return the function that executes a step of the wait: a sleep also ends when a member recovers."""

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.core.decision import Decision
 from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.quota.charge import Charge
 
@@ -82,13 +81,3 @@ def part_of(charge: Charge, cost: Cost | None) -> Cost | None:
         return cost
     units = Charge.units.__get__(charge)
     return {unit: amount for unit, amount in cost.items() if unit in units} or None
-
-
-def join_decisions(decisions: Sequence[Decision]) -> Decision:
-    """Return one decision for several policies that were decided together."""
-    if len(decisions) == 1:
-        return decisions[0]
-    limits = tuple(limit for each in decisions for limit in each.policy_limits)
-    views = [view for each in decisions for view in each.with_views().views]
-    allowed = all(each.within_limits for each in decisions)
-    return Decision.of_views(decisions[0].at, limits, views, within_limits=allowed)

@@ -76,8 +76,8 @@ class ServiceLimiter(AsyncLimiter):
         None as `timeout` decides at once, as `try_acquire` does; otherwise the call waits and raises Denied.
         """
         if timeout is None:
-            return await self._ask(self._make_ask(verb, normal_key(key), cost), apply)
-        return await self._wait_for(verb, key, cost, timeout, priority, apply)
+            return await self._ask(verb, self._make_ask(key, cost), apply=apply)
+        return await self._acquire(verb, normal_key(key), cost, timeout, priority, apply)
 
     def acquire_from_lease(self, key: Key) -> Decision | None:
         """Take one permit that this process already holds; None if the store has to be asked."""

@@ -24,7 +24,7 @@ from tidegate.errors import ConfigError, RateLimitError, ResourceUnknown, StoreU
 from tidegate.fork import fork_safe
 from tidegate.limiter import seconds
 from tidegate.policy import normal_key
-from tidegate.reservation import AsyncReservation
+from tidegate.reservation import AsyncReservation, ReservedCharge
 from tidegate.service.decisions.shared_store import is_shared
 from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
@@ -83,7 +83,8 @@ class ReservationId(NamedTuple):
         costs = tuple(self.costs.get(limit.name, 0) for limit in policy.limits)
         decision = Decision.of_views(self.at, policy.limits, (), within_limits=self.charged)
         left = self.ttl - max(0, limiter.clock.ns() // 1000 - self.at) / SECOND
-        return AsyncReservation(limiter.settle, limiter.clock, policy, normal_key(self.key), costs, decision, left)
+        charge = ReservedCharge(limiter, policy, normal_key(self.key), costs, decision)
+        return AsyncReservation([charge], limiter.clock, left)
 
 
 class SettledIds:
@@ -218,7 +219,9 @@ class ReservationIds:
 def _describe(reservation: AsyncReservation) -> tuple[Any, ...]:
     """Return the key of a reservation, the costs by limit, the time, and whether it was charged."""
     costs = {limit.name: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
-    charged = any(at is not None for at in reservation.ats)  # False: store unavailable, and on_store_error is allow
+    charged = any(
+        at is not None for at in reservation.charges[0].ats
+    )  # False: store unavailable, and on_store_error is allow
     return reservation.key, costs, reservation.decision.at, charged
 
 

@@ -1,0 +1,399 @@
+"""Charges several limiters together, all or nothing, now or after waiting; a call of one limiter is the simple case.
+
+    acquire_flow ──► nobody waits for one of the keys: ask at once
+         │           denied, or somebody waits: wait_flow, in the queue of each key
+         ▼
+    JointCall.ask_flow ──► the first of the alternatives that is allowed
+         ▼
+    charge_flow ──► one call of the store, if all keys are in one store and slot
+                    otherwise one call per group, in a fixed order; if one denies, the earlier ones are cancelled
+
+With several groups (several stores, several slots of a Redis Cluster), no limit is exceeded either: each group is
+charged before the next is asked. But a concurrent call may be denied because of a charge that is cancelled a round
+trip later, and a killed process leaves the earlier groups charged. Policies in shadow mode never deny, so each of them
+is asked by itself, after the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidegate.arguments import check_priority, seconds
+from tidegate.clock import TaskSignal, ThreadSignal
+from tidegate.core.algorithms import NEVER
+from tidegate.core.bounds import MAX_DURATION, SECOND
+from tidegate.core.decision import Decision, join_decisions
+from tidegate.errors import ConfigError, Denied, RateLimitError
+from tidegate.flow import Flow, complete_flow, run, run_async
+from tidegate.policy.key import Key, join_key, normal_key
+from tidegate.reservation import AsyncReservation, Reservation, ReservedCharge, Reserving, apply_async, charged_at
+from tidegate.stores.base import Alternatives, Ask
+from tidegate.stores.cancellation import corrections
+from tidegate.waiting import Denial, Places, Sleep, StoreStep, Waiter, wait_flow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tidegate.base_limiter import BaseLimiter
+    from tidegate.clock import Clock, Signal
+    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.policy.model import Cost
+    from tidegate.waiting import Step
+
+    JointFlow = Flow[Step, Decision]
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+class LimiterAsk(NamedTuple):
+    """What one limiter is asked for: a cost at a key. Other code gives these as plain tuples."""
+
+    limiter: BaseLimiter
+    key: Key
+    cost: Cost = 1
+
+    def ask(self) -> Ask:
+        """Return what its store is asked."""
+        policy = self.limiter.policy
+        return policy, self.key, policy.costs(self.cost)
+
+
+class Charged(NamedTuple):
+    """What one attempt charged; if it was denied, only the asks that were decided with the denying one."""
+
+    asks: Sequence[tuple[BaseLimiter, Ask]]
+    decisions: Sequence[Decision]
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the call may proceed."""
+        return all(decision.allowed for decision in self.decisions)
+
+    def join(self) -> Decision:
+        """Return one decision about all limits."""
+        return join_decisions(self.decisions)
+
+
+def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[StoreStep, Charged]:
+    """Apply a verb to all asks or to none, and call the observers."""
+    asks = [(each.limiter, each.ask()) for each in asked]
+    if len(asks) == 1:
+        limiter, ask = asks[0]
+        decisions = yield StoreStep(limiter.store, verb, (ask,), limiter.current_time())
+        return Charged(asks, [limiter.observe(verb, ask, decisions[0])])
+    groups = group_asks(asks)
+    if verb == "acquire" and len(groups) > 1:
+        verb = "hold"  # only a marked charge can be cancelled exactly
+    found: dict[int, Decision] = {}
+    made: list[tuple[StoreStep, list[Decision]]] = []
+    denied: list[int] | None = None
+    try:
+        for group in groups:
+            limiter = asks[group[0]][0]
+            step = StoreStep(limiter.store, verb, [asks[place][1] for place in group], limiter.current_time())
+            decisions = yield step
+            made.append((step, decisions))
+            found.update(zip(group, decisions, strict=True))
+            if not decisions[-1].within_limits and limiter.policy.mode == "enforce":
+                denied = denied or group
+                if verb != "peek":
+                    break
+    except BaseException as raised:
+        if not isinstance(raised, GeneratorExit):
+            yield from cancel_flow(made, verb)
+        raise
+    if denied is not None and verb != "peek":
+        yield from cancel_flow(made, verb)
+        found = {place: found[place] for place in denied}
+    own = [asks[place] for place in sorted(found)]
+    return Charged(
+        own,
+        [limiter.observe(verb, ask, found[place]) for place, (limiter, ask) in zip(sorted(found), own, strict=True)],
+    )
+
+
+def group_asks(asks: Sequence[tuple[BaseLimiter, Ask]]) -> list[list[int]]:
+    """Return the places of the asks that one step can decide, in an order that is the same in every process."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    alone: list[list[int]] = []
+    for place, (limiter, ask) in enumerate(asks):
+        if ask[0].mode == "shadow":
+            alone.append([place])
+        else:
+            groups.setdefault((id(limiter.store), limiter.store.key_slots((ask,))[0]), []).append(place)
+    found = list(groups.values())
+    if len(found) > 1:
+        found.sort(key=lambda places: min((asks[place][1][0].name, join_key(asks[place][1][1])) for place in places))
+    return found + alone
+
+
+def cancel_flow(made: Iterable[tuple[StoreStep, Sequence[Decision]]], verb: str) -> Flow[StoreStep, None]:
+    """Refund what steps have charged, each even if another refund fails, or the task is cancelled."""
+    yield from complete_flow(*(_cancel_step_flow(verb, step, decisions) for step, decisions in made))
+
+
+def _cancel_step_flow(verb: str, step: StoreStep, decisions: Sequence[Decision]) -> Flow[StoreStep, None]:
+    pairs = zip(step.asks, decisions, strict=True)
+    charged = [(ask, decision) for ask, decision in pairs if charged_at(decision, ask[0]) is not None]
+    asks = [ask for ask, _ in charged]
+    for correction in corrections(verb, asks, [decision for _, decision in charged], 0):
+        try:
+            yield StoreStep(step.store, "adjust", correction.asks, step.now, correction.at)
+        except RateLimitError as error:
+            log.error("could not refund the charge of a denied call: %s", error)  # noqa: TRY400 - the message has all details
+        finally:
+            step.store.wake(correction.asks)
+
+
+class JointCall:
+    """One call: alternatives, each of one or more asks that are charged together, and what was charged."""
+
+    __slots__ = ("alternatives", "charged", "chosen")
+
+    def __init__(self, alternatives: Sequence[Sequence[LimiterAsk]]) -> None:
+        """Ask for the first alternative that is allowed."""
+        self.alternatives: Sequence[Sequence[LimiterAsk]] = alternatives
+        self.charged: Charged | None = None
+        self.chosen: int = 0  # the place of the alternative that was charged
+
+    def ask_flow(self, verb: str) -> JointFlow:
+        """Apply a verb to the first alternative that is allowed; returns its decision, or the soonest denial."""
+        if len(self.alternatives) == 1:
+            return (yield from self._try_flow(verb, 0))
+        together = self._one_step()
+        if together is not None:
+            return (yield from self._choose_flow(verb, *together))
+        denials: list[Decision] = []
+        for place in range(len(self.alternatives)):
+            decision = yield from self._try_flow(verb, place)
+            if decision.allowed:
+                return decision
+            denials.append(decision)
+        return soonest(denials)
+
+    def _try_flow(self, verb: str, place: int) -> JointFlow:
+        charged = yield from charge_flow(verb, self.alternatives[place])
+        if verb != "peek" and charged.allowed:
+            self.charged, self.chosen = charged, place
+        return charged.join()
+
+    def _one_step(self) -> tuple[BaseLimiter, Alternatives] | None:
+        """Return the alternatives as one call of a store, if it can decide them in one step."""
+        asked = [each for alternative in self.alternatives for each in alternative]
+        limiter = asked[0].limiter
+        store = limiter.store
+        if not store.decides_alternatives or any(
+            each.limiter.store is not store or each.limiter.policy.mode == "shadow" for each in asked
+        ):
+            return None
+        alternatives = Alternatives.of([each.ask() for each in alternative] for alternative in self.alternatives)
+        return (limiter, alternatives) if len(set(store.key_slots(alternatives))) == 1 else None
+
+    def _choose_flow(self, verb: str, limiter: BaseLimiter, asks: Alternatives) -> JointFlow:
+        """Choose in one step of the store."""
+        decisions = yield StoreStep(limiter.store, verb, asks, limiter.current_time())
+        groups = asks.split(decisions)
+        charged: list[Charged] = []
+        for alternative, own, found in zip(self.alternatives, asks.groups(), groups, strict=False):
+            pairs = [(each.limiter, ask) for each, ask in zip(alternative, own, strict=True)]
+            seen = [one.observe(verb, ask, decision) for (one, ask), decision in zip(pairs, found, strict=True)]
+            charged.append(Charged(pairs, seen))
+        if not charged[-1].allowed:
+            return soonest([each.join() for each in charged])
+        if verb != "peek":
+            self.charged, self.chosen = charged[-1], len(charged) - 1
+        return charged[-1].join()
+
+    def places(self) -> Places:
+        """Return the queues in which it waits."""
+        asked = [each for alternative in self.alternatives for each in alternative]
+        if len(asked) == 1:
+            return Places(((asked[0].limiter.queues, asked[0].key),))
+        return Places(
+            tuple({(id(each.limiter.queues), each.key): (each.limiter.queues, each.key) for each in asked}.values())
+        )
+
+    def is_impossible(self) -> bool:
+        """Return whether each alternative has a cost above the burst of a limit, so that waiting is of no use."""
+        return all(
+            any(
+                cost > limit.burst
+                for policy, _, costs in [each.ask() for each in alternative]
+                for limit, cost in zip(policy.limits, costs, strict=True)
+            )
+            for alternative in self.alternatives
+        )
+
+    def max_sleep(self, verb: str) -> int:
+        """Return how long it may sleep at most.
+
+        Another process may release a slot, or settle a reservation, long before the store would allow this call. It
+        cannot wake this one.
+        """
+        for alternative in self.alternatives:
+            for each in alternative:
+                limits = each.limiter.policy.limits
+                if not each.limiter.store.instant and (
+                    verb == "hold" or any(limit.rules.holds_slots for limit in limits)
+                ):
+                    return SECOND
+        return MAX_DURATION
+
+    def reserved(self) -> list[ReservedCharge]:
+        """Return what was charged."""
+        charged = self.charged
+        assert charged is not None  # noqa: S101 - the call was allowed
+        return [
+            ReservedCharge(limiter, limiter.policy_of(decision), key, costs, decision)
+            for (limiter, (_, key, costs)), decision in zip(charged.asks, charged.decisions, strict=True)
+        ]
+
+
+def soonest(denials: Sequence[Decision]) -> Decision:
+    """Return the denial that ends first; of several, the one with the fewest reasons."""
+    return min(denials, key=lambda each: (MAX_DURATION if each.retry == NEVER else each.retry, len(each.violated)))
+
+
+def acquire_flow(
+    call: JointCall,
+    verb: str,
+    timeout: float | None,
+    priority: float,
+    make_signal: Callable[[], Signal],
+    denied: Denial | None = None,
+) -> JointFlow:
+    """Ask at once if no other call waits for one of the keys; otherwise, or if denied, wait until the deadline.
+
+    `denied` is the answer of a caller that has asked at once.
+    """
+    first = call.alternatives[0][0].limiter
+    timeout = None if timeout is None else seconds("timeout", timeout)
+    ahead = round(check_priority(priority, first.max_priority) * first.ageing)
+    places = call.places()
+    if denied is None and (not places.occupied or call.is_impossible()):
+        wakes = places.wakes
+        decision: Decision = yield from call.ask_flow(verb)
+        if decision.allowed:
+            return decision
+        denied = Denial(decision, wakes)
+    if denied is not None and (denied.decision.retry == NEVER or (timeout is not None and timeout <= 0)):
+        return raise_if_denied(call, denied.decision, timeout)
+    steady = first.clock.steady
+    now = steady()
+    deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
+    waiter, max_sleep = Waiter(now - ahead, make_signal()), call.max_sleep(verb)
+    decision = yield from wait_flow(places, waiter, verb, call.ask_flow, deadline, max_sleep, steady, denied)
+    return raise_if_denied(call, decision, timeout)
+
+
+def raise_if_denied(call: JointCall, decision: Decision, timeout: float | None) -> Decision:
+    """Return a decision that allows the call; raise Denied for one that does not."""
+    if decision.allowed:
+        return decision
+    keys = dict.fromkeys(repr(each.key) for alternative in call.alternatives for each in alternative)
+    shown, names = ", ".join(keys), ", ".join(decision.violated)
+    if decision.retry == NEVER:
+        message = f"{shown}: the cost exceeds what {names} can ever allow"
+    elif decision.retry:
+        message = f"{shown} got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
+    else:
+        message = f"{shown} got no permit within {timeout} s: other calls are ahead of it in the queue"
+    raise Denied(message, decision)
+
+
+def reserve(
+    asks: Sequence[tuple[Limiter, Key, Cost]],
+    *,
+    ttl: float = 60.0,
+    timeout: float | None = 0.0,
+    priority: float = 0,
+) -> Reservation:
+    """Charge several limiters in one step, all or nothing; each ask is a limiter, a key and a cost.
+
+    Returns one reservation: `commit` the actual cost by unit, `shrink` or `cancel` it, at all limiters together. Waits
+    up to `timeout` seconds, then raises Denied, whose decision is about all limits that were decided together. Limiters
+    that share a Store object are charged atomically; see the module for several stores and slots of a Redis Cluster.
+    """
+    return reserve_first([asks], ttl=ttl, timeout=timeout, priority=priority)[1]
+
+
+def reserve_async(
+    asks: Sequence[tuple[AsyncLimiter, Key, Cost]],
+    *,
+    ttl: float = 60.0,
+    timeout: float | None = 0.0,
+    priority: float = 0,
+) -> Reserving[AsyncReservation]:
+    """Charge several AsyncLimiters in one step: await it or use it in `async with`; see `reserve`."""
+
+    async def start() -> AsyncReservation:
+        return (await reserve_first_async([asks], ttl=ttl, timeout=timeout, priority=priority))[1]
+
+    return Reserving(start)
+
+
+def reserve_first(
+    alternatives: Sequence[Sequence[tuple[Limiter, Key, Cost]]],
+    *,
+    ttl: float = 60.0,
+    timeout: float | None = 0.0,
+    priority: float = 0,
+) -> tuple[int, Reservation]:
+    """Reserve the first of several alternatives that is allowed; returns its place and the reservation.
+
+    Each alternative is a list of asks as for `reserve`. If none is allowed, the call waits for the first that will be.
+    """
+    call, clock = read_call(alternatives, tasks=False)
+    ttl = seconds("ttl", ttl)
+    run(acquire_flow(call, "hold", timeout, priority, ThreadSignal), performer(clock))
+    return call.chosen, Reservation(call.reserved(), clock, ttl)
+
+
+async def reserve_first_async(
+    alternatives: Sequence[Sequence[tuple[AsyncLimiter, Key, Cost]]],
+    *,
+    ttl: float = 60.0,
+    timeout: float | None = 0.0,  # noqa: ASYNC109 - the deadline is part of the contract
+    priority: float = 0,
+) -> tuple[int, AsyncReservation]:
+    """Reserve the first of several alternatives that is allowed, without blocking the event loop."""
+    call, clock = read_call(alternatives, tasks=True)
+    ttl = seconds("ttl", ttl)
+    await run_async(acquire_flow(call, "hold", timeout, priority, TaskSignal), async_performer(clock))
+    return call.chosen, AsyncReservation(call.reserved(), clock, ttl)
+
+
+def read_call(alternatives: Sequence[Sequence[tuple[Any, Key, Cost]]], *, tasks: bool) -> tuple[JointCall, Clock]:
+    """Read the asks of a call; returns the call, and the clock by which it waits."""
+    found: list[list[LimiterAsk]] = []
+    for asks in alternatives:
+        found.append([LimiterAsk(limiter, normal_key(key), cost) for limiter, key, cost in asks])
+        if not asks:
+            raise ConfigError("needs at least one limiter, key and cost", field="asks")
+        for each in found[-1]:
+            if each.limiter.for_tasks is not tasks:
+                name, wanted = ("reserve_async", "AsyncLimiter") if tasks else ("reserve", "Limiter")
+                raise ConfigError(f"{name} needs a {wanted}, not a {type(each.limiter).__name__}", field="asks")
+            each.limiter.check_open()
+    if not found:
+        raise ConfigError("needs at least one limiter, key and cost", field="asks")
+    return JointCall(found), found[0][0].limiter.clock
+
+
+def performer(clock: Clock) -> Callable[[Step], Any]:
+    """Return the function that executes a step in this thread."""
+
+    def perform(step: Step) -> Any:  # noqa: ANN401 - what a step returns
+        return step.apply() if isinstance(step, StoreStep) else clock.wait(*step)
+
+    return perform
+
+
+def async_performer(clock: Clock) -> Callable[[Step], Any]:
+    """Return the function that executes a step in a task."""
+
+    def perform(step: Step) -> Any:  # noqa: ANN401 - what a step returns, or an awaitable of it
+        return clock.wait_async(*step) if isinstance(step, Sleep) else apply_async(step)
+
+    return perform
