@@ -30,7 +30,7 @@ from tidegate.policy.key import Key, join_key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, ReservedCharge, Reserving, apply_async, charged_at
 from tidegate.stores.base import Alternatives, Ask
 from tidegate.stores.cancellation import corrections
-from tidegate.waiting import Denial, Places, Sleep, StoreStep, Waiter, wait_flow
+from tidegate.waiting import Denial, Places, Sleep, ApplyStep, Waiter, wait_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -75,23 +75,23 @@ class Charged(NamedTuple):
         return join_decisions(self.decisions)
 
 
-def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[StoreStep, Charged]:
+def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charged]:
     """Apply a verb to all asks or to none, and call the observers."""
     asks = [(each.limiter, each.ask()) for each in asked]
     if len(asks) == 1:
         limiter, ask = asks[0]
-        decisions = yield StoreStep(limiter.store, verb, (ask,), limiter.current_time())
+        decisions = yield ApplyStep(limiter.store, verb, (ask,), limiter.current_time())
         return Charged(asks, [limiter.observe(verb, ask, decisions[0])])
     groups = group_asks(asks)
     if verb == "acquire" and len(groups) > 1:
         verb = "hold"  # only a marked charge can be cancelled exactly
     found: dict[int, Decision] = {}
-    made: list[tuple[StoreStep, list[Decision]]] = []
+    made: list[tuple[ApplyStep, list[Decision]]] = []
     denied: list[int] | None = None
     try:
         for group in groups:
             limiter = asks[group[0]][0]
-            step = StoreStep(limiter.store, verb, [asks[place][1] for place in group], limiter.current_time())
+            step = ApplyStep(limiter.store, verb, [asks[place][1] for place in group], limiter.current_time())
             decisions = yield step
             made.append((step, decisions))
             found.update(zip(group, decisions, strict=True))
@@ -128,18 +128,18 @@ def group_asks(asks: Sequence[tuple[BaseLimiter, Ask]]) -> list[list[int]]:
     return found + alone
 
 
-def cancel_flow(made: Iterable[tuple[StoreStep, Sequence[Decision]]], verb: str) -> Flow[StoreStep, None]:
+def cancel_flow(made: Iterable[tuple[ApplyStep, Sequence[Decision]]], verb: str) -> Flow[ApplyStep, None]:
     """Refund what steps have charged, each even if another refund fails, or the task is cancelled."""
     yield from complete_flow(*(_cancel_step_flow(verb, step, decisions) for step, decisions in made))
 
 
-def _cancel_step_flow(verb: str, step: StoreStep, decisions: Sequence[Decision]) -> Flow[StoreStep, None]:
+def _cancel_step_flow(verb: str, step: ApplyStep, decisions: Sequence[Decision]) -> Flow[ApplyStep, None]:
     pairs = zip(step.asks, decisions, strict=True)
     charged = [(ask, decision) for ask, decision in pairs if charged_at(decision, ask[0]) is not None]
     asks = [ask for ask, _ in charged]
     for correction in corrections(verb, asks, [decision for _, decision in charged], 0):
         try:
-            yield StoreStep(step.store, "adjust", correction.asks, step.now, correction.at)
+            yield ApplyStep(step.store, "adjust", correction.asks, step.now, correction.at)
         except RateLimitError as error:
             log.error("could not refund the charge of a denied call: %s", error)  # noqa: TRY400 - the message has all details
         finally:
@@ -192,7 +192,7 @@ class JointCall:
 
     def _choose_flow(self, verb: str, limiter: BaseLimiter, asks: Alternatives) -> JointFlow:
         """Choose in one step of the store."""
-        decisions = yield StoreStep(limiter.store, verb, asks, limiter.current_time())
+        decisions = yield ApplyStep(limiter.store, verb, asks, limiter.current_time())
         groups = asks.split(decisions)
         charged: list[Charged] = []
         for alternative, own, found in zip(self.alternatives, asks.groups(), groups, strict=False):
@@ -385,7 +385,7 @@ def performer(clock: Clock) -> Callable[[Step], Any]:
     """Return the function that executes a step in this thread."""
 
     def perform(step: Step) -> Any:  # noqa: ANN401 - what a step returns
-        return step.apply() if isinstance(step, StoreStep) else clock.wait(*step)
+        return step.apply() if isinstance(step, ApplyStep) else clock.wait(*step)
 
     return perform
 

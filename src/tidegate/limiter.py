@@ -15,7 +15,7 @@ from tidegate.joint import acquire_flow, async_performer, performer
 from tidegate.limited import AsyncLimited, Limited
 from tidegate.policy.key import Key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
-from tidegate.waiting import Denial, StoreStep
+from tidegate.waiting import Denial, ApplyStep
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -218,7 +218,7 @@ class AsyncLimiter(BaseLimiter):
         perform: Callable[..., Any] = async_performer(self.clock)
         if apply is not None:
             other = perform
-            perform = lambda step: apply(*step[1:]) if isinstance(step, StoreStep) else other(step)  # noqa: E731 - as above
+            perform = lambda step: apply(*step[1:]) if isinstance(step, ApplyStep) else other(step)  # noqa: E731 - as above
         return await run_async(
             acquire_flow(self._call(key, cost), verb, timeout, priority, TaskSignal, denied), perform
         )

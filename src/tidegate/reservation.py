@@ -17,7 +17,7 @@ from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.observe import Record
 from tidegate.suggestions import hint
-from tidegate.waiting import StoreStep
+from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -149,7 +149,7 @@ class _Reservation:
         """Whether `ttl` has passed: then the estimate stays charged, and a commit charges only the amount above it."""
         return self._clock.steady() >= self._ends
 
-    def _commit_flow(self, actual: Cost | None) -> Flow[StoreStep, None]:
+    def _commit_flow(self, actual: Cost | None) -> Flow[ApplyStep, None]:
         """Correct the estimate to the actual cost; units that are not given stay as estimated."""
         if actual is None:
             return self._settle_flow([(charge, charge.costs, None) for charge in self.charges])
@@ -163,7 +163,7 @@ class _Reservation:
             ]
         )
 
-    def _cancel_flow(self) -> Flow[StoreStep, None]:
+    def _cancel_flow(self) -> Flow[ApplyStep, None]:
         return self._settle_flow([(charge, (0,) * len(charge.costs), None) for charge in self.charges])
 
     def _parts(self, cost: Cost) -> list[tuple[ReservedCharge, Cost | None]]:
@@ -183,7 +183,7 @@ class _Reservation:
 
     def _settle_flow(
         self, actual: Sequence[tuple[ReservedCharge, tuple[int, ...], Container[str] | None]]
-    ) -> Flow[StoreStep, None]:
+    ) -> Flow[ApplyStep, None]:
         expired = self._clock.steady() >= self._ends
         try:
             self._open.pop()
@@ -196,7 +196,7 @@ class _Reservation:
         ]
         return self._correct_flow(changes, reopen=True)
 
-    def _shrink_flow(self, cost: Cost) -> Flow[StoreStep, None]:
+    def _shrink_flow(self, cost: Cost) -> Flow[ApplyStep, None]:
         """Reduce what is reserved; units that are not given stay as they are."""
         if self.settled:
             raise RateLimitError(f"the reservation for {self.key!r} is already settled")
@@ -221,7 +221,7 @@ class _Reservation:
 
     def _correct_flow(
         self, changes: Sequence[tuple[ReservedCharge, tuple[int, ...], int | None]], *, reopen: bool
-    ) -> Flow[StoreStep, None]:
+    ) -> Flow[ApplyStep, None]:
         """Make corrections, with one call of the store for those of one slot and instant.
 
         Each is made even if another one fails. If the first fails because the store is unavailable, the reservation
@@ -268,12 +268,12 @@ class _Reservation:
 
 def _steps(
     changes: Sequence[tuple[ReservedCharge, tuple[int, ...], int | None]],
-) -> list[tuple[StoreStep, list[ReservedCharge]]]:
+) -> list[tuple[ApplyStep, list[ReservedCharge]]]:
     """Return the calls of stores that make corrections, and the charges that each of them corrects."""
     if len(changes) == 1:  # the usual case
         charge, costs, at = changes[0]
         limiter = charge.limiter
-        step = StoreStep(limiter.store, "adjust", ((charge.policy, charge.key, costs),), limiter.current_time(), at)
+        step = ApplyStep(limiter.store, "adjust", ((charge.policy, charge.key, costs),), limiter.current_time(), at)
         return [(step, [charge])]
     groups: dict[tuple[int, int, int | None], tuple[list[ReservedCharge], list[Ask]]] = {}
     for charge, costs, at in changes:
@@ -283,7 +283,7 @@ def _steps(
         charges.append(charge)
         asks.append(ask)
     return [
-        (StoreStep(charges[0].limiter.store, "adjust", asks, charges[0].limiter.current_time(), at), charges)
+        (ApplyStep(charges[0].limiter.store, "adjust", asks, charges[0].limiter.current_time(), at), charges)
         for (_, _, at), (charges, asks) in groups.items()
     ]
 
@@ -296,15 +296,15 @@ class Reservation(_Reservation):
 
         Units that a mapping does not contain stay as estimated.
         """
-        run(self._commit_flow(actual), StoreStep.apply)
+        run(self._commit_flow(actual), ApplyStep.apply)
 
     def cancel(self) -> None:
         """Refund the whole charge."""
-        run(self._cancel_flow(), StoreStep.apply)
+        run(self._cancel_flow(), ApplyStep.apply)
 
     def shrink(self, cost: Cost) -> None:
         """Reserve less than before, and refund the difference; the reservation stays open."""
-        run(self._shrink_flow(cost), StoreStep.apply)
+        run(self._shrink_flow(cost), ApplyStep.apply)
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -316,7 +316,7 @@ class Reservation(_Reservation):
             self.commit() if kind is None else self.cancel()
 
 
-def apply_async(step: StoreStep) -> Any:  # noqa: ANN401 - the decisions, or an awaitable of them
+def apply_async(step: ApplyStep) -> Any:  # noqa: ANN401 - the decisions, or an awaitable of them
     """Call the store of a step, from a task."""
     return step.apply() if step.store.instant else step.store.apply_async(*step[1:])
 

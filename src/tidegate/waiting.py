@@ -38,7 +38,7 @@ MAX_PRIORITY: Final = 100  # default bound of `priority`, in both directions
 NUMBERS: Final = count()  # of waiters, in order of arrival
 
 
-class StoreStep(NamedTuple):
+class ApplyStep(NamedTuple):
     """A step that calls `Store.apply` with these arguments; the list of Decisions is sent back."""
 
     store: Store
@@ -62,7 +62,7 @@ class Sleep(NamedTuple):
     until: int | None
 
 
-Step = StoreStep | Sleep
+Step = ApplyStep | Sleep
 WaitFlow = Flow[Any, Decision]  # yields Steps, or what the flow that asks yields
 AskFlow = Callable[[str], Generator[Any, Any, Decision]]  # applies a verb to the keys of a call
 
@@ -79,7 +79,7 @@ class Waiter:
         self.running: threading.Lock = threading.Lock()  # held while the call waits
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """A waiter in a queue; the call owns the Waiter."""
 
     order: tuple[int, int]
@@ -97,7 +97,7 @@ class WaitQueues:
     def __init__(self) -> None:
         """Create empty queues."""
         self._lock = fork_safe(threading.Lock())
-        self._queues: dict[Key, list[Entry]] = {}
+        self._queues: dict[Key, list[QueueEntry]] = {}
         self.closed: bool = False
         self.wakes: int = 0  # changes with every wake-up, also of a key that no call waits for
         at_fork(child=self._clear)
@@ -128,7 +128,9 @@ class WaitQueues:
                 raise Closed("the limiter is closed")
             queue = self._queues.setdefault(key, [])
             insort(
-                queue, Entry(waiter.order, ref(waiter, lambda _: wake_waiters(queue))), key=lambda entry: entry.order
+                queue,
+                QueueEntry(waiter.order, ref(waiter, lambda _: wake_waiters(queue))),
+                key=lambda entry: entry.order,
             )
 
     def first(self, key: Key) -> Waiter | None:
@@ -191,7 +193,7 @@ class WaitQueues:
         return None
 
 
-def wake_waiters(queue: Sequence[Entry]) -> None:
+def wake_waiters(queue: Sequence[QueueEntry]) -> None:
     """Wake all waiters of a queue: one of them has ended. Takes no lock: the garbage collector may call it anywhere."""
     for entry in tuple(queue):
         waiter = entry.waiter()
