@@ -30,7 +30,7 @@ from tidegate.policy.key import Key, join_key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, ReservedCharge, Reserving, apply_async, charged_at
 from tidegate.stores.base import Alternatives, Ask
 from tidegate.stores.cancellation import corrections
-from tidegate.waiting import Denial, Places, Sleep, ApplyStep, Waiter, wait_flow
+from tidegate.waiting import ApplyStep, Denial, Places, Sleep, Waiter, wait_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -15,7 +15,7 @@ from tidegate.joint import acquire_flow, async_performer, performer
 from tidegate.limited import AsyncLimited, Limited
 from tidegate.policy.key import Key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, Reserving
-from tidegate.waiting import Denial, ApplyStep
+from tidegate.waiting import ApplyStep, Denial
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
