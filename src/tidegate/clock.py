@@ -16,7 +16,8 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, cast
 
-from tidegate.lock import Lock, locked
+from tidegate.fork import fork_safe
+from tidegate.lock import locked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -180,7 +181,7 @@ class ManualClock:
     def __init__(self, start: float = 0.0) -> None:
         """Start at this many seconds since 1970."""
         self._now = round(start * 1_000_000)
-        self.lock: Lock = Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self._alarms: list[tuple[int, int, Signal]] = []
         self._order = count()
         self._waiting: set[int] = set()  # numbers of the alarms that are still needed; others are dropped when due

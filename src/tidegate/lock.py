@@ -47,7 +47,7 @@ from collections import deque
 from functools import wraps
 from itertools import chain, repeat
 from time import sleep
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +159,7 @@ def may_hold(frame: FrameType, called: FrameType | None, token: object) -> bool:
 class HasLock(Protocol):
     """An object whose methods may be `locked`."""
 
-    lock: Lock
+    lock: Any  # a Lock or a threading.Lock
 
 
 def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -167,6 +167,9 @@ def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P]
 
     @wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not isinstance(self.lock, Lock):
+            with self.lock:
+                return method(self, *args, **kwargs)
         lock = self.lock
         held = lock.token
         try:

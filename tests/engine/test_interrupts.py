@@ -95,29 +95,6 @@ def test_no_two_threads_decide_at_once():
     assert answered <= used(limiter) <= answered + interruptions
 
 
-class ReentrantClock(ManualClock):
-    """Calls a function in the middle of a decision, as a signal handler or a finalizer may."""
-
-    call = None
-
-    def ns(self):
-        call, self.call = self.call, None
-        if call is not None:
-            call()
-        return super().ns()
-
-
-def test_a_handler_that_calls_the_store_it_interrupted_gets_an_error():
-    clock = ReentrantClock(START)
-    limiter = Limiter(BUCKET, store=MemoryStore(clock=clock))
-    limiter.try_acquire("k")
-    clock.call = lambda: limiter.try_acquire("k")
-    with pytest.raises(RuntimeError, match="already holds its lock"):
-        limiter.try_acquire("k")
-    assert limiter.try_acquire("k")
-    assert used(limiter) == 2
-
-
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 

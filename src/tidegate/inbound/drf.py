@@ -15,6 +15,7 @@ packages are not part of that decision.
 from __future__ import annotations
 
 import logging
+import threading
 from functools import lru_cache
 from operator import call
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,13 +25,14 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run
+from tidegate.fork import fork_safe
 from tidegate.inbound.client.address import address_key, parse_node
 from tidegate.inbound.client.request import forwarding_headers
 from tidegate.inbound.django import FRAMEWORK
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import read_exact_limits
-from tidegate.lock import Lock, locked
+from tidegate.lock import locked
 from tidegate.policy import Policy
 from tidegate.policy.key import join_key
 
@@ -80,7 +82,7 @@ class _Throttling:
     """The request limiter of all throttles of this process, opened at the first request from the setting TIDEGATE."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self._opened: tuple[RequestLimiter, OnStoreError] | None = None
         self._warned = False
 

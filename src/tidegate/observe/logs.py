@@ -12,12 +12,14 @@ others are counted, and one line reports their number after the second, at the n
 from __future__ import annotations
 
 import logging
+import threading
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import denied_without_store
-from tidegate.lock import Lock, locked
+from tidegate.fork import fork_safe
+from tidegate.lock import locked
 from tidegate.policy.key import show_key
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class LogThrottle:
         self._seconds: dict[Hashable, tuple[int, int]] = {}  # by kind: start of its second, and lines since
         self._over = 0  # when the first of these seconds ends
         self._latest = 0  # the latest instant: the clock may step back
-        self.lock: Lock = Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
 
     def may_write(self, name: Hashable, now: int) -> bool:
         """Return whether a line of this kind may be written now; call `unwritten` before."""

@@ -4,14 +4,15 @@ The fast path serves calls that find a state of exactly their policy, or no stat
 mapping if the policy has several limits. Every function here does what `MemoryStore.apply_one` does, without the parts
 that such calls do not need; tests compare the two. A cost of 1 has its own functions, which saves a few nanoseconds;
 they pass other costs on to `_other_costs_of_one` or `_other_costs_of_several`, and these to `_mapped_costs`. All other
-calls go to `slow_path`, after the lock is released. `tidegate.lock` explains how the lock is taken and why `held` is
-set. Decisions are built from tuples: `Decision.of_states` would cost a tenth of the call.
+calls go to `slow_path`, after the lock is released. `token` explains
+how the lock is taken. Decisions are built from tuples: `Decision.of_states` would cost a tenth of the call.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidegate.clock import yield_thread
 from tidegate.core.bounds import MAX_INTEGER, ceil_div
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
@@ -20,19 +21,19 @@ from tidegate.stores.base import NO_COST
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.lock import Lock
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Disable, T, TryAcquire
     from tidegate.stores.memory.table import Table, TableEntry
+    from tidegate.stores.memory.token import Token
 
 
 class StoreAccess(NamedTuple):
-    """The parts of a store that the fast path uses: its lock, its clock, and what it does with new keys.
+    """The parts of a store that the fast path uses: its lock (see `token`), its clock, and what it does with new keys.
 
     `insert` adds the entry of a new key if there is room; `has_room` returns whether there is.
     """
 
-    lock: Lock
+    token: Token
     ns: Callable[[], int]
     insert: Callable[[Table, Key, TableEntry, int, int], bool]
     has_room: Callable[[Key], bool]
@@ -59,8 +60,8 @@ def build_fast_path(
 def _one_bucket(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, insert, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, insert, _ = access
+    release = token.append
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     capacity, rate, scale = limit.capacity, limit.rate, limit.scale
@@ -79,11 +80,13 @@ def _one_bucket(
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost is fast_cost:  # not True or 1.0, which are no costs
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 owner, level, at = entry = entries[key]
@@ -107,7 +110,6 @@ def _one_bucket(
                 pass  # a state of another shape, or not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire
@@ -116,8 +118,8 @@ def _one_bucket(
 def _one_log(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge, quota, length = limit.charge, limit.quota, limit.length
@@ -132,11 +134,13 @@ def _one_log(
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost is fast_cost:  # not True or 1.0, which are no costs
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 owner, log, head, tail, base = entry = entries[key]
@@ -159,7 +163,6 @@ def _one_log(
                 pass  # a new key, a state of another shape, or not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire
@@ -168,8 +171,8 @@ def _one_log(
 def _one_limit(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,)
     limit = limits[0]
     charge = limit.charge
@@ -184,11 +187,13 @@ def _one_limit(
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost is fast_cost:  # not True or 1.0, which are no costs
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 entry = entries[key]
@@ -202,7 +207,6 @@ def _one_limit(
                 pass  # a new key, or not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire
@@ -211,8 +215,8 @@ def _one_limit(
 def _several(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
@@ -226,11 +230,13 @@ def _several(
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost is fast_cost:  # not True or 1.0, which are no costs
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 entry = entries[key]
@@ -248,7 +254,6 @@ def _several(
                 pass  # a new key, or not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire
@@ -257,8 +262,8 @@ def _several(
 def _several_buckets(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, insert, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, insert, _ = access
+    release = token.append
     entries, limits, one, nothing = table.entries, policy.limits, policy.one, (0,) * len(policy.limits)
     parameters = [(limit, limit.capacity, limit.rate, limit.scale) for limit in limits]
     lifetime = max(ceil_div(limit.scale, limit.rate) for limit in limits)
@@ -273,11 +278,13 @@ def _several_buckets(
 
     def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
         if cost is fast_cost:  # not True or 1.0, which are no costs
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 known, before = entries[key]
@@ -311,7 +318,6 @@ def _several_buckets(
                 pass  # a state of another shape, or not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire
@@ -320,8 +326,8 @@ def _several_buckets(
 def _other_costs_of_one(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, insert, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, insert, _ = access
+    release = token.append
     entries, limits, nothing = table.entries, policy.limits, (0,)
     limit = limits[0]
     charge, expires = limit.charge, limit.rules.expires
@@ -336,11 +342,13 @@ def _other_costs_of_one(
 
     def try_acquire(key: Key, cost: Cost) -> Decision | T:
         if cost.__class__ is int and 0 <= cost <= max_cost:
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 entry = entries[key]
@@ -359,7 +367,6 @@ def _other_costs_of_one(
                 pass  # not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire
@@ -368,8 +375,8 @@ def _other_costs_of_one(
 def _other_costs_of_several(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     entries, limits, nothing = table.entries, policy.limits, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
 
@@ -383,11 +390,13 @@ def _other_costs_of_several(
 
     def try_acquire(key: Key, cost: Cost) -> Decision | T:
         if cost.__class__ is int and 1 < cost <= max_cost:
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 entry = entries[key]
@@ -405,7 +414,6 @@ def _other_costs_of_several(
                 pass  # a new key, or not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire
@@ -414,8 +422,8 @@ def _other_costs_of_several(
 def _mapped_costs(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     entries, limits, nothing = table.entries, policy.limits, (0,) * len(policy.limits)
     charges = [(limit.charge, limit) for limit in limits]
     read_costs = policy.costs
@@ -434,11 +442,13 @@ def _mapped_costs(
                 costs = read_costs(cost)
             except ConfigError:
                 return slow_path(key, cost)  # it may find the key invalid, which is reported first
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 entry = entries[key]
@@ -457,7 +467,6 @@ def _mapped_costs(
                 pass  # a new key, or not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return try_acquire

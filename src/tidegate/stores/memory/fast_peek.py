@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidegate.clock import yield_thread
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.decision import Decision, acquire
 
@@ -32,11 +33,11 @@ def build_fast_peek(
     return build(policy, table, slow_path, access, disablers)
 
 
-def _one_limit(
+def _one_limit(  # noqa: C901 - with the lock written out
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, _, has_room = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, has_room = access
+    release = token.append
     entries, limits = table.entries, policy.limits
     limit = limits[0]
     charge, view = limit.charge, limit.view
@@ -51,11 +52,13 @@ def _one_limit(
 
     def peek(key: Key, cost: Cost = 1) -> Decision | T:
         if cost.__class__ is int and 0 <= cost <= max_cost:
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 entry = entries.get(key)
@@ -71,7 +74,6 @@ def _one_limit(
                 pass  # not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return peek
@@ -80,8 +82,8 @@ def _one_limit(
 def _several(
     policy: Policy, table: Table, slow_path: TryAcquire[T], access: StoreAccess, disablers: list[Disable]
 ) -> TryAcquire[T]:
-    lock, ns, _, has_room = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, has_room = access
+    release = token.append
     entries, limits, ones = table.entries, policy.limits, policy.one
     no_states: States = (None,) * len(limits)
     nothing: Sequence[int] = (0,) * len(limits)
@@ -96,11 +98,13 @@ def _several(
 
     def peek(key: Key, cost: Cost = 1) -> Decision | T:
         if cost.__class__ is int and 0 <= cost <= max_cost:
-            held = token
-            try:
-                del held[0]
-            except IndexError:
-                contend()
+            while True:
+                try:
+                    del token[0]
+                except IndexError:
+                    yield_thread(0)
+                else:
+                    break
             try:
                 now = ns() // 1000
                 entry = entries.get(key)
@@ -117,7 +121,6 @@ def _several(
                 pass  # not a valid key
             finally:
                 release(None)
-            del held
         return slow_path(key, cost)
 
     return peek

@@ -2,12 +2,14 @@
 
 It makes the same decisions as `MemoryStore.apply`, for policies with one limit each, keys that have a state of exactly
 their policy, and a cost of 1, if all limits allow it. In all other cases it charges nothing and returns None; then
-`apply` decides. `tidegate.lock` explains how the lock is taken and why `held` is set.
+`apply` decides. `token` explains how the lock is taken.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from tidegate.clock import yield_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +36,8 @@ def build_fast_together(
 
 
 def _several(policies: Sequence[Policy], tables: Sequence[Table], access: StoreAccess) -> AcquireTogether:
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     parts = [
         (table, table.entries, limit, limit.charge)
         for policy, table in zip(policies, tables, strict=True)
@@ -43,11 +45,13 @@ def _several(policies: Sequence[Policy], tables: Sequence[Table], access: StoreA
     ]
 
     def acquire(keys: Sequence[Key]) -> tuple[int, Sequence[View]] | None:
-        held = token
-        try:
-            del held[0]
-        except IndexError:
-            contend()
+        while True:
+            try:
+                del token[0]
+            except IndexError:
+                yield_thread(0)
+            else:
+                break
         try:
             now = ns() // 1000
             states = []
@@ -77,18 +81,20 @@ def view_state(state: State, now: int) -> View:
 
 def _one_log(policies: Sequence[Policy], tables: Sequence[Table], access: StoreAccess) -> AcquireTogether:
     """Charge a single log, in half of the time of `_several`."""
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     (table,), (limit,) = tables, policies[0].limits
     entries, charge, length, quota = table.entries, limit.charge, limit.length, limit.quota
 
     def acquire(keys: Sequence[Key]) -> tuple[int, Sequence[View]] | None:
         (key,) = keys
-        held = token
-        try:
-            del held[0]
-        except IndexError:
-            contend()
+        while True:
+            try:
+                del token[0]
+            except IndexError:
+                yield_thread(0)
+            else:
+                break
         try:
             now = ns() // 1000
             owner, log, head, tail, base = state = entries[key]
@@ -119,22 +125,24 @@ def _one_log(policies: Sequence[Policy], tables: Sequence[Table], access: StoreA
     return acquire
 
 
-def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: StoreAccess) -> AcquireTogether:  # noqa: C901 - see below
+def _two_logs(policies: Sequence[Policy], tables: Sequence[Table], access: StoreAccess) -> AcquireTogether:  # noqa: C901, PLR0915 - see below
     """Unroll the loop for two logs, which are the defaults of a category and a route: that takes half of the time."""
-    lock, ns, _, _ = access
-    token, release, contend = lock.token, lock.release, lock.contend
+    token, ns, _, _ = access
+    release = token.append
     (table_1, table_2), (limit_1, limit_2) = tables, [policy.limits[0] for policy in policies]
     entries_1, entries_2 = table_1.entries, table_2.entries
     charge_1, length_1, quota_1 = limit_1.charge, limit_1.length, limit_1.quota
     charge_2, length_2, quota_2 = limit_2.charge, limit_2.length, limit_2.quota
 
-    def acquire(keys: Sequence[Key]) -> tuple[int, Sequence[View]] | None:  # noqa: PLR0911 - one for each reason
+    def acquire(keys: Sequence[Key]) -> tuple[int, Sequence[View]] | None:  # noqa: C901, PLR0911, PLR0912 - one for each reason, and the lock written out
         key_1, key_2 = keys
-        held = token
-        try:
-            del held[0]
-        except IndexError:
-            contend()
+        while True:
+            try:
+                del token[0]
+            except IndexError:
+                yield_thread(0)
+            else:
+                break
         try:
             now = ns() // 1000
             owner_1, log_1, head_1, tail_1, base_1 = state_1 = entries_1[key_1]

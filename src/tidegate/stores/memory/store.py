@@ -6,16 +6,18 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
+from tidegate.clock import yield_thread
 from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import VERBS, Decision, States
 from tidegate.errors import ConfigError
-from tidegate.lock import Lock, locked
+from tidegate.fork import at_fork
 from tidegate.stores.base import Store, decide_in_turn
 from tidegate.stores.memory.fast_path import StoreAccess, build_fast_path
 from tidegate.stores.memory.fast_peek import build_fast_peek
 from tidegate.stores.memory.fast_together import build_fast_together
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
+from tidegate.stores.memory.token import Token, make_token, with_token
 from tidegate.stores.memory.values import MemoryValues
 from tidegate.stores.merged_asks import merge
 from tidegate.stores.values import check_listed, check_name
@@ -75,7 +77,8 @@ class MemoryStore(Store):
         self._tables: dict[str, Table] = {}
         self._values = MemoryValues()
         self._sweep_order: deque[Table] = deque()
-        self.lock: Lock = Lock()
+        self.token: Token = make_token()
+        at_fork(child=self._release_token)
         self._ns = self.clock.ns
         self._entries = 0
         self._counting = False  # a change of the number of keys has started and not ended
@@ -88,7 +91,12 @@ class MemoryStore(Store):
         if group_of is not None:
             self.limit_groups(group_of)
 
-    @locked
+    def _release_token(self) -> None:
+        """Start unlocked in a child process: the thread that held the lock is one of its parent."""
+        self.token.clear()
+        self.token.append(None)
+
+    @with_token
     def limit_groups(self, group_of: GroupOf) -> None:
         """Limit the share of each group of keys from now on, counting existing keys."""
         self._shares = GroupShares(group_of)
@@ -100,7 +108,7 @@ class MemoryStore(Store):
         """Keep at most this many keys from now on; existing keys are kept."""
         self.max_entries = max_entries
 
-    @locked
+    @with_token
     def clear(self) -> bool:
         """Forget the usage of all keys."""
         for table in self._tables.values():
@@ -121,18 +129,20 @@ class MemoryStore(Store):
         return build_fast_together(policies, [self._prepare_table(policy) for policy in policies], self._access())
 
     def _access(self) -> StoreAccess:
-        return StoreAccess(self.lock, self._ns, self._insert, self._has_room_for)
+        return StoreAccess(self.token, self._ns, self._insert, self._has_room_for)
 
-    def apply_one(
+    def apply_one(  # noqa: C901, PLR0912 - with the lock written out
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        lock = self.lock
-        held = lock.token
-        try:
-            del held[0]
-        except IndexError:
-            lock.contend()
+        token = self.token
+        while True:
+            try:
+                del token[0]
+            except IndexError:
+                yield_thread(0)
+            else:
+                break
         try:
             if self._counting:
                 self._recount()
@@ -157,9 +167,8 @@ class MemoryStore(Store):
                 return Decision((allowed, now, limits, states, left))
             return self._decide(verb, ((policy, key, costs),), now, at)[0]
         finally:
-            lock.release(None)
+            token.append(None)
             if self._warn:
-                del held
                 self._warn_full()
 
     def apply(
@@ -177,7 +186,7 @@ class MemoryStore(Store):
             if self._warn:
                 self._warn_full()
 
-    @locked
+    @with_token
     def _apply(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]
     ) -> list[Decision]:
@@ -191,19 +200,19 @@ class MemoryStore(Store):
             self._values.write(writes, now)
         return decisions
 
-    @locked
+    @with_token
     def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
         """Read a value."""
         check_name(collection, name)
         return self._values.get(collection, name, self._ns() // 1000 if now is None else now)
 
-    @locked
+    @with_token
     def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
         """Read all values of a listed collection."""
         check_listed(collection)
         return self._values.list(collection, self._ns() // 1000 if now is None else now)
 
-    @locked
+    @with_token
     def _prepare_table(self, policy: Policy) -> Table:
         return self._table(policy)
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tidegate.clock import STORE_THREAD, ThreadSignal
 from tidegate.errors import StoreUnavailable
-from tidegate.lock import Lock, locked
+from tidegate.fork import fork_safe
+from tidegate.lock import locked
 from tidegate.stores.deadline import DEADLINE_STEPS
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class DeadlineThreads:
 
     def __init__(self) -> None:
         """Start without threads."""
-        self.lock: Lock = Lock()  # held by workers only
+        self.lock: threading.Lock = fork_safe(threading.Lock())  # held by workers only
         self._jobs: SimpleQueue[DeadlineCall[Any]] = SimpleQueue()
         self._idle: deque[None] = deque(maxlen=MAX_THREADS)
         self._workers = 0

@@ -4,14 +4,15 @@ The thread takes all queued calls and applies them in order, in one transaction.
 thread takes its call is not charged. If it is cancelled later, even after the call was applied and before the task
 resumes, its permits are refunded (see `stores.cancellation`).
 
-A signal handler may raise at any instruction of an event loop's thread. So the lock is one that other threads can
-recover (`tidegate.lock`), and results are delivered by two callbacks: the second one continues if the first one was
+A signal handler may raise at any instruction of an event loop's thread. So the lock is held by `with` only
+(`tidegate.lock`), and results are delivered by two callbacks: the second one continues if the first one was
 interrupted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.clock import SystemClock, yield_thread
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed
-from tidegate.lock import Lock, locked
+from tidegate.fork import fork_safe
+from tidegate.lock import locked
 from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, MAX_CLOSING, corrections
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class AsyncWorker:
         self._wake = wake
         self._queue: deque[QueuedCall] = deque()
         self._undelivered: list[list[QueuedCall]] = []  # applied, and not delivered to their event loop yet
-        self.lock: Lock = Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self._thread = ThreadPoolExecutor(1, "tidegate-sqlite")
         self._busy = False
         self._closed = False  # to new calls

@@ -16,8 +16,8 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import VERBS, Decision
 from tidegate.core.limit import parse_period
 from tidegate.errors import Closed, CollectionFull, ConfigError, RateLimitError, StoreUnavailable, ValueConflict
-from tidegate.fork import abandon, at_fork
-from tidegate.lock import Lock, locked, threads_holding
+from tidegate.fork import abandon, at_fork, fork_safe
+from tidegate.lock import locked
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store, decide_in_turn
 from tidegate.stores.merged_asks import merge
@@ -62,8 +62,6 @@ CALLS_BETWEEN_SWEEPS: Final = 16
 # in a row: 1.5 times as many decisions as when processes alternate after every transaction.
 FIRST_LOCK_PAUSE: Final = 0.00002
 MAX_LOCK_PAUSE: Final = 0.003
-CONNECTION_POLL_INTERVAL: Final = 0.0002  # seconds between attempts while another thread uses the connection
-QUEUE_CHECK_INTERVAL: Final = 0.05  # seconds to wait for other threads before checking that one holds the queue lock
 MAX_FORK: Final = SECOND  # how long no connection is opened before a fork
 
 
@@ -119,8 +117,7 @@ class SQLiteStore(Store):
         self._creates = True  # whether a missing file is created
         self.synchronous = synchronous
         self._busy_timeout = read_timeout(busy_timeout)
-        self.lock: Lock = Lock(spins=0, pause=CONNECTION_POLL_INTERVAL)
-        self._queue_lock = threading.Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self._db: sqlite3.Connection | None = None
         self._rows: StateRows | None = None
         self._unfinished = False
@@ -261,41 +258,14 @@ class SQLiteStore(Store):
     def _exclusively(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function while no other thread uses the connection.
 
-        `lock` alone protects the connection. The queue lock before it lets threads wait in order and without polling.
+        A thread holds the lock for at most `busy_timeout`. Threads that waited as long as that behind others do not try
+        themselves, so that none waits much longer.
         """
         deadline = SystemClock.steady() + self._busy_timeout
-        queue = self._queue_lock
-        if not queue.acquire(blocking=False):
-            queue = self._wait_in_queue(deadline)
-        held = queue  # `threads_holding` searches the frames of other threads for it
-        try:
-            return self._use_connection(deadline, function, *args, **kwargs)
-        finally:
-            held.release()
-
-    def _wait_in_queue(self, deadline: int) -> threading.Lock:
-        """Acquire the queue lock. If an interrupted call left it locked, replace it."""
-        while True:
-            queue = self._queue_lock
-            if queue.acquire(timeout=QUEUE_CHECK_INTERVAL):
-                return queue
-            if SystemClock.steady() >= deadline:
+        with self.lock:
+            if SystemClock.steady() > deadline:
                 raise InUseError
-            if not threads_holding(queue):
-                self._queue_lock = threading.Lock()
-
-    def _use_connection(self, deadline: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        lock = self.lock
-        held = lock.token
-        try:
-            del held[0]
-        except IndexError:
-            if not lock.contend(lambda: SystemClock.steady() >= deadline):
-                raise InUseError from None
-        try:
             return function(*args, **kwargs)
-        finally:
-            lock.release(None)
 
     def _retry_while_busy(self, calls: Sequence[StoreCall], work: Work) -> list[Result]:
         deadline = None
@@ -449,7 +419,6 @@ class SQLiteStore(Store):
         abandon(self._db)
         self._db = self._rows = self._worker = None
         self._workers.clear()
-        self._queue_lock = threading.Lock()
         self._unfinished = False
 
 
