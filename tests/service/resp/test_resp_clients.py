@@ -233,4 +233,4 @@ async def test_pipelined_commands_are_one_round_trip_to_redis(words, shared_valk
 
 def calls(server: ValkeyServer) -> int:
     """Return how many scripts were called."""
-    return server.calls("evalsha") + server.calls("evalsha_ro") + server.calls("eval")
+    return server.calls("fcall") + server.calls("evalsha") + server.calls("eval")

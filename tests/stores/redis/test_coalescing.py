@@ -27,7 +27,7 @@ async def test_calls_of_one_loop_iteration_are_one_script(server: ValkeyServer) 
         await limiter.peek("warm")
         server.ask("CONFIG", "RESETSTAT")
         decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(100)))
-        assert server.calls("evalsha") == 1
+        assert server.calls("fcall") == 1
         assert [d.remaining for d in decisions] == [*range(49, -1, -1), *[0] * 50]
         assert [d.allowed for d in decisions] == [True] * 50 + [False] * 50
         await limiter.store.close_async()
@@ -39,7 +39,7 @@ async def test_large_batches_are_split(server: ValkeyServer) -> None:
         await limiter.peek("warm")
         server.ask("CONFIG", "RESETSTAT")
         decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(95)))
-        assert server.calls("evalsha") == 10
+        assert server.calls("fcall") == 10
         assert [d.remaining for d in decisions] == list(range(999, 904, -1))
         await store.close_async()
 

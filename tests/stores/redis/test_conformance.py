@@ -19,7 +19,8 @@ from tidegate import Limit, Policy
 from tidegate.core.codec import dump, limit_of
 from tidegate.errors import RateLimitError
 from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.protocol import SCRIPT, limit_id
+from tidegate.stores.redis.library import SOURCE
+from tidegate.stores.redis.protocol import limit_id
 from tidegate.testing import ReferenceStore, Vector, random_vectors, verify_store
 from tidegate.testing.reference import answer_of
 
@@ -74,7 +75,7 @@ FAULTS = {
     "charges every alternative": ("verb > ALTERNATIVE and status ~= 0", "false"),
     "a permit too many": ("return level >= 0 and", "return level >= -limit.scale and"),
     "the cost is not taken": ("level = level - cost * limit.scale", "level = level - limit.scale"),
-    "refill without end": ("then return limit.capacity end\n      return level", "then end\n      return level"),
+    "refill without end": ("then return limit.capacity end\n    return level", "then end\n    return level"),
     "time runs backwards": ("now > state.at and now - state.at or 0", "now - state.at"),
     "division rounded up too far": ("return quotient % 1 - quotient", "return quotient % 1 - quotient + 1"),
     "retry rounded down": ("retry = seen - now + ceil_div", "retry = seen - now + floor_div"),
@@ -108,10 +109,10 @@ FAULTS = {
     "reset only looks": ("VERBS = {acquire, peek, hold, adjust, reset}", "VERBS = {acquire, peek, hold, adjust, peek}"),
     "limits of before are dropped": ("if ask.others == EMPTY then ask.others = {} end", "ask.others = {}"),
     "the second ask is not written": (
-        "for i = 1, number do\n          if verb == 5",
-        "for i = 1, 1 do\n          if verb == 5",
+        "for i = 1, number do\n        if verb == 5",
+        "for i = 1, 1 do\n        if verb == 5",
     ),
-    "the wrong clock": ("    if now == NONE then now = clock end", "now = clock"),
+    "the wrong clock": ("    if now == NONE then now = server_time() end", "now = server_time()"),
     "adjust forgets when": ("if at == NONE then at = nil end", "at = nil"),
     "compaction loses the base": (
         "log.head, log.tail = 0, log.tail - log.head",
@@ -119,21 +120,26 @@ FAULTS = {
     ),
 }
 
-# Faults in the short form, found by calls that are sent one by one.
-SHORT_FORM_FAULTS = {
+# Faults in `acquire_buckets` and `one`, found by calls that are sent one by one.
+SINGLE_CALL_FAULTS = {
     "admits one too many": (
-        "cost * policy[base + 4] > level then allowed",
-        "cost * policy[base + 4] > level + policy[base + 4] then allowed",
+        "cost * limit.scale > level then allowed",
+        "cost * limit.scale > level + limit.scale then allowed",
     ),
-    "turns the clock back": ("        if now > at then\n", "        do\n"),
-    "overflows": ("then level = capacity else", "then level = level + (now - at) * policy[base + 5] else"),
-    "takes another limit's state": ("usual = sub(value, from, from + 23) == policy[base + 2]", ""),
-    "charges what costs nothing": ("if cost == 0 then usual = false end", ""),
-    "by the wrong clock": ("\nif now == NONE then now = clock end", "\nnow = clock"),
+    "turns the clock back": ("      if now > at then\n", "      do\n"),
+    "overflows": (
+        "level = limit.capacity else level = level + (now - at) * limit.rate end",
+        "level = level + (now - at) * limit.rate else level = level + (now - at) * limit.rate end",
+    ),
+    "takes another limit's state": ("if sub(value, from, from + 23) ~= limit.prefix then return false end", ""),
+    "charges what costs nothing": ("if cost == 0 then return false end", ""),
+    "by the wrong clock": ("  now = now or server_time()", "  now = server_time()"),
+    "forgets when": ("    if at == NONE then at = nil end\n  end", "    at = nil\n  end"),
     "denies for ever": ("retry = at - now + retry % 1 - retry", "retry = -1"),
     "denies too shortly": ("retry = at - now + retry % 1 - retry", "retry = at - now - retry + retry % 1 - 1"),
-    "keeps a denied charge": ("if allowed then\n      local keep", "do\n      local keep"),
-    "loses the second limit": ("record = record .. policy", "record = policy"),
+    "keeps a denied charge": ("  if allowed then\n    local keep", "  do\n    local keep"),
+    "loses the second limit": ("record = record .. limit", "record = limit"),
+    "takes another policy": ("local policy = known[bytes]", "local policy = known[bytes] or select(2, next(known))"),
 }
 
 
@@ -205,14 +211,14 @@ async def found_by(server: ValkeyServer, source: bytes, *, together: bool = True
 
 
 async def test_calls_sent_together_are_answered_one_by_one(valkey: ValkeyServer) -> None:
-    assert await found_by(valkey, SCRIPT) is None
+    assert await found_by(valkey, SOURCE) is None
 
 
 @pytest.mark.slow
 @cases("fault", FAULTS)
 async def test_an_inserted_fault_is_found(disposable_server: ValkeyServer, fault: str) -> None:
     old, new = FAULTS[fault]
-    source = SCRIPT.decode()
+    source = SOURCE.decode()
     assert old in source, "the fault no longer fits the script"
     wrong = source.replace(old, new).encode()
     assert (await found_by(disposable_server, wrong)) is not None or (
@@ -221,9 +227,9 @@ async def test_an_inserted_fault_is_found(disposable_server: ValkeyServer, fault
 
 
 @pytest.mark.slow
-@cases("fault", SHORT_FORM_FAULTS)
-async def test_an_inserted_fault_in_the_short_form_is_found(disposable_server: ValkeyServer, fault: str) -> None:
-    old, new = SHORT_FORM_FAULTS[fault]
-    source = SCRIPT.decode()
+@cases("fault", SINGLE_CALL_FAULTS)
+async def test_an_inserted_fault_in_single_calls_is_found(disposable_server: ValkeyServer, fault: str) -> None:
+    old, new = SINGLE_CALL_FAULTS[fault]
+    source = SOURCE.decode()
     assert source.count(old) == 1, "the fault no longer fits the script"
     assert await found_by(disposable_server, source.replace(old, new).encode(), together=False) is not None

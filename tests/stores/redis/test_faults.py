@@ -117,13 +117,6 @@ def test_a_restart_with_persistence_loses_nothing(both: Callable[..., StoreCalle
         assert caller.ask().remaining == 6
 
 
-def test_a_script_that_was_flushed_is_sent_again(both: Callable[..., StoreCaller], server: ValkeyServer) -> None:
-    caller = both(server.port, 5)
-    for left in (9, 8, 7):
-        server.ask("SCRIPT", "FLUSH")
-        assert caller.ask().remaining == left
-
-
 def test_a_hung_server_costs_the_deadline_and_no_more(both: Callable[..., StoreCaller], server: ValkeyServer) -> None:
     caller = both(server.port)
     caller.ask()

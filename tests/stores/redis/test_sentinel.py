@@ -1,4 +1,4 @@
-"""Sentinels: the store asks them for the primary, and again when it fails. Lost data is counted."""
+"""Sentinels: the store asks them for the primary, and again when it fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.servers.process import need, until
-from tests.servers.valkey import ValkeyCluster, ValkeyServer
+from tests.servers.valkey import ValkeyServer
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
 from tidegate.stores import open_store
 
@@ -49,12 +49,6 @@ def sentinel_setup() -> Iterator[tuple[ValkeyServer, ValkeyServer, SentinelServe
             known = str(replica.port).encode()
             until(lambda: known in sentinel.ask("SENTINEL", "REPLICAS", "main"), "the sentinel's knowledge")
             yield primary, replica, sentinel
-
-
-@pytest.fixture
-def cluster() -> Iterator[ValkeyCluster]:
-    with ValkeyCluster() as started:
-        yield started
 
 
 def replication_info(server: ValkeyServer, field: bytes) -> int:
@@ -136,51 +130,8 @@ async def test_fail_over_under_load(sentinel_setup: tuple[ValkeyServer, ValkeySe
         await asyncio.gather(*tasks)
         counts = store.metrics()
         assert counts["denied_without_store"] > 0
-        assert counts["server_changes"] == 1
-        assert counts["state_losses"] == 0  # the replica had all but the last writes
         used = (await limiter.usage("k"))["1h"].used
         assert known + 100 <= used <= answered + 8  # a call whose answer was lost is charged and not used
-
-
-@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
-def test_a_flushed_server_is_counted_and_restores_all_quotas(server: ValkeyServer, tasks: bool) -> None:
-    store = open_store(f"{server.url}?timeout=5&connect_timeout=5")
-    policy = Policy("p", (Limit(10, "1h"),))
-    with asyncio.Runner() as runner:
-
-        def ask(key: str = "k") -> int:
-            asks = ((policy, key, (1,)),)
-            answer = runner.run(store.apply_async("acquire", asks)) if tasks else store.apply("acquire", asks)
-            return answer[0].remaining
-
-        assert [ask() for _ in range(10)] == [*range(9, -1, -1)]
-        until(lambda: [ask("other") for _ in range(10)] and store.metrics()["calls"] > 100, "some load")
-        assert store.metrics()["state_losses"] == 0
-        server.ask("FLUSHALL")
-        assert ask() == 9  # the spending is lost
-        until(lambda: ask("other") >= 0 and store.metrics()["state_losses"] == 1, "the loss is detected", 5)
-        server.ask("SCRIPT", "FLUSH")
-        ask("other")
-        assert store.metrics()["server_changes"] == 1
-        if tasks:
-            runner.run(store.close_async())
-        store.close()
-
-
-def test_a_flushed_server_of_a_cluster_is_counted(cluster: ValkeyCluster) -> None:
-    store = open_store(f"{cluster.url}?timeout=5&connect_timeout=5")
-    policy = Policy("p", (Limit(10**6, "1h"),))
-
-    def counts() -> dict[str, int]:
-        for key in range(20):
-            store.apply("acquire", ((policy, str(key), (1,)),))
-        return store.metrics()
-
-    until(lambda: counts() and b":marker{" in cluster.servers[0].ask("KEYS", "*marker*"), "the server's marker")
-    assert store.metrics()["state_losses"] == 0
-    cluster.servers[0].ask("FLUSHALL")
-    until(lambda: counts()["state_losses"] == 1, "the loss is detected", 5)
-    store.close()
 
 
 def test_an_unknown_service_name(sentinel_setup: tuple[ValkeyServer, ValkeyServer, SentinelServer]) -> None:

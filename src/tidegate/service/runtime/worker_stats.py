@@ -67,7 +67,7 @@ COUNTS, VIOLATED, LAST_DENIED, LATENCY, ERRORS, STORE, EGRESS, MONEY_WARNINGS, P
 # Metrics of stores that only grow while a process runs. All others are current values.
 STORE_COUNTERS: Final = frozenset((
     *("transactions", "waits", "failures", "scripts", "calls", "refunded", "refunds_failed", "overflowed"),
-    *("server_changes", "state_losses", "losses", "returns", "probes", "corrections_dropped"),
+    *("losses", "returns", "probes", "corrections_dropped"),
     *("allowed_without_store", "denied_without_store"),
 ))  # fmt: skip
 LEASE_COUNTERS: Final = ("lease_granted_", "lease_used_", "lease_returned_", "lease_lost_")

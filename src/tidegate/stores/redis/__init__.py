@@ -1,14 +1,14 @@
-"""Keeps states in Redis or Valkey: the core runs there as a script (core.lua), with the server's clock.
+"""Keeps states in Redis or Valkey: the core runs there as a library of functions (core.lua), with the server's clock.
 
 store.py           RedisStore
-protocol.py        encodes calls as scripts and decodes replies as decisions
+library.py         core.lua as a library, or as a script where functions are forbidden
+protocol.py        encodes calls and decodes replies as decisions
 sync_pipeline.py   sends the calls of threads, many at a time
 async_pipeline.py  sends the calls of tasks, many at a time
 async_cluster.py   the same to a cluster
 cluster.py         which server of a cluster has which slot
 reply_reader.py    parses replies
 late_replies.py    reads replies that arrive after their calls timed out
-server_watch.py    detects that a server was replaced or has lost its keys
 address.py         parses URLs
 driver.py          the adapter to redis-py
 """

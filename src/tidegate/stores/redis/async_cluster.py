@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tidegate.stores.redis.address import RedisAddress
     from tidegate.stores.redis.async_pipeline import Wake
     from tidegate.stores.redis.protocol import Script, ScriptProtocol
-    from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import CallCounts
 
 
@@ -28,10 +27,10 @@ class NodePipeline(ServerPipeline):
         """Connect with the first call."""
         self._cluster = cluster
         address = replace(cluster.address, kind="server", hosts=(node,))
-        super().__init__(address, cluster.protocol, cluster.counts, cluster.watch, cluster.wake)
+        super().__init__(address, cluster.protocol, cluster.counts, cluster.wake)
 
     def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
-        if not isinstance(reply, driver.NoScriptError) and self._cluster.slot_map.redirect(script, reply):
+        if self._cluster.slot_map.redirect(script, reply):
             self._cluster.send_again([script])
             return []
         return super()._handle_reply(script, reply)
@@ -43,10 +42,6 @@ class NodePipeline(ServerPipeline):
     @property
     def _owner(self) -> AsyncPipeline:
         return self._cluster
-
-    def _marker(self) -> Script | None:
-        number = self._cluster.slot_map.marker(self.address.hosts[0], self.protocol)
-        return None if number is None else self.watch.check_marker(number)
 
     def _resend(self) -> None:
         batches, self._batches = self._batches, deque()
@@ -60,11 +55,9 @@ class NodePipeline(ServerPipeline):
 class ClusterPipeline(AsyncPipeline):
     """Calls to a cluster: scripts of one slot each, pipelined on one connection per server."""
 
-    def __init__(
-        self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch, wake: Wake
-    ) -> None:
+    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake) -> None:
         """Connect with the first call."""
-        super().__init__(address, protocol, counts, watch, wake)
+        super().__init__(address, protocol, counts, wake)
         self.slot_map: SlotMap = SlotMap(address)
         self._nodes: dict[tuple[str, int], NodePipeline] = {}
         self._waiting: list[Script] | None = None  # scripts that wait until the slots are known
@@ -110,11 +103,10 @@ class ClusterPipeline(AsyncPipeline):
         failure: Exception | None = None
         for node in self.slot_map.candidates():
             try:
-                moved = self.slot_map.update(node, await driver.read_slots_async(self.address, node))
+                self.slot_map.update(node, await driver.read_slots_async(self.address, node))
             except driver.FAILURES as error:
                 failure = error
             else:
-                self.counts.server_changes += moved
                 return
         if failure is not None:
             raise failure

@@ -25,6 +25,7 @@ from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, MAX_CL
 from tidegate.stores.deadline import DeadlineTimer, wait_for
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.late_replies import LateReplies, ScriptsInFlight
+from tidegate.stores.redis.library import Form
 from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
 from tidegate.stores.redis.reply_reader import ReplyReader
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import RedisAddress
     from tidegate.stores.redis.protocol import ScriptProtocol
-    from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import CallCounts
     from tidegate.stores.redis.value_steps import ValueStep
 
@@ -129,9 +129,7 @@ class CorrectionCall(PendingCall):
 class AsyncPipeline:
     """The queue of the calls of one event loop: the base of ServerPipeline and ClusterPipeline."""
 
-    def __init__(
-        self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch, wake: Wake
-    ) -> None:
+    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake) -> None:
         """Serve the running event loop; connect with the first call. `wake` wakes waiters of keys."""
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         # as loop.create_future does, but faster
@@ -139,7 +137,6 @@ class AsyncPipeline:
         self.address = address
         self.protocol = protocol
         self.counts = counts
-        self.watch = watch
         self.wake = wake
         self._queue: list[PendingCall] = []
         self._postponed: list[PendingCall] = []  # refunds that could not be sent, for the next connection
@@ -157,7 +154,7 @@ class AsyncPipeline:
             raise Closed("the store is closed")
         call = AsyncScriptCall(self, verb, asks, now, at, values)
         if self.protocol.slotted:
-            self.protocol.slot_of(call)
+            call.slot = self.protocol.slot_of(call)
         self.enqueue(call)
         return call
 
@@ -183,7 +180,9 @@ class AsyncPipeline:
             for asks, at in corrections(call.verb, call.asks, decisions, passed):
                 back = [ask for ask in asks if call.future.cancelled() or ask[0].on_store_error != "allow"]
                 if back:
-                    self.enqueue(CorrectionCall(self, back, call.now, at))
+                    correction = CorrectionCall(self, back, call.now, at)
+                    correction.slot = call.slot
+                    self.enqueue(correction)
         elif call.verb != "peek":
             self.wake(call.asks)
 
@@ -237,7 +236,7 @@ class AsyncPipeline:
 
     def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
         """Answer the calls of a script; return the scripts to be sent next."""
-        return self.watch.handle_reply(script, reply, self.address, self.protocol)
+        return script.handle_reply(reply, self.address)
 
     def close_soon(self) -> None:
         """Schedule `close` in the event loop."""
@@ -273,11 +272,9 @@ class AsyncPipeline:
 class ServerPipeline(AsyncPipeline):
     """Calls to one server, over one connection."""
 
-    def __init__(
-        self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch, wake: Wake
-    ) -> None:
+    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake) -> None:
         """Connect with the first call."""
-        super().__init__(address, protocol, counts, watch, wake)
+        super().__init__(address, protocol, counts, wake)
         self._transport: asyncio.Transport | None = None
         self._opening = False  # a connection is being opened or checked: calls wait
         # Closes the connection, at the latest when the loop ends.
@@ -288,6 +285,7 @@ class ServerPipeline(AsyncPipeline):
         self._replies: ReplyReader | None = None  # of the connection
         self._late: asyncio.Future[LateReplies] | None = None  # done when the connection timed out but is still read
         self._answered = False  # this connection has received a reply
+        self._form = Form.FUNCTION  # in which scripts are sent
         self._last_data_at = 0.0  # loop time of the last data from the server
 
     def send_scripts(self, scripts: Iterable[Script]) -> None:
@@ -322,10 +320,6 @@ class ServerPipeline(AsyncPipeline):
 
     def _send_batches(self) -> None:
         """Send scripts while few are in flight, one of each batch in rotation."""
-        if self._batches and self._transport is not None and self.watch.due(self):
-            marker = self._marker()
-            if marker is not None:
-                self._send_script(marker, self._transport)
         while self._batches and len(self._in_flight) < MAX_IN_FLIGHT and self._transport is not None:
             batch = self._batches.popleft()
             script = batch.popleft()
@@ -334,12 +328,9 @@ class ServerPipeline(AsyncPipeline):
             if script.drop_cancelled():
                 self._send_script(script, self._transport)
 
-    def _marker(self) -> Script | None:
-        return self.watch.check_marker()
-
     def _send_script(self, script: Script, transport: asyncio.Transport) -> None:
         try:
-            packed = script.pack()
+            packed = script.pack(self._form)
         except Exception as error:  # noqa: BLE001 - any exception must reach the callers
             script.fail(driver.explain(self.address, error))
             return
@@ -365,12 +356,11 @@ class ServerPipeline(AsyncPipeline):
             if isinstance(error, Exception):
                 return
             raise
-        if self.address.kind == "sentinel":
-            self.watch.primary_connected((connection.host, connection.port))
         self._replies = ReplyReader(self._data_received, self._receive, self._connection_lost)
         transport = self._transport = driver.take_over(connection, self._replies)
         self._connection_task = asyncio.current_task()
         self._opening = self._answered = False
+        self._form = Form.FUNCTION
         late = self._late = self.loop.create_future()
         try:
             self._owner.resume()
@@ -400,13 +390,15 @@ class ServerPipeline(AsyncPipeline):
         if not self._in_flight:  # an unexpected reply: the server closes the connection
             self._fail_connection(ConnectionError("Connection closed by server."))
             return
-        script = self._in_flight.take_answered()
+        script = self._in_flight.take_answered(reply)
         if script is None:
             return
         if self._in_flight:
             self._restart_timeout()
         else:
             self._timeout_timer.stop()
+        if script.form is not None and isinstance(reply, bytes):
+            self._form = script.form.next_calls
         again = self._handle_reply(script, reply)
         if isinstance(reply, (driver.ReadOnlyError, ConnectionError)):
             self._fail_connection(reply, again=True)
@@ -469,5 +461,4 @@ class ServerPipeline(AsyncPipeline):
         return self
 
     def _disconnect(self) -> None:
-        self.watch.forget(self)
         self._fail_connection(ConnectionError("the store was closed"))

@@ -11,12 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tidegate.stores.redis.address import RedisAddress
-    from tidegate.stores.redis.protocol import Script, ScriptProtocol
+    from tidegate.stores.redis.protocol import Script
 
     Node = tuple[str, int]
 
 SLOT_COUNT: Final = 16_384
-MAX_MARKERS: Final = 1000  # candidates, so that every server has one of them (see server_watch.py)
 MAX_REDIRECTIONS: Final = 3  # how often a script is redirected; each time it was not run
 
 
@@ -33,24 +32,14 @@ class SlotMap:
         """Return the servers that can be asked for the slot map."""
         return list(dict.fromkeys((*filter(None, self._owners), *self._hosts)))
 
-    def update(self, source: Node, ranges: Sequence[Sequence[Any]]) -> bool:
-        """Update from the reply of a server to CLUSTER SLOTS; return whether any slot has moved."""
+    def update(self, source: Node, ranges: Sequence[Sequence[Any]]) -> None:
+        """Update from the reply of a server to CLUSTER SLOTS."""
         owners: list[Node | None] = [None] * SLOT_COUNT
         for first, last, primary, *_ in ranges:
             host = primary[0].decode() if isinstance(primary[0], bytes) else primary[0]
             owners[first : last + 1] = [(host or source[0], int(primary[1]))] * (last + 1 - first)
-        moved = any(new != old for new, old in zip(owners, self._owners, strict=True) if new and old)
         self._owners = owners
         self.stale = False
-        return moved
-
-    def nodes(self) -> list[Node]:
-        """Return the servers that have slots."""
-        return list(dict.fromkeys(filter(None, self._owners)))
-
-    def marker(self, node: Node, protocol: ScriptProtocol) -> int | None:
-        """Return the number of a marker whose slot is on a server."""
-        return next((n for n in range(MAX_MARKERS) if self._owners[protocol.slot(protocol.marker(n))] == node), None)
 
     def by_node(self, scripts: Iterable[Script]) -> dict[Node | None, list[Script]]:
         """Group scripts by their server; None if no server has their slot."""
@@ -62,9 +51,9 @@ class SlotMap:
     def redirect(self, script: Script, reply: object) -> bool:
         """Return whether the reply redirects a script, which was not run, to another server; record that server."""
         script.asking = None
-        if not isinstance(reply, driver.ResponseError) and not isinstance(reply, driver.RedisError):
+        if not isinstance(reply, driver.RedisError) or (script.form is not None and script.form.following(reply)):
             return False
-        self.stale = self.stale or not isinstance(reply, driver.NoScriptError)
+        self.stale = True
         if not isinstance(reply, driver.AskError) or script.redirected >= MAX_REDIRECTIONS:
             return False
         script.redirected += 1
@@ -73,6 +62,7 @@ class SlotMap:
             self._owners[script.slot] = node
         else:
             script.asking = node
+        script.form = None
         return True
 
 

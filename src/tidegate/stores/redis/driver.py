@@ -64,8 +64,9 @@ ERRORS: Final[dict[str, type[ResponseError]]] = {
     "READONLY": ReadOnlyError,
 }
 COMMANDS: Final = (
-    "allow the user the commands eval, evalsha, time, get, set, getrange, setrange, pexpire, pttl, del, hget, hset, "
-    "hdel, hlen, hscan, zadd, zrem, zcard, zscore and zrangebyscore on its keys"
+    "allow the user the commands fcall, function|load, time, get, set, getrange, setrange, pexpire, pttl, del, hget, "
+    "hset, hdel, hlen, hscan, zadd, zrem, zcard, zscore and zrangebyscore on its keys; eval and evalsha can replace "
+    "fcall and function|load"
 )
 ADVICE: Final = (  # the first entry whose text is part of the message applies
     ("NOAUTH", "add the user and password to the URL: redis://user:password@host"),
@@ -81,12 +82,13 @@ ADVICE: Final = (  # the first entry whose text is part of the message applies
     ("CLUSTERDOWN", "a part of the cluster is down; calls succeed again after a replica has taken over"),
     ("CROSSSLOT", "this server is part of a cluster: use redis+cluster://"),
     ("OOM", "the server is out of memory: raise maxmemory, or use a separate server for rate limits"),
+    ("maxmemory", "the server is out of memory: raise maxmemory, or use a separate server for rate limits"),
     ("MISCONF", "the server cannot write its files: check its log"),
     ("LOADING", "the server is loading its data; calls succeed when it has finished"),
-    ("BUSY", "another script keeps the server busy: find it with SLOWLOG and stop it with SCRIPT KILL"),
+    ("BUSY", "another script keeps the server busy: find it with SLOWLOG, stop it with SCRIPT KILL or FUNCTION KILL"),
     ("newer tidegate", "upgrade this program, or set another prefix (?prefix=)"),
     ("WRONGTYPE", "another program uses these keys: set another prefix (?prefix=)"),
-    ("unknown command", "the store needs scripts: use Redis 7 or Valkey, and allow EVALSHA"),
+    ("unknown command", "the store needs functions or scripts: use Redis 7 or Valkey, and allow FCALL or EVALSHA"),
     ("MASTERDOWN", "the sentinels have not elected a primary yet"),
     ("No master found", "check the service name and the sentinels in the URL"),
     ("max number of clients", "raise maxclients, or connect fewer processes"),
@@ -96,11 +98,16 @@ ADVICE: Final = (  # the first entry whose text is part of the message applies
 )
 
 
-def explain(address: RedisAddress, error: BaseException) -> StoreUnavailable:
-    """Return an error that names the server, the driver's message and what to do."""
+def explain(address: RedisAddress, error: BaseException, load_error: Exception | None = None) -> StoreUnavailable:
+    """Return an error that names the server, the driver's message and what to do.
+
+    `load_error` is why functions could not be loaded, so that a script was sent.
+    """
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, TimeoutError) and not error.args:
         reason = f"no reply within {address.timeout} s (timeout)"
+    if load_error is not None:
+        reason = f"{reason} (and FUNCTION LOAD failed: {' '.join(str(load_error).split())})"
     secrets = (address.password, address.driver.get("sentinel_password"))
     for secret in filter(None, secrets):
         reason = reason.replace(secret, "***")

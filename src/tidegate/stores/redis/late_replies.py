@@ -19,15 +19,16 @@ MAX_LATE: Final = 2.0  # seconds for which a connection is read after a timeout
 class ScriptsInFlight(deque["Script"]):
     """Scripts that were sent over a connection, in the order of their replies."""
 
-    asking_answered: bool = False  # the reply to ASKING, which precedes that of the first script, has arrived
+    preceding: int = 0  # replies that have arrived of those that precede the reply to the first script
 
-    def take_answered(self) -> Script | None:
-        """Remove and return the script that the next reply answers; None: the reply answers ASKING."""
+    def take_answered(self, reply: object) -> Script | None:
+        """Remove and return the script that a reply answers; None if it precedes the reply to the script."""
         script = self[0]
-        if script.asking and not self.asking_answered:
-            self.asking_answered = True
+        if self.preceding < script.preceding_replies:
+            self.preceding += 1
+            script.receive_preceding(reply)
             return None
-        self.asking_answered = False
+        self.preceding = 0
         return self.popleft()
 
 
@@ -37,7 +38,7 @@ class LateReplies:
     def __init__(self, in_flight: ScriptsInFlight) -> None:
         """Wait for the replies to a copy of these."""
         self._in_flight = ScriptsInFlight(in_flight)
-        self._in_flight.asking_answered = in_flight.asking_answered
+        self._in_flight.preceding = in_flight.preceding
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def handle_reply(self, reply: bytes | Exception) -> None:
@@ -45,7 +46,7 @@ class LateReplies:
         if not self._in_flight:
             self.connection_lost()
             return
-        script = self._in_flight.take_answered()
+        script = self._in_flight.take_answered(reply)
         if script is None:
             return
         if isinstance(reply, bytes):

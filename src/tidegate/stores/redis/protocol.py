@@ -1,4 +1,4 @@
-"""Encodes calls as scripts for core.lua, and decodes its replies as decisions.
+"""Encodes calls for core.lua, and decodes its replies as decisions.
 
 All values are numbers of 8 bytes in a few strings, so that a call is short and needs no parsing, and a policy is sent
 once for all calls of a script that use it. All numbers are integers below 2**53; Lua receives doubles and returns
@@ -12,14 +12,15 @@ the same time, each decided separately and in order, as if it were the only one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from hashlib import blake2b, sha1
-from pathlib import Path
+from hashlib import blake2b
 from struct import Struct, unpack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.stores.base import Alternatives, check_ported
+from tidegate.stores.redis import driver
+from tidegate.stores.redis.library import MAX_LOADS, SOURCE, Form, Library, pack_command, pack_words
 from tidegate.stores.redis.value_steps import Reply
 
 if TYPE_CHECKING:
@@ -33,20 +34,18 @@ if TYPE_CHECKING:
     from tidegate.stores.redis.value_steps import ValueStep
     from tidegate.stores.values import Collection
 
-SCRIPT: Final = Path(__file__).with_name("core.lua").read_bytes()
 NO_INSTANT: Final = -(2**53)  # encodes None: the server's clock, or the latest charge
 NEEDS_WINDOW: Final = 2
-EXPIRY_MARGIN: Final = 1000  # milliseconds for which a key is kept after its state has expired
+EXPIRY_MARGIN: Final = 1000  # milliseconds for which a key is kept after its state has expired, as in core.lua
 MANUAL_EXPIRY: Final = 3_600_000  # the same for a manual clock: real time may pass while it does not advance
 MAX_LIMITS_PER_CALL: Final = 1000  # limits in one call, since a script blocks the server
 MAX_WINDOW_RETRIES: Final = 4  # how often a call is sent again because a calendar window was missing
 VERB_NUMBERS: Final = {verb: number for number, verb in enumerate(VERBS, start=1)}
 ALTERNATIVE: Final = 8  # added to the number of a verb that is decided only if the alternative before it was denied
-CALL_HEAD: Final = Struct("<6d")
-SHORT_CALL: Final = Struct("<3d")
-MAX_SHORT_FORM_LIMITS: Final = (
-    1000  # limits in a script of the short form, whose replies are all on the stack of Lua at once
-)
+TIMED: Final = 16  # added to the number of a verb that is followed by instants
+GROUP_HEAD: Final = Struct("<3d")  # the verb, the number of asks, the operations on values
+INSTANTS: Final = Struct("<3d")
+ASKING: Final = pack_command(b"ASKING")
 MAX_IN_FLIGHT: Final = 8  # scripts in flight on a connection: a few milliseconds of the server's time
 COST_UNIT_TIMEOUT: Final = 0.000_05  # seconds for one unit of `Algorithm.port_cost`, on a slow and busy machine
 ASK_STRUCTS: Final = [Struct(f"<{1 + count}d") for count in range(MAX_LIMITS_PER_CALL + 1)]
@@ -58,7 +57,7 @@ VALUES: Final = "%v/"  # begins the name of a value; no policy and no key has it
 class PendingCall(ABC):
     """One call: asks that are decided together, operations on values, and a caller that waits for the answer."""
 
-    __slots__ = ("asks", "at", "missing_windows", "now", "values", "verb", "weight")
+    __slots__ = ("asks", "at", "missing_windows", "now", "slot", "values", "verb", "weight")
 
     def __init__(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, values: ValueStep | None = None
@@ -70,6 +69,7 @@ class PendingCall(ABC):
         self.at: int | None = at
         self.values: ValueStep | None = values
         self.missing_windows: tuple[int, ...] = ()
+        self.slot: int = 0  # in a cluster, of all its keys
         self.weight: int = len(asks[0][0].limits) if len(asks) == 1 else sum(len(ask[0].limits) for ask in asks)
         if self.weight > MAX_LIMITS_PER_CALL:
             message = f"a call checks {self.weight} limits; at most {MAX_LIMITS_PER_CALL} are allowed: split the call"
@@ -90,24 +90,34 @@ class PendingCall(ABC):
         """Pass the answer to the caller."""
 
 
+class Encoded(NamedTuple):
+    """Calls in the Redis protocol, except for the first two words of the command."""
+
+    words: int
+    packed: bytes
+    single: bool  # one ask without values
+
+
 class Script:
-    """One round trip. `full` means that the source is sent, for a server that does not know the script.
+    """One round trip. `form` is how it is sent; by default, as the connection sends others.
 
     `cost` is its cost in the server, in units of `Algorithm.port_cost`.
     """
 
-    __slots__ = ("_encoded", "asking", "calls", "cost", "full", "protocol", "redirected", "slot")
+    __slots__ = ("_encoded", "asking", "calls", "cost", "form", "load_error", "loads", "protocol", "redirected", "slot")
 
     def __init__(self, protocol: ScriptProtocol, calls: Sequence[PendingCall], slot: int = 0, cost: int = 0) -> None:
         """Carry these calls. In a cluster, their keys are in `slot`."""
         self.protocol: ScriptProtocol = protocol
         self.calls: Sequence[PendingCall] = calls
         self.cost: int = cost
-        self.full: bool = False
+        self.form: Form | None = None
+        self.loads: int = 0  # how often it was sent with FUNCTION LOAD
+        self.load_error: Exception | None = None  # why the library could not be loaded
         self.slot: int = slot
         self.redirected: int = 0
         self.asking: tuple[str, int] | None = None  # the server that is importing the slot (ASK redirection)
-        self._encoded: tuple[list[bytes], list[bytes]] | None = None
+        self._encoded: Encoded | None = None
 
     @property
     def extra_timeout(self) -> float:
@@ -123,19 +133,47 @@ class Script:
                 call.set_answer(Closed("the call was cancelled before it was sent"))
         return bool(self.calls)
 
-    def command(self) -> list[bytes]:
-        """Return the words of the command that runs it."""
+    def pack(self, form: Form) -> bytes:
+        """Return the commands in the Redis protocol; `form` is that of the connection."""
+        self.form = form = self.form or form
         if self._encoded is None:
             self._encoded = self.protocol.encode(self.calls)
-        keys, tail = self._encoded
-        how = [b"EVAL", self.protocol.source] if self.full else [b"EVALSHA", self.protocol.sha]
-        return [*how, b"%d" % len(keys), *keys, *tail]
+        words, packed, single = self._encoded
+        library = self.protocol.library
+        command = b"*%d\r\n%b%b" % (2 + words, library.first_words(form, single=single), packed)
+        if self.asking is not None:
+            command = ASKING + command
+        if form is Form.LOAD:
+            self.loads += 1
+            return library.load + command
+        return command
 
-    def pack(self) -> bytes:
-        """Return the command in the Redis protocol."""
-        words = self.command()
-        packed = b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
-        return packed if self.asking is None else b"*1\r\n$6\r\nASKING\r\n" + packed
+    @property
+    def preceding_replies(self) -> int:
+        """How many replies precede that of the script: those of FUNCTION LOAD and ASKING."""
+        return (self.form is Form.LOAD) + (self.asking is not None)
+
+    def receive_preceding(self, reply: object) -> None:
+        """Receive a preceding reply. ASKING never fails, and the library may have been loaded by another process."""
+        if isinstance(reply, Exception):
+            self.load_error = reply
+            if "already exists" not in str(reply):
+                self.loads = MAX_LOADS
+
+    def handle_reply(self, reply: bytes | Exception, address: RedisAddress) -> list[Script]:
+        """Answer the calls; return the scripts to be sent next."""
+        if isinstance(reply, bytes):
+            again = self.receive(reply)
+            return list(self.protocol.scripts(again)) if again else []
+        following = self.form.following(reply, self.loads) if self.form is not None else None
+        if following is not None:
+            self.form = following
+            return [self]
+        if isinstance(reply, RateLimitError):
+            self.fail(reply)
+        else:
+            self.fail(driver.explain(address, reply, self.load_error))
+        return []
 
     def receive(self, reply: bytes) -> list[PendingCall]:
         """Answer the calls; return those to be sent again because a calendar window was missing."""
@@ -188,11 +226,10 @@ class ScriptProtocol:
     """Encodes policies, keys and calls."""
 
     def __init__(
-        self, address: RedisAddress, clock: Clock, slot: Callable[[bytes], int] | None, source: bytes = SCRIPT
+        self, address: RedisAddress, clock: Clock, slot: Callable[[bytes], int] | None, source: bytes = SOURCE
     ) -> None:
         """Encode for the server at `address`; `slot` returns the cluster slot of a key."""
-        self.source = source
-        self.sha: bytes = sha1(source, usedforsecurity=False).hexdigest().encode()  # for EVALSHA
+        self.library = Library(source)
         self.batch: int = address.batch
         self._clock = clock
         self._slot = slot
@@ -205,16 +242,6 @@ class ScriptProtocol:
             "all": f"{{{address.prefix}}}:",
         }[address.hash_tag]
         self._hash_tag = address.hash_tag
-        self._prefix = f"{{{address.prefix}}}" if address.hash_tag == "all" else address.prefix
-
-    def marker(self, number: int | None) -> bytes:
-        """Return the key of a server's marker (see server_watch.py); markers of a cluster are numbered."""
-        tag = "" if number is None else f"{{{number}}}"
-        return f"{self._prefix}:marker{tag}".encode()
-
-    def slot(self, key: bytes) -> int:
-        """Return the cluster slot of a key."""
-        return 0 if self._slot is None else self._slot(key)
 
     def record_server_time(self, now: int) -> None:
         """Record the server's time."""
@@ -259,21 +286,23 @@ class ScriptProtocol:
         if self._slot is not None:
             by_slot: dict[int, list[PendingCall]] = {}
             for call in calls:
-                by_slot.setdefault(self.slot_of(call), []).append(call)
+                by_slot.setdefault(call.slot, []).append(call)
             slots = dict(by_slot)
         for slot, slot_calls in slots.items():
             start, cost = 0, 0
             for i, call in enumerate(slot_calls):
-                more = self._cost_of(call)
+                more = self.cost_of(call)
                 if i > start and (cost + more > 2 * self.batch or i - start >= self.batch):
                     yield Script(self, slot_calls[start:i], slot, cost)
                     start, cost = i, 0
                 cost += more
             yield Script(self, slot_calls[start:], slot, cost)
 
-    def _cost_of(self, call: PendingCall) -> int:
+    def cost_of(self, call: PendingCall) -> int:
+        """Return the cost of a call in the server, in units of `Algorithm.port_cost`."""
         if len(call.asks) == 1 and call.values is None:
-            return self.encode_policy(call.asks[0][0]).cost
+            policy = call.asks[0][0]
+            return (self._policies.get(id(policy)) or self.encode_policy(policy)).cost
         cost = 0 if call.values is None else call.values.cost
         return cost + sum([self.encode_policy(policy).cost for policy, _, _ in call.asks])
 
@@ -294,66 +323,49 @@ class ScriptProtocol:
             raise ConfigError(message)
         return slots.pop()
 
-    def encode(self, calls: Sequence[PendingCall]) -> tuple[list[bytes], list[bytes]]:
+    def encode(self, calls: Sequence[PendingCall]) -> Encoded:
         """Encode calls as keys and arguments of core.lua."""
-        short = self._encode_short(calls)
-        if short is not None:
-            return short
+        if len(calls) == 1 and len(calls[0].asks) == 1 and calls[0].values is None:
+            return self._encode_one(calls[0])
         arguments: dict[bytes, int] = {}  # policies and operations on values, and their numbers
         keys: list[bytes] = []
         value_keys: list[bytes] = []
-        encoded_calls = []
+        groups = []
+        policies = self._policies
         for call in calls:
-            now, at, operations = call.now, call.at, 0
+            operations = 0
             if call.values is not None:
                 operations = arguments.setdefault(call.values.encode(value_keys, self.value_keys), len(arguments) + 1)
+            elif len(call.asks) == 1 and call.now is None and call.at is None:
+                policy, key, costs = call.asks[0]
+                encoded_policy = policies.get(id(policy)) or self.encode_policy(policy)
+                encoded = encoded_policy.encoded or self._encode_windows(encoded_policy, call)
+                number = arguments.setdefault(encoded, len(arguments) + 1)
+                groups.append(encoded_policy.encode_group(call.verb, number, costs))
+                keys += encoded_policy.keys(key)
+                continue
             for index, asks in enumerate(call.groups):
-                encoded_calls.append(
-                    CALL_HEAD.pack(
-                        VERB_NUMBERS[call.verb] + (ALTERNATIVE if index else 0),
-                        NO_INSTANT if now is None else now,
-                        EXPIRY_MARGIN if now is None else MANUAL_EXPIRY,
-                        NO_INSTANT if at is None else at,
-                        len(asks),
-                        0 if index else operations,
-                    )
-                )
+                groups.append(encode_head(call, len(asks), 0 if index else operations, alternative=bool(index)))
                 for policy, key, costs in asks:
                     encoded_policy = self.encode_policy(policy)
                     encoded = encoded_policy.encoded or self._encode_windows(encoded_policy, call)
                     number = arguments.setdefault(encoded, len(arguments) + 1)
-                    encoded_calls.append(ASK_STRUCTS[len(costs)].pack(number, *costs))
-                    name = encoded_policy.key(key)
-                    keys.append(name)
-                    if encoded_policy.logs:
-                        keys.extend([name + log for log in encoded_policy.logs])
-        return [*keys, *reversed(value_keys)], [b"".join(encoded_calls), *arguments]
+                    groups.append(ASK_STRUCTS[len(costs)].pack(number, *costs))
+                    keys += encoded_policy.keys(key)
+        keys += reversed(value_keys)
+        words = (b"%d" % len(keys), *keys, b"".join(groups), *arguments)
+        return Encoded(len(words), pack_words(*words), single=False)
 
-    def _encode_short(self, calls: Sequence[PendingCall]) -> tuple[list[bytes], list[bytes]] | None:
-        """Encode calls in the short form, if all acquire from buckets, with one key each, at the same instant."""
-        policy_numbers: dict[bytes, int] = {}
-        keys: list[bytes] = []
-        now = calls[0].now
-        encoded_calls = [
-            SHORT_CALL.pack(0, NO_INSTANT, EXPIRY_MARGIN) if now is None else SHORT_CALL.pack(0, now, MANUAL_EXPIRY)
-        ]
-        policies = self._policies
-        for call in calls:
-            if call.verb != "acquire" or len(call.asks) != 1 or call.now != now or call.at is not None or call.values:
-                return None
-            policy, key, costs = call.asks[0]
-            encoded_policy = policies.get(id(policy)) or self.encode_policy(policy)
-            if not encoded_policy.buckets:
-                return None
-            encoded_calls.append(
-                encoded_policy.encode_short(
-                    policy_numbers.setdefault(encoded_policy.encoded, len(policy_numbers) + 1), costs
-                )
-            )
-            keys.append(encoded_policy.key(key))
-        if sum([call.weight for call in calls]) > MAX_SHORT_FORM_LIMITS:
-            return None
-        return keys, [b"".join(encoded_calls), *policy_numbers]
+    def _encode_one(self, call: PendingCall) -> Encoded:
+        policy, key, costs = call.asks[0]
+        encoded_policy = self._policies.get(id(policy)) or self.encode_policy(policy)
+        if call.now is None and call.at is None and encoded_policy.encoded:
+            tail = encoded_policy.encode_single(call.verb, costs)
+        else:
+            group = encode_head(call, 1) + ASK_STRUCTS[len(costs)].pack(1, *costs)
+            tail = pack_words(group, encoded_policy.encoded or self._encode_windows(encoded_policy, call))
+        keys = encoded_policy.keys(key)
+        return Encoded(len(keys) + 3, pack_words(b"%d" % len(keys), *keys) + tail, single=True)
 
     def _encode_windows(self, encoded_policy: EncodedPolicy, call: PendingCall) -> bytes:
         now = call.now if call.now is not None else self._clock.ns() // 1000 + self._skew
@@ -366,11 +378,11 @@ class EncodedPolicy:
     __slots__ = (
         "_after",
         "_before",
+        "_groups",
         "_recent",
-        "_short",
         "_since",
+        "_tails",
         "_until",
-        "buckets",
         "cost",
         "encoded",
         "logs",
@@ -383,22 +395,36 @@ class EncodedPolicy:
         self._before = before
         self._after = after
         self.logs: list[bytes] = [b":%x" % limit_id(limit) for limit in policy.limits if limit.rules.logged]
-        self.buckets: bool = all(limit.rules.refills for limit in policy.limits)
         self.cost: int = sum(limit.rules.port_cost for limit in policy.limits)
         self.encoded: bytes = b""
         self._recent, self._since, self._until = b"", 0, 0
-        self._short: dict[tuple[int, tuple[int, ...]], bytes] = {}
+        self._groups: dict[tuple[str, int, tuple[int, ...]], bytes] = {}
+        self._tails: dict[tuple[str, tuple[int, ...]], bytes] = {}
         if all(limit.calendar is None for limit in policy.limits):
             self.encoded = b"".join(encode_limit(limit, ()) for limit in policy.limits)
 
-    def encode_short(self, number: int, costs: tuple[int, ...]) -> bytes:
-        """Encode a call of the short form with these costs."""
-        encoded = self._short.get((number, costs))
-        if encoded is None:
-            encoded = ASK_STRUCTS[len(costs)].pack(number, *costs)
-            if len(self._short) < MAX_LIMITS_PER_CALL:
-                self._short[number, costs] = encoded
-        return encoded
+    def encode_group(self, verb: str, number: int, costs: tuple[int, ...]) -> bytes:
+        """Encode a group of one ask without instants; `number` is that of the policy."""
+        group = self._groups.get((verb, number, costs))
+        if group is None:
+            group = GROUP_HEAD.pack(VERB_NUMBERS[verb], 1, 0) + ASK_STRUCTS[len(costs)].pack(number, *costs)
+            if len(self._groups) < MAX_LIMITS_PER_CALL:
+                self._groups[verb, number, costs] = group
+        return group
+
+    def encode_single(self, verb: str, costs: tuple[int, ...]) -> bytes:
+        """Encode the arguments of a call of one ask without instants, packed."""
+        tail = self._tails.get((verb, costs))
+        if tail is None:
+            tail = pack_words(self.encode_group(verb, 1, costs), self.encoded)
+            if len(self._tails) < MAX_LIMITS_PER_CALL:
+                self._tails[verb, costs] = tail
+        return tail
+
+    def keys(self, key: Key) -> list[bytes]:
+        """Return the names of a key and of its logs in the store."""
+        name = self.key(key)
+        return [name, *[name + log for log in self.logs]] if self.logs else [name]
 
     def key(self, key: Key) -> bytes:
         """Return the name of a key in the store."""
@@ -414,6 +440,17 @@ class EncodedPolicy:
             self._recent = encoded
             self._since, self._until = max(start for start, _ in around), min(end for _, end in around)
         return encoded
+
+
+def encode_head(call: PendingCall, asks: int, operations: int = 0, *, alternative: bool = False) -> bytes:
+    """Encode what precedes the asks of a group."""
+    verb = VERB_NUMBERS[call.verb] + (ALTERNATIVE if alternative else 0)
+    now, at = call.now, call.at
+    if now is None and at is None:
+        return GROUP_HEAD.pack(verb, asks, operations)
+    slack = EXPIRY_MARGIN if now is None else MANUAL_EXPIRY
+    instants = INSTANTS.pack(NO_INSTANT if now is None else now, slack, NO_INSTANT if at is None else at)
+    return GROUP_HEAD.pack(verb + TIMED, asks, operations) + instants
 
 
 def escape_key(key: Key) -> str:

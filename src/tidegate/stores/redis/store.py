@@ -15,8 +15,8 @@ from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import RedisAddress, read_url
 from tidegate.stores.redis.async_cluster import ClusterPipeline
 from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
-from tidegate.stores.redis.protocol import SCRIPT, Script, ScriptProtocol
-from tidegate.stores.redis.server_watch import ServerWatch
+from tidegate.stores.redis.library import SOURCE
+from tidegate.stores.redis.protocol import Script, ScriptProtocol
 from tidegate.stores.redis.sync_pipeline import SyncPipeline, SyncScriptCall
 from tidegate.stores.redis.value_steps import ReadPage, ReadValue, WriteValues
 from tidegate.stores.values import check_listed, check_name, check_writes
@@ -40,13 +40,11 @@ class CallCounts:
     failures: int = 0
     refunded: int = 0
     refunds_failed: int = 0
-    server_changes: int = 0
-    state_losses: int = 0
 
     def count_sent(self, scripts: Sequence[Script]) -> None:
-        """Count scripts that decide, and the calls in them."""
-        self.scripts += sum(bool(script.calls) for script in scripts)
-        self.calls += sum(len(script.calls) for script in scripts)
+        """Count scripts and the calls in them."""
+        self.scripts += len(scripts)
+        self.calls += sum([len(script.calls) for script in scripts])
 
 
 class RedisStore(Store):
@@ -62,23 +60,22 @@ class RedisStore(Store):
     keeps_values = True
 
     def __init__(
-        self, address: RedisAddress | None = None, *, clock: Clock | None = None, source: bytes = SCRIPT
+        self, address: RedisAddress | None = None, *, clock: Clock | None = None, source: bytes = SOURCE
     ) -> None:
-        """Connect with the first call. `source` is the script, which mutation tests replace."""
+        """Connect with the first call. `source` replaces core.lua in mutation tests."""
         super().__init__(clock)
         self.address: RedisAddress = address or RedisAddress()
         self._manual_clock = clock is not None
         slot = driver.key_slot if self.address.kind == "cluster" else None
         self.protocol: ScriptProtocol = ScriptProtocol(self.address, self.clock, slot, source)
         self._counts = CallCounts()
-        self._watch = ServerWatch(self.protocol, self._counts)
         self._lock = fork_safe(threading.Lock())
         self._closed = False
         at_fork(child=self._reset_after_fork)
         self._start()
 
     def _start(self) -> None:
-        self._sync_pipeline = SyncPipeline(self.address, self.protocol, self._counts, self._watch)
+        self._sync_pipeline = SyncPipeline(self.address, self.protocol, self._counts)
         self._async_pipelines: dict[asyncio.AbstractEventLoop, AsyncPipeline] = {}
 
     def _reset_after_fork(self) -> None:
@@ -184,17 +181,14 @@ class RedisStore(Store):
                     old: pipeline for old, pipeline in self._async_pipelines.items() if not old.is_closed()
                 }
                 kind = ClusterPipeline if self.address.kind == "cluster" else ServerPipeline
-                pipeline = self._async_pipelines[loop] = kind(
-                    self.address, self.protocol, self._counts, self._watch, self.wake
-                )
+                pipeline = self._async_pipelines[loop] = kind(self.address, self.protocol, self._counts, self.wake)
         return pipeline
 
     def metrics(self) -> dict[str, int]:
         """Return counters.
 
-        `scripts` and the `calls` in them; `failures`; `refunded` and `refunds_failed`: corrections for cancelled
-        calls; `server_changes`: the server was restarted or replaced, or a slot of a cluster has moved; `state_losses`:
-        a server has lost its keys.
+        `scripts` (round trips) and the `calls` in them; `failures`; `refunded` and `refunds_failed`: corrections for
+        cancelled calls.
         """
         return dict(vars(self._counts))
 

@@ -18,6 +18,7 @@ from tidegate.errors import Closed, RateLimitError, StoreUnavailable
 from tidegate.lock import REENTERED, Lock, locked, threads_holding
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.cluster import SlotMap, no_server_error
+from tidegate.stores.redis.library import Form
 from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import RedisAddress
     from tidegate.stores.redis.protocol import ScriptProtocol
-    from tidegate.stores.redis.server_watch import ServerWatch
     from tidegate.stores.redis.store import CallCounts
     from tidegate.stores.redis.value_steps import ValueStep
 
@@ -69,27 +69,23 @@ class SyncPipeline:
     over may have been charged, and fail.
     """
 
-    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, watch: ServerWatch) -> None:
+    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts) -> None:
         """Connect with the first call."""
         self._address = address
         self._protocol = protocol
         self._counts = counts
-        self._watch = watch
         self.lock: Lock = Lock()
         self._queue: list[SyncScriptCall] = []
         self._batch: list[SyncScriptCall] = []
         self._leader: SyncScriptCall | None = None
         self._closed = False
         self._connections: ServerConnection | ClusterConnections
-        self._connections = (
-            ClusterConnections(address, counts, watch)
-            if address.kind == "cluster"
-            else ServerConnection(address, watch)
-        )
+        self._connections = ClusterConnections(address) if address.kind == "cluster" else ServerConnection(address)
 
     def ask(self, call: SyncScriptCall) -> list[Decision]:
         """Queue a call and wait for its answer."""
-        self._protocol.slot_of(call)
+        if self._protocol.slotted:
+            call.slot = self._protocol.slot_of(call)
         held = call  # by this `_replace_lost_leader` recognizes the leader's frame
         failed = False
         try:
@@ -197,8 +193,6 @@ class SyncPipeline:
         if not calls:
             return False
         scripts = list(self._protocol.scripts(calls))
-        if self._connections.known and self._watch.due(self):
-            scripts = [*self._connections.markers(self._watch, self._protocol), *scripts]
         while scripts:
             self._counts.count_sent(scripts)
             try:
@@ -222,7 +216,7 @@ class SyncPipeline:
             return [script]
         if isinstance(reply, driver.ReadOnlyError):
             self._connections.drop()
-        return self._watch.handle_reply(script, reply, self._address, self._protocol)
+        return script.handle_reply(reply, self._address)
 
     @locked
     def close(self) -> None:
@@ -238,12 +232,10 @@ class ServerConnection:
     exchange was interrupted, and its replies may still arrive.
     """
 
-    known = True  # the server of each slot is known
-
-    def __init__(self, address: RedisAddress, watch: ServerWatch) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         """Connect with the first exchange."""
         self._address = address
-        self._watch = watch
+        self._form = Form.FUNCTION  # in which scripts are sent
         self._connection: driver.AnyConnection = None
         self._unsure = False
 
@@ -255,15 +247,16 @@ class ServerConnection:
         for number, script in enumerate(scripts):
             ahead = scripts[sent : number + MAX_IN_FLIGHT]
             if ahead:
-                connection.send_packed_command([b"".join([each.pack() for each in ahead])], check_health=False)
+                connection.send_packed_command(
+                    [b"".join([each.pack(self._form) for each in ahead])], check_health=False
+                )
                 sent += len(ahead)
-            try:
-                with driver.extended_timeout(connection, self._address.timeout, script.extra_timeout):
-                    if script.asking:
-                        connection.read_response()
-                    replies.append(connection.read_response())
-            except driver.ResponseError as error:
-                replies.append(error)
+            with driver.extended_timeout(connection, self._address.timeout, script.extra_timeout):
+                for _ in range(script.preceding_replies):
+                    script.receive_preceding(read_reply(connection))
+                replies.append(read_reply(connection))
+            if script.form is not None and isinstance(replies[-1], bytes):
+                self._form = script.form.next_calls
         self._unsure = False
         return replies
 
@@ -277,14 +270,8 @@ class ServerConnection:
             self.drop()
             self._unsure = True
             connection = self._connection = driver.connect(self._address)
-            if self._address.kind == "sentinel":
-                self._watch.primary_connected((connection.host, connection.port))
+            self._form = Form.FUNCTION
         return connection
-
-    def markers(self, watch: ServerWatch, protocol: ScriptProtocol) -> list[Script]:
-        """Return the script that checks the marker of the server."""
-        del protocol
-        return [watch.check_marker()]
 
     def redirect(self, script: Script, reply: object) -> bool:
         """Return whether a script must go to another server: never."""
@@ -302,18 +289,11 @@ class ServerConnection:
 class ClusterConnections:
     """Connections to all servers of a cluster."""
 
-    def __init__(self, address: RedisAddress, counts: CallCounts, watch: ServerWatch) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         """Connect with the first exchange."""
         self._address = address
-        self._counts = counts
-        self._watch = watch
         self._slot_map = SlotMap(address)
         self._connections: dict[tuple[str, int], ServerConnection] = {}
-
-    @property
-    def known(self) -> bool:
-        """Whether the server of each slot is known."""
-        return not self._slot_map.stale
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
         """Send each script to the server of its slot, all scripts of a server together."""
@@ -336,24 +316,19 @@ class ClusterConnections:
         return [replies[id(script)] for script in scripts]
 
     def _connection_to(self, node: tuple[str, int]) -> ServerConnection:
-        return ServerConnection(replace(self._address, kind="server", hosts=(node,)), self._watch)
+        return ServerConnection(replace(self._address, kind="server", hosts=(node,)))
 
     def _load_slots(self) -> None:
         failure: Exception | None = None
         for node in self._slot_map.candidates():
             try:
-                self._counts.server_changes += self._slot_map.update(node, driver.read_slots(self._address, node))
+                self._slot_map.update(node, driver.read_slots(self._address, node))
             except driver.FAILURES as error:
                 failure = error
             else:
                 return
         if failure is not None:
             raise failure
-
-    def markers(self, watch: ServerWatch, protocol: ScriptProtocol) -> list[Script]:
-        """Return the scripts that check a marker of each known server."""
-        found = [self._slot_map.marker(node, protocol) for node in self._slot_map.nodes()]
-        return [watch.check_marker(number) for number in found if number is not None]
 
     def redirect(self, script: Script, reply: object) -> bool:
         """Return whether a script must go to another server."""
@@ -364,3 +339,12 @@ class ClusterConnections:
         for connection in list(self._connections.values()):
             connection.drop()
         self._connections = {}
+
+
+def read_reply(connection: driver.AnyConnection) -> bytes | Exception:
+    """Read one reply; an error reply is returned."""
+    try:
+        reply: bytes = connection.read_response()
+    except driver.ResponseError as error:
+        return error
+    return reply
