@@ -397,7 +397,7 @@ class ServerPipeline(AsyncPipeline):
             self._restart_timeout()
         else:
             self._timeout_timer.stop()
-        if script.form is not None and isinstance(reply, bytes):
+        if script.form is not self._form and script.form is not None and isinstance(reply, bytes):
             self._form = script.form.next_calls
         again = self._handle_reply(script, reply)
         if isinstance(reply, (driver.ReadOnlyError, ConnectionError)):

@@ -50,9 +50,20 @@ end
 
 local CHUNK = 1000  -- numbers at once: all of them pass through Lua's stack
 
+local doubles, ints = {}, {}  -- formats of numbers, by their count
+
+local function format_of(formats, kind, count)
+  local format = formats[count]
+  if not format then
+    format = '<' .. rep(kind, count)
+    formats[count] = format
+  end
+  return format
+end
+
 local function read_doubles(bytes)
   local count = #bytes / 8
-  if count <= CHUNK then return {unpack_ints('<' .. rep('d', count), bytes)}, count end
+  if count <= CHUNK then return {unpack_ints(doubles[count] or format_of(doubles, 'd', count), bytes)}, count end
   local numbers = {}
   for from = 1, count, CHUNK do
     local some = {unpack_ints('<' .. rep('d', min(CHUNK, count - from + 1)), bytes, from * 8 - 7)}
@@ -62,7 +73,7 @@ local function read_doubles(bytes)
 end
 
 local function write_ints(numbers, count)
-  if count <= CHUNK then return pack('<' .. rep('i8', count), unpack(numbers, 1, count)) end
+  if count <= CHUNK then return pack(ints[count] or format_of(ints, 'i8', count), unpack(numbers, 1, count)) end
   local some = {}
   for from = 1, count, CHUNK do
     local to = min(count, from + CHUNK - 1)

@@ -255,7 +255,7 @@ class ServerConnection:
                 for _ in range(script.preceding_replies):
                     script.receive_preceding(read_reply(connection))
                 replies.append(read_reply(connection))
-            if script.form is not None and isinstance(replies[-1], bytes):
+            if script.form is not self._form and script.form is not None and isinstance(replies[-1], bytes):
                 self._form = script.form.next_calls
         self._unsure = False
         return replies
