@@ -17,6 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from tidegate.core.decision import Decision
     from tidegate.stores.values import Value, Write
 
@@ -69,7 +71,12 @@ class Denied(RateLimitError):
 
 
 class StoreUnavailable(RateLimitError):
-    """The store is unavailable; nothing is known to have been charged."""
+    """The store is unavailable; nothing is known to have been charged.
+
+    `shard` is the part of the store that is unavailable (see `Store.shard`); None: all of it.
+    """
+
+    shard: Hashable = None
 
 
 class ValueConflict(RateLimitError):

@@ -230,14 +230,14 @@ def test_a_handler_that_asks_the_store_it_interrupted_is_told_so(redis):
     store = redis.store()
     limiter = Limiter(RULE, store=store)
     limiter.try_acquire("k")
-    exchange = store._sync_pipeline._connections.exchange  # noqa: SLF001 - where a signal handler may strike
+    exchange = store._sync_pipeline._connection.exchange  # noqa: SLF001 - where a signal handler may strike
 
     def striking(scripts):
-        store._sync_pipeline._connections.exchange = exchange  # noqa: SLF001 - once
+        store._sync_pipeline._connection.exchange = exchange  # noqa: SLF001 - once
         limiter.try_acquire("k")
         return exchange(scripts)
 
-    store._sync_pipeline._connections.exchange = striking  # noqa: SLF001 - as above
+    store._sync_pipeline._connection.exchange = striking  # noqa: SLF001 - as above
     with pytest.raises(RuntimeError, match="already holds its lock"):
         limiter.try_acquire("k")
     assert limiter.try_acquire("k")

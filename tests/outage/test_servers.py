@@ -51,6 +51,9 @@ class CountingStore(Store):
         self._count()
         return await self.store.apply_async(verb, asks, now, at)
 
+    def shard(self, asks, values=()):
+        return self.store.shard(asks, values)
+
     def close(self):
         self.store.close()
 

@@ -17,7 +17,7 @@ from tidegate.policy import Cost, Key, Policy
 from tidegate.stores.values import ANYTHING, Anything, Collection, Value, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from tidegate.core.limit import Limit
     from tidegate.stores.memory.group_shares import GroupOf
@@ -303,6 +303,14 @@ class Store(ABC):
         Call it from a task: work that follows, such as the renewal of a lease, needs the event loop.
         """
         del ask
+        return None
+
+    def shard(self, asks: Sequence[Ask], values: Sequence[tuple[Collection, str]] = ()) -> Hashable:
+        """Return the part of the store that has these keys, if parts can fail separately; None, the default, if not.
+
+        All keys of one call are in the same part.
+        """
+        del asks, values
         return None
 
     @property

@@ -8,7 +8,7 @@ from tidegate.stores.base import Store
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
@@ -99,6 +99,10 @@ class DelegatingStore(Store):
     async def wait_for_shares(self, asks: Sequence[Ask]) -> bool:
         """Wait for permits that the wrapped store takes in advance."""
         return await self.inner.wait_for_shares(asks)
+
+    def shard(self, asks: Sequence[Ask], values: Sequence[tuple[Collection, str]] = ()) -> Hashable:
+        """Return the part of the wrapped store that has these keys."""
+        return self.inner.shard(asks, values)
 
     @property
     def unavailable(self) -> bool:

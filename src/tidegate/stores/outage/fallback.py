@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.outage.breaker import CircuitBreaker
+    from tidegate.stores.outage.breaker import ShardBreakers
     from tidegate.stores.outage.local_share import AskStore, SharePolicy
     from tidegate.stores.outage.process_share import ProcessShare
 
@@ -49,7 +49,7 @@ class Fallback:
     denied: int
     dropped_corrections: int
 
-    def __init__(self, breaker: CircuitBreaker, share: ProcessShare, clock: Clock, steady: Clock) -> None:
+    def __init__(self, breakers: ShardBreakers, share: ProcessShare, clock: Clock, steady: Clock) -> None:
         """Decide `local` policies by the part of this process."""
         self.lock: threading.Lock = threading.Lock()
         self.memory: MemoryStore = MemoryStore(max_entries=2 * MAX_KEYS)
@@ -58,7 +58,7 @@ class Fallback:
         self.modes: dict[str, str] = {}
         self.allowed = self.denied = self.dropped_corrections = 0
         self._held_until = 0  # when all that was admitted here has left its window, in steady time
-        self._breaker = breaker
+        self._breakers = breakers
         self._share = share
         self._clock = clock
         self._steady = steady
@@ -90,7 +90,7 @@ class Fallback:
             names = ", ".join(repr(key) for _, key, _ in asks)
             raise StoreUnavailable(f"could not reset {names}: the store is unavailable; try again later")
         with self.lock:
-            wait = max(MIN_RETRY, self._breaker.retry_after(self._steady.steady()))
+            wait = max(MIN_RETRY, self._breakers.retry_after(self._steady.steady()))
             now = self._clock.ns() // 1000 if now is None else now
             if verb == "adjust":
                 return [self._correct(ask, now, at, in_doubt=in_doubt) for ask in asks]
@@ -131,7 +131,7 @@ class Fallback:
 
     def _share_policy(self, policy: Policy, key: Key, now: int) -> SharePolicy | None:
         """Return this process's part of a policy; None if the outage is over or too many keys are remembered."""
-        if not self._breaker.is_open or not (part := self._share.usable(longest_window(policy, now))):
+        if not self._breakers.is_open or not (part := self._share.usable(longest_window(policy, now))):
             return None
         if len(self.spending) >= MAX_KEYS and (policy.name, key) not in self.spending:
             return None

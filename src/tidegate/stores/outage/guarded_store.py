@@ -9,7 +9,7 @@ import threading
 import weakref
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
@@ -19,14 +19,14 @@ from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
 from tidegate.policy import Policy
 from tidegate.stores.delegating import DelegatingStore
-from tidegate.stores.outage.breaker import CircuitBreaker
+from tidegate.stores.outage.breaker import ShardBreakers
 from tidegate.stores.outage.fallback import Fallback
 from tidegate.stores.outage.local_share import longest_window
-from tidegate.stores.outage.process_share import WHOLE_PARTS, ProcessShare
+from tidegate.stores.outage.process_share import PROCESSES, WHOLE_PARTS, ProcessShare
 from tidegate.stores.outage.store_calls import OUTAGE_ERRORS, StoreCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from tidegate.clock import Signal
     from tidegate.core.decision import Decision
@@ -44,13 +44,21 @@ PROBE_POLICY: Final = Policy(
 )  # always allowed, so that a probe writes
 
 
+class FailedKey(NamedTuple):
+    """A key whose call failed, so that an outage started: that of an ask, or of a value."""
+
+    ask: Ask | None
+    value: tuple[Collection, str] | None
+
+
 class GuardedStore(DelegatingStore):
     """Calls a shared store while it answers; during an outage, decides as `on_store_error` of each policy says.
 
     `deny` denies, `allow` allows, and `local` admits this process's part of the limit (see `local_share` and
     `process_share`). An outage starts with the first call that is not answered within `deadline` seconds. During the
     outage a call takes microseconds, and only a background thread probes the store. The start and the end of an outage
-    are logged, one line each, and counted.
+    are logged, one line each, and counted. If parts of the store fail separately (`Store.shard`), each part has outages
+    of its own.
 
     `bounded` means that the store enforces the deadline itself (as our stores opened by URL do); otherwise its calls
     run in a few threads, at some cost. The very first call, which connects, gets more time. `processes` is the number
@@ -98,9 +106,9 @@ class GuardedStore(DelegatingStore):
 
     def _reset(self) -> None:
         """Set the initial state, also in a forked process."""
-        self._breaker = CircuitBreaker()
+        self._breakers = ShardBreakers()
         self._share = ProcessShare(os.urandom(8).hex(), self._processes, self._steady.steady)
-        self._fallback = Fallback(self._breaker, self._share, self.clock, self._steady)
+        self._fallback = Fallback(self._breakers, self._share, self.clock, self._steady)
         self._calls = StoreCalls(self.store, self.deadline, self._steady, self._fallback, bounded=self._bounded)
         self._ask_one: Callable[..., Decision] = self.store.apply_one if self._bounded else self._calls.apply_one
         self._lock = self._fallback.lock  # also held when an outage starts or ends
@@ -111,8 +119,8 @@ class GuardedStore(DelegatingStore):
         self._wake = ThreadSignal()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._failed_ask: Ask | None = None  # the ask that failed: in a cluster, other keys may still work
-        self._decided_before = 0
+        self._failed_keys: dict[Hashable, FailedKey] = {}  # by part of the store: what its probes ask for
+        self._decided_before: dict[Hashable, int] = {}  # calls that were decided here before an outage
         self._at_exit: Callable[[], None] | None = None
 
     # ---- methods of Store --------------------------------------------------------------------------------------------
@@ -121,11 +129,11 @@ class GuardedStore(DelegatingStore):
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        if self._breaker.is_open or self._calls.tries > 1:
+        if self._breakers.lost or self._calls.tries > 1:
             return self.apply(verb, ((policy, key, costs),), now, at)[0]
         if policy.on_store_error == "local" and id(policy) not in self._local_policies:
             self._add_local_policy(policy)
-        outages = self._breaker.outages
+        outages = self._breakers.outages
         try:
             return self._ask_one(verb, policy, key, costs, now, at)
         except OUTAGE_ERRORS as error:
@@ -146,7 +154,8 @@ class GuardedStore(DelegatingStore):
         During an outage no values are written: the decisions are LocalDecisions, and without asks StoreUnavailable is
         raised.
         """
-        return run(self._apply_flow(verb, asks, now, at), lambda _: self._calls.apply(verb, asks, now, at, writes))
+        flow = self._apply_flow(verb, asks, now, at, writes)
+        return run(flow, lambda _: self._calls.apply(verb, asks, now, at, writes))
 
     async def apply_async(
         self,
@@ -159,27 +168,28 @@ class GuardedStore(DelegatingStore):
         """Apply without blocking the event loop. A cancelled call does not count as a failure of the store."""
         self._count_processes(asks)
         if self._is_simple(asks) and not writes:
-            outages = self._breaker.outages
+            outages = self._breakers.outages
             try:
                 return await self.store.apply_async(verb, asks, now, at)
             except OUTAGE_ERRORS as error:
                 self._record_failure(error, outages, asks)
                 return self._fallback.decide(verb, asks, now, at, in_doubt=True)
-        flow = self._apply_flow(verb, asks, now, at)
+        flow = self._apply_flow(verb, asks, now, at, writes)
         return await run_async(flow, lambda _: self._calls.apply_async(verb, asks, now, at, writes))
 
     def _apply_flow(
-        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None
+        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]
     ) -> Flow[None, list[Decision]]:
         """Decide with the store, or without it in an outage; yields to send the call."""
         self._count_processes(asks)
-        outages, sent = self._breaker.outages, not self._breaker.is_open
+        values = [(write.collection, write.name) for write in writes]
+        outages, sent = self._breakers.outages, not self._is_lost(asks, values)
         for left in range(self._calls.tries_for(verb) if sent else 0, 0, -1):
             try:
                 decisions: list[Decision] = yield None
             except OUTAGE_ERRORS as error:
                 if left == 1:
-                    self._record_failure(error, outages, asks)
+                    self._record_failure(error, outages, asks, values)
                     if not asks:
                         raise
             else:
@@ -193,29 +203,30 @@ class GuardedStore(DelegatingStore):
 
     def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
         """Read a value; raises StoreUnavailable during an outage."""
-        with self._observe_read():
+        with self._observe_read(collection, name):
             return self.store.get_value(collection, name, now)
 
     async def get_value_async(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
         """Read a value, without blocking the event loop."""
-        with self._observe_read():
+        with self._observe_read(collection, name):
             return await self.store.get_value_async(collection, name, now)
 
     def list_values(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
         """Read all values of a listed collection; raises StoreUnavailable during an outage."""
-        with self._observe_read():
+        with self._observe_read(collection):
             return self.store.list_values(collection, now)
 
     async def list_values_async(self, collection: Collection, now: int | None = None) -> dict[str, Value]:
         """Read all values of a listed collection, without blocking the event loop."""
-        with self._observe_read():
+        with self._observe_read(collection):
             return await self.store.list_values_async(collection, now)
 
     @contextmanager
-    def _observe_read(self) -> Iterator[None]:
-        if self._breaker.is_open:
+    def _observe_read(self, collection: Collection, name: str = "") -> Iterator[None]:
+        values = ((collection, name),)
+        if self._is_lost((), values):
             raise self._unavailable_error()
-        with self.observe_call():
+        with self.observe_call(values):
             yield
 
     @staticmethod
@@ -223,13 +234,13 @@ class GuardedStore(DelegatingStore):
         return StoreUnavailable("could not read or write a value: the store is unavailable; try again later")
 
     @contextmanager
-    def observe_call(self) -> Iterator[None]:
+    def observe_call(self, values: Sequence[tuple[Collection, str]] = ()) -> Iterator[None]:
         """Observe a call to the store that bypasses this wrapper: a failure starts an outage, and is raised."""
-        outages = self._breaker.outages
+        outages = self._breakers.outages
         try:
             yield
         except OUTAGE_ERRORS as error:
-            self._record_failure(error, outages)
+            self._record_failure(error, outages, (), values)
             raise
         self._calls.tries = 1  # connected: the next failure is not one of connecting
 
@@ -248,10 +259,10 @@ class GuardedStore(DelegatingStore):
         """
         return {
             **self.store.metrics(),
-            "store_lost": int(self._breaker.is_open),
-            "losses": self._breaker.outages,
-            "returns": self._breaker.recoveries,
-            "probes": self._breaker.probes,
+            "store_lost": int(self._breakers.is_open),
+            "losses": self._breakers.outages,
+            "returns": self._breakers.recoveries,
+            "probes": self._breakers.probes,
             "allowed_without_store": self._fallback.allowed,
             "denied_without_store": self._fallback.denied,
             "corrections_waiting": len(self._fallback.pending_corrections),
@@ -276,12 +287,17 @@ class GuardedStore(DelegatingStore):
 
     def _is_simple(self, asks: Sequence[Ask]) -> bool:
         """Return whether the call can go straight to the store: the usual case, which must be fast."""
-        return not self._breaker.is_open and self._calls.tries == 1 and self._bounded and len(asks) == 1
+        return not self._breakers.lost and self._calls.tries == 1 and self._bounded and len(asks) == 1
 
     @property
     def unavailable(self) -> bool:
-        """Whether there is an outage now."""
-        return self._breaker.is_open
+        """Whether there is an outage of the whole store now."""
+        return None in self._breakers.lost
+
+    def _is_lost(self, asks: Sequence[Ask], values: Sequence[tuple[Collection, str]] = ()) -> bool:
+        """Return whether the part of the store that has these keys is unavailable."""
+        lost = self._breakers.lost
+        return bool(lost) and (None in lost or self.store.shard(asks, values) in lost)
 
     def ask_store(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
@@ -322,20 +338,30 @@ class GuardedStore(DelegatingStore):
 
     # ---- outages -----------------------------------------------------------------------------------------------------
 
-    def _record_failure(self, error: Exception, outages: int, asks: Sequence[Ask] = ()) -> None:
+    def _record_failure(
+        self,
+        error: Exception,
+        outages: int,
+        asks: Sequence[Ask] = (),
+        values: Sequence[tuple[Collection, str]] = (),
+    ) -> None:
+        shard = error.shard if isinstance(error, StoreUnavailable) else None
+        if shard is not None and self.store.shard(asks, values) is None:  # a wrapper that does not know of parts
+            shard = None
         with self._lock:
             for policy, _, _ in asks:
                 self._fallback.modes.setdefault(policy.name, policy.on_store_error)
-            starts = not self._closed and self._breaker.record_failure(self._steady.steady(), outages)
+            starts = not self._closed and self._breakers.record_failure(shard, self._steady.steady(), outages)
             self._calls.tries = 1
             if starts:
-                self._decided_before = self._fallback.allowed + self._fallback.denied
-                self._failed_ask = asks[0] if asks else None
+                self._decided_before[shard] = self._fallback.allowed + self._fallback.denied
+                self._failed_keys[shard] = FailedKey(asks[0] if asks else None, values[0] if values else None)
         if starts:
             reason = str(error) or type(error).__name__
             if self._report is None:
                 self.outage_log.error(
-                    "store unavailable: %s; until it is available again, %s; probing it in the background",
+                    "%s unavailable: %s; until it is available again, %s; probing it in the background",
+                    "store" if shard is None else "a part of the store",
                     reason,
                     self._fallback.describe_modes(),
                 )
@@ -349,43 +375,52 @@ class GuardedStore(DelegatingStore):
         Returns when to call it again, in steady time; None if only an outage makes that necessary.
         """
         with self._maintenance_lock:
-            breaker = self._breaker
-            if breaker.is_open and self._steady.steady() >= breaker.probe_due:
-                self._probe()
-            if breaker.is_open:
-                return breaker.probe_due
-            outages = breaker.outages
+            breakers = self._breakers
+            for shard, breaker in tuple(breakers.lost.items()):
+                if self._steady.steady() >= breaker.probe_due:
+                    self._probe(shard)
+            if None in breakers.lost:
+                return breakers.probe_due
+            outages = breakers.outages
             try:
-                self._fallback.settle(self._ask_background)
+                if not breakers.lost:
+                    self._fallback.settle(self._ask_background)
                 if self._counts_processes and self._steady.steady() >= self._share.due:
                     self._share.synchronize(self.store, self._horizon, held=self._fallback.held)
             except OUTAGE_ERRORS as error:
-                self._record_failure(error, outages)
-                return breaker.probe_due
-            return self._share.due if self._counts_processes else None
+                self._record_failure(error, outages, (), ((PROCESSES, self._share.name),))
+                return breakers.probe_due
+            due = [breakers.probe_due] if breakers.lost else []
+            return min(due + [self._share.due] * self._counts_processes, default=None)
 
-    def _probe(self) -> None:
-        self._breaker.start_probe()
+    def _probe(self, shard: Hashable) -> None:
+        breaker = self._breakers.lost[shard]
+        breaker.start_probe()
+        ask, value = self._failed_keys[shard]
         try:
-            self._ask_background("acquire", PROBE_POLICY, "probe", (1,))
-            if self._failed_ask is not None:
-                policy, key, costs = self._failed_ask
+            if shard is None:
+                self._ask_background("acquire", PROBE_POLICY, "probe", (1,))
+            if ask is not None:  # its server may be another one by now
+                policy, key, costs = ask
                 self._ask_background("peek", policy, key, (0,) * len(costs))
+            elif value is not None and shard is not None:
+                self.store.get_value(*value)
         except OUTAGE_ERRORS:
             answered = False
         else:
             answered = True
         with self._lock:
             now = self._steady.steady()
-            self._breaker.record_probe(now, answered=answered)
-            duration = (now - self._breaker.since) / SECOND
-            decided = self._fallback.allowed + self._fallback.denied - self._decided_before
+            self._breakers.record_probe(shard, now, answered=answered)
+            duration = (now - breaker.since) / SECOND
+            decided = self._fallback.allowed + self._fallback.denied - self._decided_before[shard]
         if answered and self._report is not None:
-            self._report(None)
+            if not self._breakers.lost:
+                self._report(None)
         elif answered:
-            self.outage_log.warning(
-                "store available again after %.3f s; %d calls were decided without it", duration, decided
-            )
+            part = "store" if shard is None else "a part of the store"
+            message = "%s available again after %.3f s; %d calls were decided without it"
+            self.outage_log.warning(message, part, duration, decided)
 
     def _ask_background(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], at: int | None = None
@@ -413,7 +448,7 @@ class GuardedStore(DelegatingStore):
         """Return whether the background thread can end, since there is nothing to do."""
         with self._lock:
             fallback = self._fallback
-            waiting = self._breaker.is_open or fallback.spending or fallback.pending_corrections
+            waiting = self._breakers.is_open or fallback.spending or fallback.pending_corrections
             if self._closed or not (waiting or self._counts_processes):
                 self._thread = None
                 return True
@@ -425,7 +460,7 @@ class GuardedStore(DelegatingStore):
         with self._lock:
             closed, self._closed = self._closed, True
         self._wake.set()
-        if not closed and not self._breaker.is_open:
+        if not closed and not self._breakers.is_open:
             with self._maintenance_lock, suppress(*OUTAGE_ERRORS):
                 self._fallback.settle(self._ask_background)
                 self._share.leave(self.store, held=self._fallback.held)

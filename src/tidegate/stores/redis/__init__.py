@@ -5,7 +5,8 @@ library.py         core.lua as a library, or as a script where functions are for
 protocol.py        encodes calls and decodes replies as decisions
 sync_pipeline.py   sends the calls of threads, many at a time
 async_pipeline.py  sends the calls of tasks, many at a time
-async_cluster.py   the same to a cluster
+async_cluster.py   sends the calls of tasks to a cluster
+sync_cluster.py    sends the calls of threads to a cluster
 cluster.py         which server of a cluster has which slot
 reply_reader.py    parses replies
 late_replies.py    reads replies that arrive after their calls timed out

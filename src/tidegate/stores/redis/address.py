@@ -12,7 +12,7 @@ from tidegate.urls import server_url, split_hosts, unknown_option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ServerKind = Literal["server", "cluster", "sentinel"]
+ServerKind = Literal["server", "cluster", "sentinel", "node"]  # node: one server of a cluster
 Tag = Literal["key", "policy", "all"]
 
 SCHEMES: Final[dict[str, tuple[ServerKind, bool]]] = {
@@ -25,7 +25,7 @@ SCHEMES: Final[dict[str, tuple[ServerKind, bool]]] = {
     "redis+sentinel": ("sentinel", False),
     "rediss+sentinel": ("sentinel", True),
 }
-DEFAULT_PORTS: Final = {"server": 6379, "cluster": 6379, "sentinel": 26379}
+DEFAULT_PORTS: Final[dict[ServerKind, int]] = {"server": 6379, "cluster": 6379, "sentinel": 26379}
 TLS_OPTIONS: Final = (
     "ssl_ca_certs",
     "ssl_certfile",

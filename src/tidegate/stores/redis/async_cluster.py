@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
-from tidegate.stores.redis.cluster import SlotMap, no_server_error
+from tidegate.stores.redis.cluster import no_server_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidegate.errors import RateLimitError
     from tidegate.stores.redis.address import RedisAddress
     from tidegate.stores.redis.async_pipeline import Wake
+    from tidegate.stores.redis.cluster import SlotMap
     from tidegate.stores.redis.protocol import Script, ScriptProtocol
     from tidegate.stores.redis.store import CallCounts
 
@@ -26,7 +27,7 @@ class NodePipeline(ServerPipeline):
     def __init__(self, cluster: ClusterPipeline, node: tuple[str, int]) -> None:
         """Connect with the first call."""
         self._cluster = cluster
-        address = replace(cluster.address, kind="server", hosts=(node,))
+        address = replace(cluster.address, kind="node", hosts=(node,))
         super().__init__(address, cluster.protocol, cluster.counts, cluster.wake)
 
     def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
@@ -36,7 +37,7 @@ class NodePipeline(ServerPipeline):
         return super()._handle_reply(script, reply)
 
     def _fail_connection(self, error: BaseException, *, again: bool = False) -> None:
-        self._cluster.slot_map.stale = True
+        self._cluster.slot_map.node_failed(self.address.hosts[0])
         super()._fail_connection(error, again=again)
 
     @property
@@ -55,10 +56,12 @@ class NodePipeline(ServerPipeline):
 class ClusterPipeline(AsyncPipeline):
     """Calls to a cluster: scripts of one slot each, pipelined on one connection per server."""
 
-    def __init__(self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake) -> None:
+    def __init__(
+        self, address: RedisAddress, protocol: ScriptProtocol, counts: CallCounts, wake: Wake, slot_map: SlotMap
+    ) -> None:
         """Connect with the first call."""
         super().__init__(address, protocol, counts, wake)
-        self.slot_map: SlotMap = SlotMap(address)
+        self.slot_map = slot_map
         self._nodes: dict[tuple[str, int], NodePipeline] = {}
         self._waiting: list[Script] | None = None  # scripts that wait until the slots are known
 
@@ -66,10 +69,12 @@ class ClusterPipeline(AsyncPipeline):
         """Send scripts, or queue them until the server can be reached."""
         if self._waiting is not None:
             self._waiting += scripts
-        elif self.slot_map.stale:
+        elif not self.slot_map.loaded:
             self._waiting = list(scripts)
             self._start(self._load_slots_and_send())
         else:
+            if self.slot_map.start_loading():
+                self._start(self._load_slots())
             self._distribute(scripts)
 
     async def _load_slots_and_send(self) -> None:
@@ -89,7 +94,7 @@ class ClusterPipeline(AsyncPipeline):
         for node, node_scripts in self.slot_map.by_node(scripts).items():
             if node is None:
                 for script in node_scripts:
-                    script.fail(no_server_error(script))
+                    script.fail(no_server_error(script.slot))
             else:
                 if node not in self._nodes:
                     self._nodes[node] = NodePipeline(self, node)
@@ -100,15 +105,17 @@ class ClusterPipeline(AsyncPipeline):
         self.send_scripts(scripts)
 
     async def _load_slots(self) -> None:
+        """Load the slot map; if no server answers, the known one stays."""
         failure: Exception | None = None
         for node in self.slot_map.candidates():
             try:
                 self.slot_map.update(node, await driver.read_slots_async(self.address, node))
             except driver.FAILURES as error:
+                self.slot_map.node_failed(node)
                 failure = error
             else:
                 return
-        if failure is not None:
+        if failure is not None and not self.slot_map.loaded:
             raise failure
 
     def _fail_unsent(self, error: RateLimitError) -> None:

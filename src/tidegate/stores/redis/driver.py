@@ -20,7 +20,15 @@ try:
     from redis.backoff import NoBackoff
     from redis.connection import Connection, SSLConnection
     from redis.crc import key_slot
-    from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, RedisError, ResponseError
+    from redis.exceptions import (
+        AskError,
+        MovedError,
+        NoScriptError,
+        ReadOnlyError,
+        RedisError,
+        ResponseError,
+        TryAgainError,
+    )
     from redis.retry import Retry
     from redis.sentinel import Sentinel
 except ImportError as error:  # pragma: no cover - the development environment has it
@@ -41,6 +49,7 @@ __all__ = [
     "ReadOnlyError",
     "RedisError",
     "ResponseError",
+    "TryAgainError",
     "connect",
     "connect_async",
     "discard",
@@ -62,6 +71,7 @@ ERRORS: Final[dict[str, type[ResponseError]]] = {
     "MOVED": MovedError,
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
+    "TRYAGAIN": TryAgainError,
 }
 COMMANDS: Final = (
     "allow the user the commands fcall, function|load, time, get, set, getrange, setrange, pexpire, pttl, del, hget, "
@@ -113,7 +123,10 @@ def explain(address: RedisAddress, error: BaseException, load_error: Exception |
         reason = reason.replace(secret, "***")
     reason = reason.rstrip(".")
     advice = next((text for part, text in ADVICE if part in reason), "check that the server runs and is reachable")
-    return StoreUnavailable(f"Redis at {address} could not decide: {reason}: {advice}")
+    unavailable = StoreUnavailable(f"Redis at {address} could not decide: {reason}: {advice}")
+    if address.kind == "node":
+        unavailable.shard = address.hosts[0]
+    return unavailable
 
 
 def settings(address: RedisAddress) -> dict[str, Any]:
@@ -180,7 +193,7 @@ def is_closed_by_server(connection: AnyConnection) -> bool:
 
 def read_slots(address: RedisAddress, node: tuple[str, int]) -> list[Any]:
     """Read the slot map from one server of a cluster."""
-    connection = connect(replace(address, kind="server", hosts=(node,), timeout=address.connect_timeout))
+    connection = connect(replace(address, kind="node", hosts=(node,), timeout=address.connect_timeout))
     try:
         connection.send_command("CLUSTER", "SLOTS", check_health=False)
         slots: list[Any] = connection.read_response()
@@ -239,7 +252,7 @@ async def read_slots_async(address: RedisAddress, node: tuple[str, int]) -> list
     """Read the slot map from one server of a cluster."""
 
     async def read() -> list[Any]:
-        connection = await connect_async(replace(address, kind="server", hosts=(node,)))
+        connection = await connect_async(replace(address, kind="node", hosts=(node,)))
         try:
             await connection.send_command("CLUSTER", "SLOTS", check_health=False)
             slots: list[Any] = await connection.read_response()

@@ -57,7 +57,7 @@ VALUES: Final = "%v/"  # begins the name of a value; no policy and no key has it
 class PendingCall(ABC):
     """One call: asks that are decided together, operations on values, and a caller that waits for the answer."""
 
-    __slots__ = ("asks", "at", "missing_windows", "now", "slot", "values", "verb", "weight")
+    __slots__ = ("asking", "asks", "at", "missing_windows", "now", "redirected", "slot", "values", "verb", "weight")
 
     def __init__(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, values: ValueStep | None = None
@@ -70,6 +70,8 @@ class PendingCall(ABC):
         self.values: ValueStep | None = values
         self.missing_windows: tuple[int, ...] = ()
         self.slot: int = 0  # in a cluster, of all its keys
+        self.redirected: int = 0  # how often a server of the cluster has redirected it
+        self.asking: tuple[str, int] | None = None  # the server that is importing the slot (ASK redirection)
         self.weight: int = len(asks[0][0].limits) if len(asks) == 1 else sum(len(ask[0].limits) for ask in asks)
         if self.weight > MAX_LIMITS_PER_CALL:
             message = f"a call checks {self.weight} limits; at most {MAX_LIMITS_PER_CALL} are allowed: split the call"
@@ -104,7 +106,7 @@ class Script:
     `cost` is its cost in the server, in units of `Algorithm.port_cost`.
     """
 
-    __slots__ = ("_encoded", "asking", "calls", "cost", "form", "load_error", "loads", "protocol", "redirected", "slot")
+    __slots__ = ("_encoded", "asking", "calls", "cost", "form", "load_error", "loads", "protocol", "slot")
 
     def __init__(self, protocol: ScriptProtocol, calls: Sequence[PendingCall], slot: int = 0, cost: int = 0) -> None:
         """Carry these calls. In a cluster, their keys are in `slot`."""
@@ -115,8 +117,7 @@ class Script:
         self.loads: int = 0  # how often it was sent with FUNCTION LOAD
         self.load_error: Exception | None = None  # why the library could not be loaded
         self.slot: int = slot
-        self.redirected: int = 0
-        self.asking: tuple[str, int] | None = None  # the server that is importing the slot (ASK redirection)
+        self.asking: tuple[str, int] | None = calls[0].asking  # as of its calls
         self._encoded: Encoded | None = None
 
     @property
@@ -282,13 +283,14 @@ class ScriptProtocol:
         A script has at most `batch` calls and costs at most as much as `batch` calls to two buckets, so that it does
         not block the server for long; a single call may cost more.
         """
-        slots: dict[int, Sequence[PendingCall]] = {0: calls}
+        slots: Sequence[Sequence[PendingCall]] = (calls,)
         if self._slot is not None:
-            by_slot: dict[int, list[PendingCall]] = {}
+            by_slot: dict[object, list[PendingCall]] = {}
             for call in calls:
-                by_slot.setdefault(call.slot, []).append(call)
-            slots = dict(by_slot)
-        for slot, slot_calls in slots.items():
+                by_slot.setdefault((call.slot, call.asking), []).append(call)
+            slots = list(by_slot.values())
+        for slot_calls in slots:
+            slot = slot_calls[0].slot
             start, cost = 0, 0
             for i, call in enumerate(slot_calls):
                 more = self.cost_of(call)
@@ -322,6 +324,15 @@ class ScriptProtocol:
                 message += "; values are in the slot of a key if their collection names it (`beside`)"
             raise ConfigError(message)
         return slots.pop()
+
+    def first_slot(self, asks: Sequence[Ask], values: Sequence[tuple[Collection, str]]) -> int:
+        """Return the cluster slot of the first key."""
+        if self._slot is None or not (asks or values):
+            return 0
+        if asks:
+            policy, key, _ = asks[0]
+            return self._slot(self.encode_policy(policy).key(key))
+        return self._slot(self.value_keys(*values[0])[0])
 
     def encode(self, calls: Sequence[PendingCall]) -> Encoded:
         """Encode calls as keys and arguments of core.lua."""

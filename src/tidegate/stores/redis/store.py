@@ -15,14 +15,16 @@ from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import RedisAddress, read_url
 from tidegate.stores.redis.async_cluster import ClusterPipeline
 from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
+from tidegate.stores.redis.cluster import SlotMap
 from tidegate.stores.redis.library import SOURCE
 from tidegate.stores.redis.protocol import Script, ScriptProtocol
+from tidegate.stores.redis.sync_cluster import SyncCluster
 from tidegate.stores.redis.sync_pipeline import SyncPipeline, SyncScriptCall
 from tidegate.stores.redis.value_steps import ReadPage, ReadValue, WriteValues
 from tidegate.stores.values import check_listed, check_name, check_writes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
@@ -75,7 +77,12 @@ class RedisStore(Store):
         self._start()
 
     def _start(self) -> None:
-        self._sync_pipeline = SyncPipeline(self.address, self.protocol, self._counts)
+        self._slot_map = SlotMap(self.address)  # of a cluster
+        self._sync_pipeline: SyncPipeline | SyncCluster
+        if self.address.kind == "cluster":
+            self._sync_pipeline = SyncCluster(self.address, self.protocol, self._counts, self._slot_map)
+        else:
+            self._sync_pipeline = SyncPipeline(self.address, self.protocol, self._counts)
         self._async_pipelines: dict[asyncio.AbstractEventLoop, AsyncPipeline] = {}
 
     def _reset_after_fork(self) -> None:
@@ -180,9 +187,20 @@ class RedisStore(Store):
                 self._async_pipelines = {
                     old: pipeline for old, pipeline in self._async_pipelines.items() if not old.is_closed()
                 }
-                kind = ClusterPipeline if self.address.kind == "cluster" else ServerPipeline
-                pipeline = self._async_pipelines[loop] = kind(self.address, self.protocol, self._counts, self.wake)
+                arguments = (self.address, self.protocol, self._counts, self.wake)
+                if self.address.kind == "cluster":
+                    pipeline = ClusterPipeline(*arguments, self._slot_map)
+                else:
+                    pipeline = ServerPipeline(*arguments)
+                self._async_pipelines[loop] = pipeline
         return pipeline
+
+    def shard(self, asks: Sequence[Ask], values: Sequence[tuple[Collection, str]] = ()) -> Hashable:
+        """Return the server of a cluster that has these keys; if none has them, their slot."""
+        if self.address.kind != "cluster":
+            return None
+        slot = self.protocol.first_slot(asks, values)
+        return self._slot_map.owner(slot) or slot
 
     def metrics(self) -> dict[str, int]:
         """Return counters.

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import Closed, RateLimitError, StoreUnavailable
 from tidegate.lock import REENTERED, Lock, locked, threads_holding
 from tidegate.stores.redis import driver
-from tidegate.stores.redis.cluster import SlotMap, no_server_error
 from tidegate.stores.redis.library import Form
 from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
 
@@ -52,6 +50,10 @@ class SyncScriptCall(PendingCall):
         """Keep the answer; the leader wakes the thread."""
         self.answer = answer
 
+    def start_again(self) -> None:
+        """Forget the answer, so that the call can be sent again."""
+        self.answer = self.signal = None
+
     def wake(self) -> None:
         """Wake the thread, which checks whether its call is answered or has become the leader."""
         if self.signal is not None:
@@ -79,13 +81,10 @@ class SyncPipeline:
         self._batch: list[SyncScriptCall] = []
         self._leader: SyncScriptCall | None = None
         self._closed = False
-        self._connections: ServerConnection | ClusterConnections
-        self._connections = ClusterConnections(address) if address.kind == "cluster" else ServerConnection(address)
+        self._connection = ServerConnection(address)
 
     def ask(self, call: SyncScriptCall) -> list[Decision]:
         """Queue a call and wait for its answer."""
-        if self._protocol.slotted:
-            call.slot = self._protocol.slot_of(call)
         held = call  # by this `_replace_lost_leader` recognizes the leader's frame
         failed = False
         try:
@@ -196,13 +195,9 @@ class SyncPipeline:
         while scripts:
             self._counts.count_sent(scripts)
             try:
-                replies = self._connections.exchange(scripts)
+                replies = self._connection.exchange(scripts)
             except driver.FAILURES as error:
-                self._connections.drop()
-                self._counts.failures += 1
-                failure = driver.explain(self._address, error)
-                for script in scripts:
-                    script.fail(failure)
+                self._fail(scripts, error)
                 return True
             scripts = [
                 again
@@ -211,18 +206,25 @@ class SyncPipeline:
             ]
         return False
 
+    def _fail(self, scripts: Sequence[Script], error: Exception) -> None:
+        """Close the connection, and answer calls with an error."""
+        self._connection.drop()
+        self._counts.failures += 1
+        failure = driver.explain(self._address, error)
+        for script in scripts:
+            script.fail(failure)
+
     def _handle_reply(self, script: Script, reply: bytes | Exception) -> list[Script]:
-        if self._connections.redirect(script, reply):
-            return [script]
+        """Answer the calls of a script; return the scripts to be sent next."""
         if isinstance(reply, driver.ReadOnlyError):
-            self._connections.drop()
+            self._connection.drop()
         return script.handle_reply(reply, self._address)
 
     @locked
     def close(self) -> None:
         """Close the connection."""
         self._closed = True
-        self._connections.drop()
+        self._connection.drop()
 
 
 class ServerConnection:
@@ -273,72 +275,12 @@ class ServerConnection:
             self._form = Form.FUNCTION
         return connection
 
-    def redirect(self, script: Script, reply: object) -> bool:
-        """Return whether a script must go to another server: never."""
-        del script, reply
-        return False
-
     def drop(self) -> None:
         """Close the connection; the next call opens a new one. If this is interrupted, it can be repeated."""
         if self._connection is not None:
             self._connection.disconnect()
         self._connection = None
         self._unsure = False
-
-
-class ClusterConnections:
-    """Connections to all servers of a cluster."""
-
-    def __init__(self, address: RedisAddress) -> None:
-        """Connect with the first exchange."""
-        self._address = address
-        self._slot_map = SlotMap(address)
-        self._connections: dict[tuple[str, int], ServerConnection] = {}
-
-    def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
-        """Send each script to the server of its slot, all scripts of a server together."""
-        if self._slot_map.stale:
-            self._load_slots()
-        replies: dict[int, bytes | Exception] = {}
-        for node, node_scripts in self._slot_map.by_node(scripts).items():
-            answers: Sequence[bytes | Exception]
-            if node is None:
-                answers = [no_server_error(script) for script in node_scripts]
-            else:
-                connection = self._connections.setdefault(node, self._connection_to(node))
-                try:
-                    answers = connection.exchange(node_scripts)
-                except driver.FAILURES as error:  # one server may be down while others are up
-                    connection.drop()
-                    self._slot_map.stale = True
-                    answers = [error] * len(node_scripts)
-            replies |= {id(script): answer for script, answer in zip(node_scripts, answers, strict=True)}
-        return [replies[id(script)] for script in scripts]
-
-    def _connection_to(self, node: tuple[str, int]) -> ServerConnection:
-        return ServerConnection(replace(self._address, kind="server", hosts=(node,)))
-
-    def _load_slots(self) -> None:
-        failure: Exception | None = None
-        for node in self._slot_map.candidates():
-            try:
-                self._slot_map.update(node, driver.read_slots(self._address, node))
-            except driver.FAILURES as error:
-                failure = error
-            else:
-                return
-        if failure is not None:
-            raise failure
-
-    def redirect(self, script: Script, reply: object) -> bool:
-        """Return whether a script must go to another server."""
-        return self._slot_map.redirect(script, reply)
-
-    def drop(self) -> None:
-        """Close all connections. If this is interrupted, it can be repeated."""
-        for connection in list(self._connections.values()):
-            connection.drop()
-        self._connections = {}
 
 
 def read_reply(connection: driver.AnyConnection) -> bytes | Exception:
