@@ -12,7 +12,6 @@ USED = re.compile(r"(?<!\bself)(?<!\bcls)\.(_[a-z]\w*)")
 DEFINED = re.compile(r"(?:def |self\.|cls\.|^    )(_[a-z]\w*)\b(?= *[(:=])", re.MULTILINE)
 KNOWN = {
     ("outbound/aiohttp.py", "_replace"),  # of a NamedTuple
-    ("stores/redis/driver.py", "_writer"),  # of redis-py
 }
 
 

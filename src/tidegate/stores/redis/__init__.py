@@ -8,7 +8,7 @@ async_pipeline.py  sends the calls of tasks, many at a time
 async_cluster.py   sends the calls of tasks to a cluster
 sync_cluster.py    sends the calls of threads to a cluster
 cluster.py         which server of a cluster has which slot
-reply_reader.py    parses replies
+reply_reader.py    opens the connections of tasks and parses replies
 late_replies.py    reads replies that arrive after their calls timed out
 address.py         parses URLs
 driver.py          the adapter to redis-py

@@ -27,7 +27,7 @@ from tidegate.stores.redis import driver
 from tidegate.stores.redis.late_replies import LateReplies, ScriptsInFlight
 from tidegate.stores.redis.library import Form
 from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
-from tidegate.stores.redis.reply_reader import ReplyReader
+from tidegate.stores.redis.reply_reader import check_open, discard, open_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask
     from tidegate.stores.redis.address import RedisAddress
     from tidegate.stores.redis.protocol import ScriptProtocol
+    from tidegate.stores.redis.reply_reader import ReplyReader
     from tidegate.stores.redis.store import CallCounts
     from tidegate.stores.redis.value_steps import ValueStep
 
@@ -347,8 +348,9 @@ class ServerPipeline(AsyncPipeline):
     async def _connect(self) -> None:
         """Connect, send what waits, and close the connection when cancelled or when the loop ends."""
         try:
-            opening = driver.connect_async(self.address)
-            connection = await wait_for(opening, self.address.connect_timeout, driver.discard)
+            opening = open_connection(self.address)
+            connection = await wait_for(opening, self.address.connect_timeout, discard)
+            check_open(connection)
         except BaseException as error:
             self.counts.failures += 1
             self._opening = False
@@ -356,8 +358,9 @@ class ServerPipeline(AsyncPipeline):
             if isinstance(error, Exception):
                 return
             raise
-        self._replies = ReplyReader(self._data_received, self._receive, self._connection_lost)
-        transport = self._transport = driver.take_over(connection, self._replies)
+        transport, self._replies = connection
+        self._transport = transport
+        self._replies.set_callbacks(self._data_received, self._receive, self._connection_lost)
         self._connection_task = asyncio.current_task()
         self._opening = self._answered = False
         self._form = Form.FUNCTION
@@ -374,7 +377,7 @@ class ServerPipeline(AsyncPipeline):
             if self._transport is transport:
                 self._connection_task = None
                 self._fail_connection(ConnectionError("the event loop or the store was closed"))
-            await connection.disconnect(nowait=True)
+            transport.abort()
 
     def _data_received(self) -> None:
         """Record that data arrived, and restart the timeout."""

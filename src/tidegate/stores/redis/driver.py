@@ -6,7 +6,7 @@ script whose reply was lost may have run; timeouts from the address; RESP2, whos
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import ssl
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ try:
     from redis.asyncio import retry as asyncio_retry
     from redis.asyncio import sentinel as asyncio_sentinel
     from redis.backoff import NoBackoff
-    from redis.connection import Connection, SSLConnection
+    from redis.connection import Connection, ConnectionPool, SSLConnection
     from redis.crc import key_slot
     from redis.exceptions import (
         AskError,
@@ -30,19 +30,17 @@ try:
         TryAgainError,
     )
     from redis.retry import Retry
-    from redis.sentinel import Sentinel
+    from redis.sentinel import Sentinel, SentinelConnectionPool
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="store") from error
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Iterator
-
     from tidegate.stores.redis.address import RedisAddress
 
 __all__ = [
     "FAILURES",
     "AnyConnection",
+    "AnyPool",
     "AskError",
     "MovedError",
     "NoScriptError",
@@ -50,21 +48,23 @@ __all__ = [
     "RedisError",
     "ResponseError",
     "TryAgainError",
-    "connect",
-    "connect_async",
-    "discard",
+    "close_pool",
     "explain",
-    "extended_timeout",
-    "is_closed_by_server",
+    "find_server",
+    "handshake",
     "key_slot",
+    "open_pool",
     "read_error",
+    "read_reply",
     "read_slots",
     "read_slots_async",
-    "take_over",
+    "tls_context",
 ]
 
 AnyConnection = Any  # a connection of redis-py, plain or TLS, whose methods are untyped
-MIN_EXTENSION: Final = 0.5  # of a timeout: a smaller extension is not worth a system call
+AnyPool = Any  # a pool of redis-py, as above
+FALSE: Final = ("0", "no", "false", "False")
+VERIFY_MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 FAILURES: Final = (RedisError, OSError, EOFError, TimeoutError)
 ERRORS: Final[dict[str, type[ResponseError]]] = {
     "ASK": AskError,
@@ -140,105 +140,99 @@ def settings(address: RedisAddress) -> dict[str, Any]:
     }
     arguments |= {name: value for name, value in address.driver.items() if not name.startswith("sentinel_")}
     if arguments.get("ssl_check_hostname") is not None:
-        arguments["ssl_check_hostname"] = arguments["ssl_check_hostname"] not in ("0", "no", "false", "False")
+        arguments["ssl_check_hostname"] = arguments["ssl_check_hostname"] not in FALSE
     return arguments
 
 
 # ---- for threads -----------------------------------------------------------------------------------------------------
 
 
-def connect(address: RedisAddress) -> AnyConnection:
-    """Open a connection, to be used by one thread at a time."""
-    host, port = address.hosts[0]
+def open_pool(address: RedisAddress) -> AnyPool:
+    """Return a pool that connects to a server; with sentinels, to the primary that they name at that time.
+
+    The handshake may take as long as connecting does; `read_reply` has a timeout of its own.
+    """
+    retry = Retry(NoBackoff(), 0)
     if address.kind == "sentinel":
-        sentinel = _sentinel(address, Sentinel, Retry)
-        try:
-            host, port = sentinel.discover_master(address.service)
-        finally:
-            for client in sentinel.sentinels:
-                client.close()
-    kind: Any = SSLConnection if address.tls else Connection
-    connection = kind(host=host, port=port, db=address.db, retry=Retry(NoBackoff(), 0), **settings(address))
+        arguments = settings(address) | {"retry": retry, "db": address.db, "ssl": address.tls}
+        manager = _sentinel(address, Sentinel, Retry)
+        return SentinelConnectionPool(address.service, manager, **arguments)  # type: ignore[no-untyped-call]  # redis-py
+    host, port = address.hosts[0]
+    kind = SSLConnection if address.tls else Connection
+    arguments = settings(address) | {"retry": retry, "db": address.db, "host": host, "port": port}
+    return ConnectionPool(connection_class=kind, **arguments)
+
+
+def close_pool(pool: AnyPool) -> None:
+    """Close the connections of a pool, also one that was interrupted while it was in use."""
+    pool.disconnect()
+    if isinstance(pool, SentinelConnectionPool):
+        for client in pool.sentinel_manager.sentinels:
+            client.close()
+
+
+def read_reply(connection: AnyConnection, timeout: float) -> bytes | Exception:
+    """Read one reply; an error reply is returned."""
     try:
-        connection.connect()
-        # The handshake may take as long as connecting does; a script may not.
-        connection._sock.settimeout(address.timeout)  # noqa: SLF001 - redis-py 8 has a public method, 7 has none
-    except BaseException:  # a signal handler may raise
-        connection.disconnect()
-        raise
-    return connection
-
-
-@contextmanager
-def extended_timeout(connection: AnyConnection, timeout: float, more: float) -> Iterator[None]:
-    """Extend the timeout while an expensive script is answered."""
-    if more < MIN_EXTENSION * timeout:
-        yield
-        return
-    socket = connection._sock  # noqa: SLF001 - as above
-    socket.settimeout(timeout + more)
-    try:
-        yield
-    finally:
-        socket.settimeout(timeout)
-
-
-def is_closed_by_server(connection: AnyConnection) -> bool:
-    """Return whether the server closed an idle connection: data on it can only mean that."""
-    try:
-        return bool(connection.can_read(timeout=0))
-    except FAILURES:
-        return True
+        reply: bytes = connection.read_response(timeout=timeout)
+    except ResponseError as error:
+        return error
+    return reply
 
 
 def read_slots(address: RedisAddress, node: tuple[str, int]) -> list[Any]:
     """Read the slot map from one server of a cluster."""
-    connection = connect(replace(address, kind="node", hosts=(node,), timeout=address.connect_timeout))
+    pool = open_pool(replace(address, kind="node", hosts=(node,)))
     try:
+        connection = pool.get_connection()
         connection.send_command("CLUSTER", "SLOTS", check_health=False)
         slots: list[Any] = connection.read_response()
     finally:
-        connection.disconnect()
+        close_pool(pool)
     return slots
 
 
 # ---- for tasks -------------------------------------------------------------------------------------------------------
 
 
-async def connect_async(address: RedisAddress) -> AnyConnection:
-    """Open a connection in the running event loop; the reader enforces the timeout."""
-    host, port = address.hosts[0]
-    if address.kind == "sentinel":
-        sentinel = _sentinel(address, asyncio_sentinel.Sentinel, asyncio_retry.Retry)
-        try:
-            host, port = await sentinel.discover_master(address.service)
-        finally:
-            for client in sentinel.sentinels:
-                await client.aclose()
-    kind: Any = asyncio_connection.SSLConnection if address.tls else asyncio_connection.Connection
-    arguments = settings(address) | {"socket_timeout": None, "socket_connect_timeout": None}
-    connection = kind(host=host, port=port, db=address.db, retry=asyncio_retry.Retry(NoBackoff(), 0), **arguments)
+async def find_server(address: RedisAddress) -> tuple[str, int]:
+    """Return the server of an address; with sentinels, the primary that they name now."""
+    if address.kind != "sentinel":
+        return address.hosts[0]
+    sentinel = _sentinel(address, asyncio_sentinel.Sentinel, asyncio_retry.Retry)
     try:
-        await connection.connect()
-    except BaseException:
-        await connection.disconnect(nowait=True)
-        raise
-    return connection
+        primary: tuple[str, int] = await sentinel.discover_master(address.service)
+    finally:
+        for client in sentinel.sentinels:
+            await client.aclose()
+    return primary
 
 
-def discard(connection: AnyConnection) -> None:
-    """Abort a connection that is no longer needed."""
-    connection._writer.transport.abort()  # noqa: SLF001 - as below
+def tls_context(address: RedisAddress) -> ssl.SSLContext | None:
+    """Return what the TLS options of an address mean, as in redis-py; None without TLS."""
+    if not address.tls:
+        return None
+    options = address.driver
+    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"), cadata=options.get("ssl_ca_data"))
+    if "ssl_certfile" in options:
+        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    required = VERIFY_MODES[options.get("ssl_cert_reqs", "required")]
+    context.check_hostname = required is not ssl.CERT_NONE and options.get("ssl_check_hostname") not in FALSE
+    context.verify_mode = required
+    return context
 
 
-def take_over(connection: AnyConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Make `protocol` read a connection from now on; redis-py has opened it and will close it.
-
-    A stream would wake a task for each reply, which costs more than all else.
-    """
-    transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py has no public method
-    transport.set_protocol(protocol)
-    return transport
+def handshake(address: RedisAddress) -> list[tuple[bytes, ...]]:
+    """Return the commands that precede all others on a connection."""
+    commands: list[tuple[bytes, ...]] = []
+    if address.password is not None:
+        names = () if address.username is None else (address.username.encode(),)
+        commands.append((b"AUTH", *names, address.password.encode()))
+    if address.db:
+        commands.append((b"SELECT", b"%d" % address.db))
+    if "client_name" in address.driver:
+        commands.append((b"CLIENT", b"SETNAME", address.driver["client_name"].encode()))
+    return commands
 
 
 def read_error(reply: bytes) -> ResponseError:
@@ -252,8 +246,11 @@ async def read_slots_async(address: RedisAddress, node: tuple[str, int]) -> list
     """Read the slot map from one server of a cluster."""
 
     async def read() -> list[Any]:
-        connection = await connect_async(replace(address, kind="node", hosts=(node,)))
+        kind: Any = asyncio_connection.SSLConnection if address.tls else asyncio_connection.Connection
+        host, port = node
+        connection = kind(host=host, port=port, retry=asyncio_retry.Retry(NoBackoff(), 0), **settings(address))
         try:
+            await connection.connect()
             await connection.send_command("CLUSTER", "SLOTS", check_health=False)
             slots: list[Any] = await connection.read_response()
         finally:

@@ -1,14 +1,17 @@
-"""Parses the replies of a server to scripts: a string, OK, or an error."""
+"""Opens connections of tasks, and parses the replies of a server: a string, OK, or an error."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.stores.redis import driver
+from tidegate.stores.redis.library import pack_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tidegate.stores.redis.address import RedisAddress
 
     OnData = Callable[[], None]
     OnReply = Callable[[bytes | Exception], None]
@@ -59,3 +62,58 @@ class ReplyReader(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Report that the connection was closed by either side."""
         self._on_lost(exc or ConnectionError("Connection closed by server."))
+
+
+class OpenConnection(NamedTuple):
+    """An open connection, and what reads its replies."""
+
+    transport: asyncio.Transport
+    reader: ReplyReader
+
+
+async def open_connection(address: RedisAddress) -> OpenConnection:
+    """Connect in the running event loop; the caller limits the time, and sets the callbacks of the reader.
+
+    redis-py's connections of tasks have no public transport, and its streams wake a task for each reply, which costs
+    more than all else.
+    """
+    loop = asyncio.get_running_loop()
+    greeted: asyncio.Future[None] = loop.create_future()
+    commands = driver.handshake(address)
+    missing = len(commands)
+
+    def on_reply(reply: bytes | Exception) -> None:
+        nonlocal missing
+        missing -= 1
+        if isinstance(reply, Exception):
+            on_lost(reply)
+        elif not missing and not greeted.done():
+            greeted.set_result(None)
+
+    def on_lost(error: BaseException) -> None:
+        if not greeted.done():
+            greeted.set_exception(error)
+            greeted.exception()  # nobody waits for it, if there is no handshake
+
+    reader = ReplyReader(lambda: None, on_reply, on_lost)
+    host, port = await driver.find_server(address)
+    transport, _ = await loop.create_connection(lambda: reader, host, port, ssl=driver.tls_context(address))
+    try:
+        if commands:
+            transport.write(b"".join([pack_command(*command) for command in commands]))
+            await greeted
+    except BaseException:
+        transport.abort()
+        raise
+    return OpenConnection(transport, reader)
+
+
+def discard(connection: OpenConnection) -> None:
+    """Abort a connection that is no longer needed."""
+    connection.transport.abort()
+
+
+def check_open(connection: OpenConnection) -> None:
+    """Raise ConnectionError if the connection was closed before its callbacks were set."""
+    if connection.transport.is_closing():
+        raise ConnectionError("Connection closed by server.")

@@ -228,65 +228,50 @@ class SyncPipeline:
 
 
 class ServerConnection:
-    """One connection to one server.
+    """The connection to one server, from a pool of redis-py, which checks it before each exchange.
 
-    `_unsure` is set while an exchange is in flight. An exchange that finds it set drops the connection: the previous
-    exchange was interrupted, and its replies may still arrive.
+    `_in_use` is set during an exchange. An exchange that finds it set closes the pool: the previous exchange was
+    interrupted, and its replies may still arrive.
     """
 
     def __init__(self, address: RedisAddress) -> None:
         """Connect with the first exchange."""
         self._address = address
         self._form = Form.FUNCTION  # in which scripts are sent
-        self._connection: driver.AnyConnection = None
-        self._unsure = False
+        self._pool: driver.AnyPool = None
+        self._in_use = False
 
     def exchange(self, scripts: Sequence[Script]) -> list[bytes | Exception]:
         """Send scripts and read their replies."""
-        connection = self._connected()
+        if self._in_use:
+            self.drop()
+        self._in_use = True
+        if self._pool is None:
+            self._form = Form.FUNCTION
+            self._pool = driver.open_pool(self._address)
+        pool = self._pool
+        connection = pool.get_connection()
         replies: list[bytes | Exception] = []
         sent = 0
         for number, script in enumerate(scripts):
             ahead = scripts[sent : number + MAX_IN_FLIGHT]
             if ahead:
-                connection.send_packed_command(
-                    [b"".join([each.pack(self._form) for each in ahead])], check_health=False
-                )
+                packed = b"".join([each.pack(self._form) for each in ahead])
+                connection.send_packed_command([packed], check_health=False)
                 sent += len(ahead)
-            with driver.extended_timeout(connection, self._address.timeout, script.extra_timeout):
-                for _ in range(script.preceding_replies):
-                    script.receive_preceding(read_reply(connection))
-                replies.append(read_reply(connection))
+            timeout = self._address.timeout + script.extra_timeout
+            for _ in range(script.preceding_replies):
+                script.receive_preceding(driver.read_reply(connection, timeout))
+            replies.append(driver.read_reply(connection, timeout))
             if script.form is not self._form and script.form is not None and isinstance(replies[-1], bytes):
                 self._form = script.form.next_calls
-        self._unsure = False
+        pool.release(connection)
+        self._in_use = False
         return replies
-
-    def _connected(self) -> driver.AnyConnection:
-        """Return a connection with no exchange in flight, and set `_unsure`."""
-        if self._unsure:
-            self.drop()
-        self._unsure = True
-        connection = self._connection
-        if connection is None or driver.is_closed_by_server(connection):
-            self.drop()
-            self._unsure = True
-            connection = self._connection = driver.connect(self._address)
-            self._form = Form.FUNCTION
-        return connection
 
     def drop(self) -> None:
         """Close the connection; the next call opens a new one. If this is interrupted, it can be repeated."""
-        if self._connection is not None:
-            self._connection.disconnect()
-        self._connection = None
-        self._unsure = False
-
-
-def read_reply(connection: driver.AnyConnection) -> bytes | Exception:
-    """Read one reply; an error reply is returned."""
-    try:
-        reply: bytes = connection.read_response()
-    except driver.ResponseError as error:
-        return error
-    return reply
+        if self._pool is not None:
+            driver.close_pool(self._pool)
+        self._pool = None
+        self._in_use = False
