@@ -130,10 +130,7 @@ class RedisStore(Store):
 
     def key_slots(self, asks: Sequence[Ask]) -> Sequence[int]:
         """Return the slot of the key of each ask: several in a cluster, otherwise one."""
-        if self.address.kind != "cluster":
-            return (0,) * len(asks)
-        protocol = self.protocol
-        return [protocol.slot(protocol.encode_policy(policy).key(key)) for policy, key, _ in asks]
+        return [self.protocol.first_slot((ask,), ()) for ask in asks]
 
     def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
         """Read a value."""
