@@ -34,7 +34,7 @@ START = 1_728_000_000
 
 
 def guarded(store):
-    return GuardedStore(store, bounded=True, clock=ManualClock(START), background=False)
+    return GuardedStore(store, clock=ManualClock(START), background=False)
 
 
 WRAPPERS = {

@@ -6,13 +6,10 @@ import threading
 
 import pytest
 
-from tests.interrupts import each_interruption, interrupt_calls, sampled_interruptions
+from tests.interrupts import each_interruption, interrupt_calls
 from tests.servers.process import until
-from tidegate import Limiter
 from tidegate.bus.network import NetworkBus
 from tidegate.clock import ThreadSignal
-from tidegate.stores import MemoryStore
-from tidegate.stores.outage import GuardedStore
 
 needs_timers = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 
@@ -40,50 +37,6 @@ def test_a_signal_of_threads_survives_exceptions_in_its_methods():
         assert [signal_of_threads.wait(1), signal_of_threads.is_set()] == [True, True]
         signal_of_threads.clear()
         assert [signal_of_threads.wait(0), signal_of_threads.is_set()] == [False, False]
-
-
-# ---- calls with a deadline, run by worker threads -------------------------------------------------------------------
-
-
-def guarded_limiter(**options):
-    return Limiter(f"{2**40}/1h fixed_window", store=GuardedStore(MemoryStore(), deadline=10, **options))
-
-
-def workers():
-    return {thread for thread in threading.enumerate() if thread.name == "tidegate-store"}
-
-
-def test_a_call_with_a_deadline():
-    others, limiter = workers(), guarded_limiter()
-    limiter.try_acquire("k")
-    steps = 0
-    for step in each_interruption(lambda: limiter.try_acquire("k")):
-        assert in_time(lambda: limiter.try_acquire("k")), step
-        steps += 1
-    assert steps > 20
-    assert limiter.store.metrics()["losses"] == 0
-    assert len(workers() - others) <= 16
-
-
-def test_a_call_with_a_deadline_that_starts_its_thread():
-    limiters = [guarded_limiter() for _ in range(400)]
-    unused = iter(limiters)
-    current = []
-
-    def first_call():
-        current[:] = [next(unused)]
-        current[0].try_acquire("k")
-
-    for step in sampled_interruptions(first_call, 150):
-        assert in_time(lambda: current[0].try_acquire("k")), step
-
-
-@needs_timers
-def test_signals_in_calls_with_a_deadline():
-    limiter = guarded_limiter()
-    interrupt_calls(lambda: limiter.try_acquire("k"), 300)
-    assert in_time(lambda: limiter.try_acquire("k"))
-    assert limiter.store.metrics()["losses"] == 0
 
 
 # ---- buses ----------------------------------------------------------------------------------------------------------

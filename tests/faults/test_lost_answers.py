@@ -35,10 +35,10 @@ def clock():
     return ManualClock(start=START)
 
 
-@pytest.fixture(params=[True, False], ids=["bounded", "by workers"])
-def stores(request, clock):
+@pytest.fixture
+def stores(clock):
     shared = LostAnswersStore(clock=clock)
-    guarded = GuardedStore(shared, bounded=request.param, deadline=5.0, clock=clock, background=False)
+    guarded = GuardedStore(shared, clock=clock, background=False)
     yield shared, guarded
     guarded.close()
 
@@ -116,7 +116,7 @@ async def test_a_settlement_of_the_service_is_made_once(stores, clock):
 
 def test_leftovers_of_a_lease_as_well(clock):
     shared = LostAnswersStore(clock=clock)
-    guarded = GuardedStore(shared, bounded=True, clock=clock, background=False)
+    guarded = GuardedStore(shared, clock=clock, background=False)
     limiter = Limiter("1000/1h fixed_window", store=LeasedStore(guarded))
     for _ in range(50):
         assert limiter.try_acquire("k")

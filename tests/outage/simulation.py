@@ -67,7 +67,6 @@ class Process:
         self.link = Link(simulation.server, simulation)
         self.guarded = GuardedStore(
             self.link,
-            bounded=True,
             clock=simulation.clock,
             background=False,
         )

@@ -6,8 +6,6 @@ Over-admission: 0, except under `allow`, which was chosen for that.
 import asyncio
 import logging
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -35,7 +33,7 @@ def link(clock):
 
 @pytest.fixture
 def guarded(link, clock):
-    return GuardedStore(link, bounded=True, clock=clock, background=False)
+    return GuardedStore(link, clock=clock, background=False)
 
 
 def ask(guarded, policy=DENY, key="k", cost=1, verb="acquire"):
@@ -86,7 +84,7 @@ class HangingProbe(Link):
 def test_while_a_probe_hangs_retry_after_is_the_pause_after_it(clock):
     """Found in a soak test: retry_after was 1 ms, so callers polled a thousand times a second."""
     link = HangingProbe(MemoryStore(clock=clock))
-    guarded = GuardedStore(link, bounded=True, clock=clock, background=False)
+    guarded = GuardedStore(link, clock=clock, background=False)
     start_outage(guarded, link)
     seen = []
 
@@ -109,7 +107,7 @@ def test_while_a_probe_hangs_retry_after_is_the_pause_after_it(clock):
 
 def test_a_waiting_call_polls_no_more_often_than_the_pause_while_a_probe_hangs(clock):
     link = HangingProbe(MemoryStore(clock=clock))
-    guarded = GuardedStore(link, bounded=True, clock=clock, background=False)
+    guarded = GuardedStore(link, clock=clock, background=False)
     limiter = Limiter(DENY, store=guarded, clock=clock)
     start_outage(guarded, link)
     denied = guarded.metrics()["denied_without_store"]
@@ -224,7 +222,7 @@ def test_other_exceptions_start_no_outage(guarded, link, monkeypatch):
 
 
 def test_acquire_waits_through_an_outage(link, clock):
-    guarded = GuardedStore(link, bounded=True, background=True, clock=None)
+    guarded = GuardedStore(link, background=True, clock=None)
     with Limiter(DENY, store=guarded) as limiter:
         assert limiter.try_acquire("k")
         link.state = "lost"
@@ -237,8 +235,6 @@ def test_acquire_waits_through_an_outage(link, clock):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deadline": 0}, "deadline: must be a number of seconds from 0.001"),
-        ({"deadline": True}, "deadline: must be a number of seconds"),
         ({"processes": 0}, "processes: must be an integer from 1"),
         ({"processes": "4"}, "processes: must be an integer from 1"),
     ],
@@ -251,12 +247,11 @@ def test_invalid_options_raise_config_error(link, options, message):
 def test_a_url_sets_the_options_of_the_guarded_store(tmp_path):
     guarded = open_guarded(f"sqlite:///{tmp_path}/x.db?deadline=70ms&processes=4")
     assert isinstance(guarded, GuardedStore)
-    assert guarded.deadline == 0.07
     assert isinstance(guarded.store, SQLiteStore)
     assert guarded.store._busy_timeout == 70_000  # noqa: SLF001 - the deadline was passed on
     assert not isinstance(open_guarded("memory://"), GuardedStore)
     assert guarded.metrics()["processes"] == 4
-    for option in ("deadline=soon", "processes=some"):
+    for option in ("deadline=soon", "deadline=100us", "processes=some"):
         with pytest.raises(ConfigError, match=r"(deadline|processes): cannot use this store URL"):
             open_guarded(f"sqlite:///{tmp_path}/x.db?{option}")
     guarded.close()
@@ -293,41 +288,16 @@ def hanging():
     store.released.set()
 
 
-def test_a_store_that_hangs_costs_one_deadline_and_few_threads(hanging):
-    guarded = GuardedStore(hanging, deadline=0.05)
-    assert ask(guarded)
-    hanging.hangs = True
-    before = threading.active_count()
-    answers = [ask(guarded) for _ in range(200)]
-    assert {type(answer) for answer in answers} == {LocalDecision}
-    assert hanging.calls <= 2 + guarded.metrics()["probes"] + 1  # one call hung, and at most one probe at a time
-    assert threading.active_count() - before <= 3
-    hanging.released.set()
-    guarded.close()
-
-
-async def test_a_hanging_synchronous_store_does_not_block_the_event_loop(hanging):
-    guarded = GuardedStore(hanging, deadline=0.05)
-    async with AsyncLimiter(DENY, store=guarded) as limiter:
+async def test_a_store_whose_apply_blocks_does_not_block_the_event_loop(hanging):
+    async with AsyncLimiter(DENY, store=GuardedStore(hanging)) as limiter:
         assert await limiter.try_acquire("k")
         hanging.hangs = True
-        ticks = 0
-
-        async def tick():
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0)
-                ticks += 1
-
-        other = asyncio.ensure_future(tick())
-        assert isinstance(await limiter.try_acquire("k"), LocalDecision)
-        other.cancel()
-        assert ticks > 10  # the event loop continued while the store hung
-        calls = hanging.calls
-        assert not any([await limiter.try_acquire("k") for _ in range(1000)])
-        assert hanging.calls <= calls + 1  # a probe
+        call = asyncio.ensure_future(limiter.try_acquire("k"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not call.done()
         hanging.released.set()
-    guarded.close()
+        assert type(await call) is not LocalDecision
 
 
 class HangingTasks(Hanging):
@@ -348,7 +318,7 @@ class HangingTasks(Hanging):
 
 async def test_a_cancelled_call_starts_no_outage():
     store = HangingTasks()
-    guarded = GuardedStore(store, deadline=0.2)
+    guarded = GuardedStore(store)
     assert await guarded.apply_async("acquire", ((DENY, "k", (1,)),))
     store.hangs = True
     call = asyncio.ensure_future(guarded.apply_async("acquire", ((DENY, "k", (1,)),)))
@@ -359,84 +329,6 @@ async def test_a_cancelled_call_starts_no_outage():
         await call
     await asyncio.wait_for(store.cleaned_up.wait(), 10)
     assert guarded.metrics()["losses"] == 0
-
-
-async def test_a_hanging_task_is_abandoned_at_the_deadline():
-    store = HangingTasks()
-    guarded = GuardedStore(store, deadline=0.05)
-    assert await guarded.apply_async("acquire", ((DENY, "k", (1,)),))
-    store.hangs = True
-    answer = (await guarded.apply_async("acquire", ((DENY, "k", (1,)),)))[0]
-    assert isinstance(answer, LocalDecision)
-    assert guarded.metrics()["losses"] == 1
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
-    guarded.close()
-
-
-class Busy(MemoryStore):
-    """A slow store that serves four calls at a time."""
-
-    instant = False
-
-    def __init__(self):
-        super().__init__()
-        self.slots = threading.Semaphore(4)
-
-    def apply(self, *asked):
-        with self.slots:
-            threading.Event().wait(0.01)
-            return super().apply(*asked)
-
-    def apply_one(self, verb, policy, key, costs, now=None, at=None):
-        return self.apply(verb, ((policy, key, costs),), now, at)[0]
-
-
-def test_threads_that_wait_for_other_calls_start_no_outage():
-    guarded = GuardedStore(Busy(), deadline=0.1)
-    roomy = Policy("roomy", ("1000/1h",))
-    assert ask(guarded, roomy)
-    with ThreadPoolExecutor(120) as threads:
-        answers = list(threads.map(lambda _: ask(guarded, roomy), range(120)))  # 0.3 s for all, four at a time
-    assert all(type(answer) is not LocalDecision and answer for answer in answers)
-    assert guarded.metrics()["losses"] == 0
-    guarded.close()
-
-
-async def test_tasks_that_wait_for_other_calls_start_no_outage():
-    guarded = GuardedStore(Busy(), deadline=0.1)
-    async with AsyncLimiter("1000/1h", store=guarded) as limiter:
-        assert await limiter.try_acquire("k")
-        answers = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(120)))
-        assert all(type(answer) is not LocalDecision and answer for answer in answers)
-        assert guarded.metrics()["losses"] == 0
-    guarded.close()
-
-
-class Deferred(MemoryStore):
-    """Answers tasks after some iterations of their event loop."""
-
-    instant = False
-
-    async def apply_async(self, verb, asks, now=None, at=None):
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return self.apply(verb, asks, now, at)
-
-
-@pytest.mark.parametrize("store", [Deferred, Busy])
-async def test_a_blocked_event_loop_starts_no_outage(store):
-    guarded = GuardedStore(store(), deadline=0.05)
-    async with AsyncLimiter("1000/1h", store=guarded) as limiter:
-        assert await limiter.try_acquire("k")
-        for iterations in range(5):
-            call = asyncio.ensure_future(limiter.try_acquire("k"))
-            for _ in range(iterations):
-                await asyncio.sleep(0)
-            time.sleep(0.2)  # noqa: ASYNC251 - blocks the loop for four deadlines
-            assert type(await call) is not LocalDecision
-        assert guarded.metrics()["losses"] == 0
-    guarded.close()
 
 
 class Plain(Store):

@@ -233,7 +233,7 @@ def test_a_process_that_starts_during_the_outage_denies():
 
 
 def test_a_configured_number_of_processes_needs_no_count():
-    store = GuardedStore(Simulation(local(LOG), 1).processes[0].link, processes=4, bounded=True, background=False)
+    store = GuardedStore(Simulation(local(LOG), 1).processes[0].link, processes=4, background=False)
     store.store.state = "lost"
     admitted = sum(bool(store.apply_one("acquire", local(LOG), "k", (1,))) for _ in range(60))
     assert admitted == 15
@@ -344,7 +344,7 @@ def test_a_store_without_values_denies(caplog):
         def apply_one(self, *arguments):
             return self.apply(arguments[0], (arguments[1:4],))[0]
 
-    store = GuardedStore(Plain(), bounded=True, clock=ManualClock(), background=False)
+    store = GuardedStore(Plain(), clock=ManualClock(), background=False)
     assert store.apply_one("acquire", local(LOG), "k", (1,))
     store.maintain()
     store.store.lost = True

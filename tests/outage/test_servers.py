@@ -63,7 +63,7 @@ class CountingStore(Store):
 
 def open_limiter(url, mode="deny", limit=None, **options):
     counted = CountingStore(open_store(url))
-    guarded = GuardedStore(counted, deadline=DEADLINE, **{"bounded": True} | options)
+    guarded = GuardedStore(counted, **options)
     policy = Policy("p", (limit or Limit(QUOTA, "1h", algorithm="fixed_window"),), on_store_error=mode)
     return Limiter(policy, store=guarded), guarded, counted
 
@@ -334,7 +334,7 @@ def call_repeatedly(limiter, stop, allowed, errors):
 def test_postgres_outage_during_transactions(postgres, how):
     """Eight threads, so that some transaction is in progress. Over-admission: 0."""
     url = f"{postgres.url}?schema=faults_{how}"
-    limiter, guarded, _ = open_limiter(url, limit=Limit(2000, "1h", algorithm="fixed_window"), bounded=False)
+    limiter, guarded, _ = open_limiter(url, limit=Limit(2000, "1h", algorithm="fixed_window"))
     assert limiter.try_acquire("k")
     stop, allowed, errors = threading.Event(), [True], []
     threads = [threading.Thread(target=call_repeatedly, args=(limiter, stop, allowed, errors)) for _ in range(8)]

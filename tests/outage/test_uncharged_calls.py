@@ -26,7 +26,7 @@ class Outage:
         self.clock = ManualClock(START)
         self.server = MemoryStore(clock=self.clock)
         self.link = Link(self.server)
-        self.guarded = GuardedStore(self.link, bounded=True, clock=self.clock, background=False)
+        self.guarded = GuardedStore(self.link, clock=self.clock, background=False)
         self.store = wrap(self.guarded, self.clock)
         self.policy = policy
 

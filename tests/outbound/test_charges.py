@@ -56,7 +56,7 @@ def lost(caplog):
     caplog.set_level(logging.CRITICAL)
     clock = ManualClock(START)
     inner = Failing(clock=clock)
-    store = GuardedStore(inner, bounded=True, background=False, clock=clock)
+    store = GuardedStore(inner, background=False, clock=clock)
 
     def back():
         inner.fail = False

@@ -328,7 +328,7 @@ async def test_a_long_block_outlives_a_short_one(deciders):
 async def test_known_blocks_apply_while_the_store_is_unavailable():
     clock = ManualClock(start=START)
     with ValkeyServer() as valkey:
-        store = GuardedStore(open_store(valkey.url, clock=clock), deadline=5.0, clock=clock, background=False)
+        store = GuardedStore(open_store(valkey.url, clock=clock), clock=clock, background=False)
         blocks, elsewhere = Blocks(store), Blocks(store)
         try:
             await blocks.block("api", "bad", 3600)

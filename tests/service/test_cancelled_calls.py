@@ -12,6 +12,7 @@ from tidegate.service.decisions.blocks import CACHE_TTL
 from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.service.decisions.reservation_ids import AlreadySettledError
 from tidegate.stores import MemoryStore
+from tidegate.stores.cancellation import refund_if_cancelled
 from tidegate.stores.outage import GuardedStore
 
 POLICIES = {
@@ -28,6 +29,10 @@ class DelayedStore(MemoryStore):
     instant = False
 
     async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        call = self._apply_later(verb, asks, now, at, writes)
+        return await refund_if_cancelled(self, call, verb, asks, now, writes)
+
+    async def _apply_later(self, verb, asks, now, at, writes):
         for _ in range(2):
             await asyncio.sleep(0)
         decisions = self.apply(verb, asks, now, at, writes)
@@ -43,9 +48,7 @@ class DelayedStore(MemoryStore):
 
 @pytest.fixture
 async def decider():
-    decider = Decider(
-        load_settings({"policies": POLICIES}).policies, GuardedStore(DelayedStore(), deadline=10), secrets=("s" * 16,)
-    )
+    decider = Decider(load_settings({"policies": POLICIES}).policies, GuardedStore(DelayedStore()), secrets=("s" * 16,))
     await decider.probe()
     yield decider
     await decider.close()

@@ -15,7 +15,10 @@ from tidegate.service.http.verbs import Verbs
 
 # Verbs of Limiter that need a policy in addition. The others are about the limiter itself, or called by reservations.
 LIMITER_VERBS = ("try_acquire", "acquire", "peek", "reserve", "refund", "release", "reset", "usage")
-OTHER_METHODS = ("update", "limited", "close", "make_reservation", "settle", "reject_calls")
+OTHER_METHODS = (
+    *("update", "limited", "close", "make_reservation", "reject_calls"),
+    *("check_open", "current_time", "observe", "policy_of"),  # called by joint reservations
+)
 INTERNAL_VERBS = ("lease",)  # the clients use it in try_acquire
 CLIENTS = (Client, AsyncClient)
 

@@ -391,7 +391,7 @@ async def test_a_store_without_values_leaves_keys_and_ids_to_each_process(tmp_pa
 async def test_the_policy_decides_while_the_store_is_unavailable():
     policies = {"deny": "2/1h", "allow": {"limits": "2/1h", "on_store_error": "allow"}}
     with ValkeyServer() as valkey:
-        store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=ManualClock(), background=False)
+        store = GuardedStore(open_store(valkey.url), clock=ManualClock(), background=False)
         async with InProcessService(store=store, policies=policies) as app_service:
             asks = {name: ({"policy": name, "key": "k"}, keyed(name)) for name in policies}
             assert (await app_service.post("acquire", asks["deny"][0], **keyed("before"))).json()["allowed"]

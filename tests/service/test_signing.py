@@ -196,7 +196,7 @@ async def test_ids_signed_while_the_store_was_unavailable_are_valid_later():
         {"policies": {"api": {"limits": "10/1h fixed_window", "on_store_error": "allow"}}}
     ).policies
     with ValkeyServer() as valkey:
-        store = GuardedStore(open_store(valkey.url), deadline=5.0, clock=clock, background=False)
+        store = GuardedStore(open_store(valkey.url), clock=clock, background=False)
         valkey.kill()
         decider = Decider(policies, store)
         try:

@@ -180,7 +180,7 @@ def test_a_guarded_store_decides_alternatives_in_an_outage() -> None:
 
     allowing = Policy("lenient", MEMBER.limits, on_store_error="allow")
     denying = Policy("strict", MEMBER.limits, on_store_error="deny")
-    guarded = GuardedStore(FailingStore(), background=False, bounded=True)
+    guarded = GuardedStore(FailingStore(), background=False)
     asks = Alternatives.of([[(denying, "a", (1,))], [(allowing, "b", (1,))], [(allowing, "c", (1,))]])
     assert guarded.decides_alternatives
     for _ in range(2):  # the call that fails, and one during the outage

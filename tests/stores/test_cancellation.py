@@ -57,36 +57,18 @@ class BlockingStore(Store):
         return self.memory.apply(verb, asks, now, at, writes)
 
 
-class SlowStore(BlockingStore):
-    """A store whose async form is slow, and does not give back the charge of a cancelled call."""
-
-    async def apply_async(
-        self,
-        verb: str,
-        asks: Sequence[Ask],
-        now: int | None = None,
-        at: int | None = None,
-        writes: Sequence[Write] = (),
-    ) -> list[Decision]:
-        decisions = self.apply(verb, asks, now, at, writes)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        return decisions
-
-
 PLACES = ("memory", "sqlite", "redis", "cluster", "postgres")
 FORMS = [
     *((place, form) for place in PLACES for form in ("plain", "guarded", "leased")),
     ("threads", "guarded"),
-    ("tasks", "guarded"),
 ]
 
 
 @asynccontextmanager
 async def open_for_test(request: pytest.FixtureRequest, tmp_path: Path, place: str, form: str) -> AsyncIterator[Store]:
     store: Store
-    if place in ("threads", "tasks"):
-        store = GuardedStore(BlockingStore() if place == "threads" else SlowStore(), deadline=5)
+    if place == "threads":
+        store = GuardedStore(BlockingStore())
     else:
         urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/run.db?synchronous=normal"}
         url = urls.get(place) or request.getfixturevalue(f"{place}_url")

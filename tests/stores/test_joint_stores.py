@@ -35,7 +35,7 @@ def urls(tmp_path_factory, postgres_url):
 def store(request, urls):
     found = open_store(urls[request.param])
     if request.param == "guarded":
-        found = GuardedStore(found, bounded=True, deadline=10)
+        found = GuardedStore(found)
     yield request.param, found
     found.close()
 

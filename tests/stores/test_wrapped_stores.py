@@ -26,7 +26,7 @@ def link():
 @pytest.fixture
 def lost(wrap, link):
     """Return a wrapped store during an outage."""
-    guarded = GuardedStore(link, bounded=True, clock=link.clock, background=False)
+    guarded = GuardedStore(link, clock=link.clock, background=False)
     store = wrap(guarded)
     store.apply_one("acquire", POLICY, "k", (1,))
     link.state = "lost"
@@ -55,7 +55,7 @@ async def test_a_question_of_a_task_to_the_store_itself_is_not_answered_without_
 
 def test_outages_of_the_wrapped_store_are_reported(wrap, link):
     reports = []
-    store = wrap(GuardedStore(link, bounded=True, clock=link.clock, background=False))
+    store = wrap(GuardedStore(link, clock=link.clock, background=False))
     store.report_outages(reports.append)
     store.apply_one("acquire", POLICY, "k", (1,))
     link.state = "lost"

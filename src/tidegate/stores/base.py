@@ -205,9 +205,15 @@ class Store(ABC):
         """Apply without blocking the event loop.
 
         The charge of a cancelled call is refunded; corrections and resets are completed even if their task is
-        cancelled: see `tidegate.stores.cancellation`. A call with writes is completed too, and keeps its charge.
+        cancelled: see `tidegate.stores.cancellation`. A call with writes is completed too, and keeps its charge. By
+        default, a store that is not `instant` is called in a thread.
         """
-        return self.apply(verb, asks, now, at, writes) if writes else self.apply(verb, asks, now, at)
+        arguments = (verb, asks, now, at, writes) if writes else (verb, asks, now, at)
+        if self.instant:
+            return self.apply(*arguments)
+        from tidegate.stores.cancellation import apply_in_thread  # noqa: PLC0415 - it imports this module
+
+        return await apply_in_thread(self, *arguments)
 
     # ---- small values ------------------------------------------------------------------------------------------------
 

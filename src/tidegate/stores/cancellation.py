@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.core.limit import Limit
     from tidegate.stores.base import Ask, Store
+    from tidegate.stores.values import Write
 
 T = TypeVar("T")
 
@@ -116,18 +117,21 @@ class BackgroundTasks:
         finally:
             await self.finish()
 
-    def give_back(self, store: Store, verb: str, asks: Sequence[Ask], decisions: Sequence[Decision]) -> None:
-        """Refund the charge of a call whose decisions are no longer needed."""
-        passed = max(0, store.clock.ns() // 1000 - decisions[0].at) if decisions else 0
+    def give_back(
+        self, store: Store, verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], now: int | None = None
+    ) -> None:
+        """Refund the charge of a call whose decisions are no longer needed; `now` is the time that it was given."""
+        instant = store.clock.ns() // 1000 if now is None else now
+        passed = max(0, instant - decisions[0].at) if decisions else 0
         found = corrections(verb, asks, decisions, passed)
         if found:
-            self.start(self._give_back(store, found))
+            self.start(self._give_back(store, found, now))
 
     @staticmethod
-    async def _give_back(store: Store, found: list[Correction]) -> None:
+    async def _give_back(store: Store, found: list[Correction], now: int | None) -> None:
         for asks, at in found:
             try:
-                await store.apply_async("adjust", asks, None, at)
+                await store.apply_async("adjust", asks, now, at)
             except RateLimitError as error:
                 store.outage_log.warning("could not refund the permits of a cancelled call: %s", error)
             else:
@@ -169,3 +173,41 @@ class BackgroundTasks:
             self._on_done = then
         else:
             then()
+
+
+CONTINUED_CALLS: Final = BackgroundTasks()  # calls whose tasks were cancelled
+
+
+async def apply_in_thread(
+    store: Store, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write] = ()
+) -> list[Decision]:
+    """Call `Store.apply` in a thread."""
+    arguments = (verb, asks, now, at, writes) if writes else (verb, asks, now, at)
+    return await refund_if_cancelled(store, asyncio.to_thread(store.apply, *arguments), verb, asks, now, writes)
+
+
+async def refund_if_cancelled(
+    store: Store,
+    call: Coroutine[Any, Any, list[Decision]],
+    verb: str,
+    asks: Sequence[Ask],
+    now: int | None = None,
+    writes: Sequence[Write] = (),
+) -> list[Decision]:
+    """Await a call that continues if this task is cancelled; then its charge is refunded, unless it writes values."""
+    await CONTINUED_CALLS.watch()
+    running = CONTINUED_CALLS.start(call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if not writes:
+            CONTINUED_CALLS.start(_refund(store, running, verb, asks, now))
+        raise
+
+
+async def _refund(
+    store: Store, call: asyncio.Task[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None
+) -> None:
+    await asyncio.wait((call,))
+    if not call.cancelled() and call.exception() is None:
+        CONTINUED_CALLS.give_back(store, verb, asks, call.result(), now)

@@ -8,6 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tidegate.clock import SystemClock
+from tidegate.core.bounds import SECOND
+from tidegate.errors import StoreUnavailable
+from tidegate.policy import Policy
 from tidegate.stores.base import Store
 from tidegate.testing.reference import ExpectedAnswer, ReferenceStore, answer_of
 from tidegate.testing.store_guarantees import GUARANTEES
@@ -16,6 +20,7 @@ from tidegate.testing.vectors import Vector, random_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
@@ -26,7 +31,14 @@ ROUND_LENGTH = 120  # vectors per round
 MAX_SHORTER_HISTORIES = 400  # shorter histories to try before a failure is reported
 
 
-def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> None:
+def verify_store(
+    open_store: OpenStore,
+    *,
+    seed: int = 0,
+    rounds: int = 20,
+    frozen: Callable[[], AbstractContextManager[object]] | None = None,
+    deadline: float = 1.0,
+) -> None:
     """Test a store; raise AssertionError with the violated guarantee, the seed and the steps that reproduce it.
 
     `open_store()` returns a new, empty store; the stores are closed at the end. First each guarantee of a Store is
@@ -34,6 +46,10 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
     `rounds` random histories are replayed by `apply`, `apply_one` and `apply_async`, and every answer is compared with
     that of `ReferenceStore`. Every instant is passed to the store; histories begin in 2024 or 2025 and may cover
     decades. A failing history is shortened before it is reported. Makes about 4,500 calls by default.
+
+    A store on a server bounds its calls itself. To test this, pass `frozen`: a function that returns a context manager
+    in which the server does not respond (SIGSTOP will do). Calls must then raise StoreUnavailable within `deadline`
+    seconds, also from tasks, whose event loop must not be blocked; and they must work again afterwards.
     """
     alternatives = keeps_values = False
     for guarantee in GUARANTEES:
@@ -43,6 +59,8 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
     for guarantee in VALUE_GUARANTEES if keeps_values else ():
         with _opened(open_store) as store:
             _check(guarantee, store)
+    if frozen is not None:
+        _check(answers_within_the_deadline, open_store, frozen, deadline)
     for number in range(rounds):
         vectors = list(random_vectors(seed * 1_000_003 + number, ROUND_LENGTH, alternatives=alternatives))
         if number % 4:
@@ -55,12 +73,54 @@ def verify_store(open_store: OpenStore, *, seed: int = 0, rounds: int = 20) -> N
             raise AssertionError(_failure_message(seed, number, failed, vectors[failed], history))
 
 
-def _check(guarantee: Callable[[Store], None], store: Store) -> None:
+def _check(guarantee: Callable[..., None], *arguments: object) -> None:
     try:
-        guarantee(store)
+        guarantee(*arguments)
     except AssertionError as broken:
         name = guarantee.__name__.replace("_", " ")
         raise AssertionError(f"the store violates a guarantee: {name}\n{guarantee.__doc__}\n{broken}") from None
+
+
+def answers_within_the_deadline(
+    open_store: OpenStore, frozen: Callable[[], AbstractContextManager[object]], deadline: float
+) -> None:
+    """While the server does not respond, a call raises StoreUnavailable in time; afterwards calls work again."""
+    with _opened(open_store) as store:
+        policy = Policy("frozen", ("1000000/1h",))
+        ask = (policy, "k", (1,))
+        store.apply("acquire", (ask,))
+        with frozen():
+            _expect_outage(store, ask, deadline)
+            _run(_expect_outage_async(store, ask, deadline))
+        store.apply("acquire", (ask,))
+
+
+def _expect_outage(store: Store, ask: Ask, deadline: float) -> None:
+    began = SystemClock.steady()
+    try:
+        store.apply("acquire", (ask,))
+    except StoreUnavailable:
+        took = (SystemClock.steady() - began) / SECOND
+        if took > deadline:
+            raise AssertionError(f"apply took {took:.2f} s, the deadline is {deadline} s") from None
+    else:
+        raise AssertionError("apply returned while the server was frozen")
+
+
+async def _expect_outage_async(store: Store, ask: Ask, deadline: float) -> None:
+    call = asyncio.ensure_future(store.apply_async("acquire", (ask,)))
+    began = SystemClock.steady()
+    await asyncio.sleep(0)
+    blocked = (SystemClock.steady() - began) / SECOND
+    if blocked > deadline / 2:
+        raise AssertionError(f"apply_async blocked the event loop for {blocked:.2f} s")
+    try:
+        await asyncio.wait_for(call, deadline)
+    except StoreUnavailable:
+        return
+    except TimeoutError:
+        raise AssertionError(f"apply_async did not end within {deadline} s") from None
+    raise AssertionError("apply_async returned while the server was frozen")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ async def until(condition):
 )
 async def test_a_pipeline_without_replies_is_refunded(words):
     store = HeldStore()
-    async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
+    async with connected(GuardedStore(store), policies=POLICIES) as (service, client):
         gone = await service.connect()
         gate = AsyncGate(PROVIDERS, service.decider.store)
         service.decider.open_providers(gate)
@@ -85,7 +85,7 @@ async def test_a_pipeline_without_replies_is_refunded(words):
 async def test_the_permit_of_a_provider_is_returned_if_its_id_is_not_written():
     """The client disconnects while the service reads the secret that signs the id."""
     store = HeldStore(SECRETS.name)
-    async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
+    async with connected(GuardedStore(store), policies=POLICIES) as (service, client):
         gone = await service.connect()
         gate = AsyncGate(PROVIDERS, service.decider.store)
         service.decider.open_providers(gate)
@@ -131,7 +131,7 @@ async def test_the_commands_of_a_provider_in_a_pipeline_keep_their_order():
 async def test_replies_that_were_sent_stay_charged():
     """The first command was answered before the client disconnected, as with pipelined HTTP requests."""
     store = HeldStore()
-    async with connected(GuardedStore(store, deadline=30), policies=POLICIES) as (service, client):
+    async with connected(GuardedStore(store), policies=POLICIES) as (service, client):
         gone = await service.connect()
         gone.writer.write(encode("TG.RESERVE", "api", "done") + encode("TG.PEEK", "api", "held"))
         assert (await gone.read())[:2] == [1, 4]

@@ -371,7 +371,7 @@ def test_a_leased_store_serves_several_limiters(shared):
 
 @pytest.mark.parametrize(("on_store_error", "allowed"), [("deny", False), ("allow", True)])
 def test_permits_granted_without_the_store_are_no_share(shared, on_store_error, allowed):
-    guarded = GuardedStore(shared, bounded=True, background=False)
+    guarded = GuardedStore(shared, background=False)
     limiter = leased(guarded, Policy("p", (Limit(1000, "1h", "fixed_window"),), on_store_error=on_store_error))
     warm(limiter, 50)
     used = 50 + held(limiter)
@@ -387,7 +387,7 @@ def test_permits_granted_without_the_store_are_no_share(shared, on_store_error, 
 
 
 def test_a_policy_with_a_local_fallback_is_not_leased(shared):
-    guarded = GuardedStore(shared, bounded=True, background=False)
+    guarded = GuardedStore(shared, background=False)
     limiter = leased(guarded, Policy("p", (Limit(1000, "1h"),), on_store_error="local"))
     for _ in range(10):
         limiter.try_acquire("k")

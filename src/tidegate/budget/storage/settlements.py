@@ -142,7 +142,7 @@ def open_storage(
         "only_reads": only_reads,
     }
     budget_store = BudgetStore(path, **options)
-    guarded = GuardedStore(budget_store, deadline=settings.deadline, bounded=True)
+    guarded = GuardedStore(budget_store)
     if budget_store.open():
         with guarded.observe_call():  # the file is connected
             pass

@@ -17,7 +17,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import ValueConflict
 from tidegate.service.dashboard.history import MAX_MINUTE_TOP, MAX_POLICIES, MINUTE, TIERS, PolicyHistory, RuleMark
 from tidegate.service.decisions.shared_store import is_shared
-from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.outage.guarded_store import OUTAGE_ERRORS
 from tidegate.stores.values import Collection
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tidegate.errors import CollectionFull, ConfigError, StoreUnavailable
 from tidegate.limiter import seconds
 from tidegate.policy import normal_key
 from tidegate.service.decisions.shared_store import is_shared, read_time
-from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.outage.guarded_store import OUTAGE_ERRORS
 from tidegate.stores.values import MAX_LISTED, Collection, Write
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError, RateLimitError, ValueConflict
 from tidegate.service.decisions.shared_store import is_shared
-from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.outage.guarded_store import OUTAGE_ERRORS
 from tidegate.stores.values import Collection, Write
 
 if TYPE_CHECKING:

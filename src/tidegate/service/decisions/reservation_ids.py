@@ -27,7 +27,7 @@ from tidegate.policy import normal_key
 from tidegate.reservation import AsyncReservation, ReservedCharge
 from tidegate.service.decisions.shared_store import is_shared
 from tidegate.stores.cancellation import BackgroundTasks
-from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.outage.guarded_store import OUTAGE_ERRORS
 from tidegate.stores.values import Collection
 
 if TYPE_CHECKING:

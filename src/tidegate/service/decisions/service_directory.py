@@ -15,7 +15,7 @@ from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import CollectionFull
 from tidegate.service.decisions.shared_store import is_shared, read_time
-from tidegate.stores.outage.store_calls import OUTAGE_ERRORS
+from tidegate.stores.outage.guarded_store import OUTAGE_ERRORS
 from tidegate.stores.values import Collection
 
 if TYPE_CHECKING:

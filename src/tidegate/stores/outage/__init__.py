@@ -2,8 +2,6 @@
 
 guarded_store.py  GuardedStore: uses the store while it answers, and the fallback during an outage
 breaker.py        circuit breaker: whether the store is unavailable, and when to probe it
-store_calls.py    calls to the store within the deadline; refunds for cancelled calls
-bounded_calls.py  deadlines for stores that do not enforce one themselves
 fallback.py       decisions without the store: allow, deny, or by this process's share; what is settled afterwards
 local_share.py    on_store_error: local: this process's share of a limit, and charging it to the store afterwards
 process_share.py  which part of every limit this process may admit: processes count each other through the store

@@ -23,7 +23,6 @@ from tidegate.stores.outage.breaker import ShardBreakers
 from tidegate.stores.outage.fallback import Fallback
 from tidegate.stores.outage.local_share import longest_window
 from tidegate.stores.outage.process_share import PROCESSES, WHOLE_PARTS, ProcessShare
-from tidegate.stores.outage.store_calls import OUTAGE_ERRORS, StoreCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -35,13 +34,19 @@ if TYPE_CHECKING:
     from tidegate.stores.base import Ask, Store
     from tidegate.stores.values import Collection, Value, Write
 
-MIN_SECONDS: Final = 0.001  # bounds of the deadline
-MAX_SECONDS: Final = 1_000_000
 MAX_PROCESSES: Final = WHOLE_PARTS
 MAX_KNOWN_POLICIES: Final = 10_000
 PROBE_POLICY: Final = Policy(
     "tidegate.probe", (Limit(2**40, "1m", algorithm="fixed_window"),)
 )  # always allowed, so that a probe writes
+
+
+OUTAGE_ERRORS: Final = (
+    StoreUnavailable,
+    OSError,
+)  # raised by a store that is unavailable; OSError by one that does not translate errors of its driver
+FIRST_CALL_TRIES: Final = 3
+PART: Final = "a part of the "  # in log lines: of the store
 
 
 class FailedKey(NamedTuple):
@@ -55,51 +60,40 @@ class GuardedStore(DelegatingStore):
     """Calls a shared store while it answers; during an outage, decides as `on_store_error` of each policy says.
 
     `deny` denies, `allow` allows, and `local` admits this process's part of the limit (see `local_share` and
-    `process_share`). An outage starts with the first call that is not answered within `deadline` seconds. During the
-    outage a call takes microseconds, and only a background thread probes the store. The start and the end of an outage
+    `process_share`). An outage starts with the first call that raises StoreUnavailable or OSError. During the outage a
+    call takes microseconds, and only a background thread probes the store. The start and the end of an outage
     are logged, one line each, and counted. If parts of the store fail separately (`Store.shard`), each part has outages
     of its own.
 
-    `bounded` means that the store enforces the deadline itself (as our stores opened by URL do); otherwise its calls
-    run in a few threads, at some cost. The very first call, which connects, gets more time. `processes` is the number
-    of processes that share the limits of `local` policies; by default they count each other through the store.
+    The store itself bounds how long a call may take (`verify_store` tests it). The very first call, which connects, is
+    tried several times. `processes` is the number of processes that share the limits of `local` policies; by default
+    they count each other through the store.
 
     A caller that handles outages itself replaces the log lines with a function: `report_outages`.
 
-    `clock` measures deadlines and pauses. Set `background` to False in tests that call `maintain` themselves.
+    `clock` measures pauses. Set `background` to False in tests that call `maintain` themselves.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        deadline: float = 0.05,
         processes: int | None = None,
-        bounded: bool = False,
         clock: Clock | None = None,
         background: bool = True,
     ) -> None:
         """Guard this store; closing the GuardedStore closes it."""
         super().__init__(store)
-        self.instant: bool = False  # type: ignore[misc]  # a call may wait until the deadline
+        self.instant: bool = False  # type: ignore[misc]  # a call may wait for the store
         self.has_fallback: bool = True  # type: ignore[misc]  # decides without the store
-        if (
-            isinstance(deadline, bool)
-            or not isinstance(deadline, (int, float))
-            or not MIN_SECONDS <= deadline <= MAX_SECONDS
-        ):
-            message = f"must be a number of seconds from {MIN_SECONDS} to {MAX_SECONDS}, not {deadline!r}"
-            raise ConfigError(message, field="deadline")
         if processes is not None and (
             isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= MAX_PROCESSES
         ):
             raise ConfigError(f"must be an integer from 1 to {MAX_PROCESSES}, not {processes!r}", field="processes")
         self.store = store
-        self.deadline = deadline
         self._processes = processes
         self._steady: Clock = clock or SystemClock()
         self._background = background
-        self._bounded = bounded
         self._report: Callable[[str | None], object] | None = None
         at_fork(child=self._reset)
         self._reset()
@@ -109,8 +103,7 @@ class GuardedStore(DelegatingStore):
         self._breakers = ShardBreakers()
         self._share = ProcessShare(os.urandom(8).hex(), self._processes, self._steady.steady)
         self._fallback = Fallback(self._breakers, self._share, self.clock, self._steady)
-        self._calls = StoreCalls(self.store, self.deadline, self._steady, self._fallback, bounded=self._bounded)
-        self._ask_one: Callable[..., Decision] = self.store.apply_one if self._bounded else self._calls.apply_one
+        self._tries = FIRST_CALL_TRIES  # how often a call is sent before an outage starts: more than once to connect
         self._lock = self._fallback.lock  # also held when an outage starts or ends
         self._counts_processes = False  # whether a `local` policy was used, and the store can count processes
         self._horizon = 0  # the longest window of these policies
@@ -123,19 +116,23 @@ class GuardedStore(DelegatingStore):
         self._decided_before: dict[Hashable, int] = {}  # calls that were decided here before an outage
         self._at_exit: Callable[[], None] | None = None
 
+    def _tries_for(self, verb: str) -> int:
+        """Return how often a call is sent: a correction once, since an unanswered attempt may have arrived."""
+        return min(1, self._tries) if verb == "adjust" else self._tries
+
     # ---- methods of Store --------------------------------------------------------------------------------------------
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        if self._breakers.lost or self._calls.tries > 1:
+        if self._breakers.lost or self._tries > 1:
             return self.apply(verb, ((policy, key, costs),), now, at)[0]
         if policy.on_store_error == "local" and id(policy) not in self._local_policies:
             self._add_local_policy(policy)
         outages = self._breakers.outages
         try:
-            return self._ask_one(verb, policy, key, costs, now, at)
+            return self.store.apply_one(verb, policy, key, costs, now, at)
         except OUTAGE_ERRORS as error:
             asks = ((policy, key, costs),)
             self._record_failure(error, outages, asks)
@@ -155,7 +152,7 @@ class GuardedStore(DelegatingStore):
         raised.
         """
         flow = self._apply_flow(verb, asks, now, at, writes)
-        return run(flow, lambda _: self._calls.apply(verb, asks, now, at, writes))
+        return run(flow, lambda _: super(GuardedStore, self).apply(verb, asks, now, at, writes))
 
     async def apply_async(
         self,
@@ -175,7 +172,7 @@ class GuardedStore(DelegatingStore):
                 self._record_failure(error, outages, asks)
                 return self._fallback.decide(verb, asks, now, at, in_doubt=True)
         flow = self._apply_flow(verb, asks, now, at, writes)
-        return await run_async(flow, lambda _: self._calls.apply_async(verb, asks, now, at, writes))
+        return await run_async(flow, lambda _: super(GuardedStore, self).apply_async(verb, asks, now, at, writes))
 
     def _apply_flow(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]
@@ -184,7 +181,7 @@ class GuardedStore(DelegatingStore):
         self._count_processes(asks)
         values = [(write.collection, write.name) for write in writes]
         outages, sent = self._breakers.outages, not self._is_lost(asks, values)
-        for left in range(self._calls.tries_for(verb) if sent else 0, 0, -1):
+        for left in range(self._tries_for(verb) if sent else 0, 0, -1):
             try:
                 decisions: list[Decision] = yield None
             except OUTAGE_ERRORS as error:
@@ -193,7 +190,7 @@ class GuardedStore(DelegatingStore):
                     if not asks:
                         raise
             else:
-                self._calls.tries = 1
+                self._tries = 1
                 return decisions
         if not asks:
             raise self._unavailable_error()
@@ -242,7 +239,7 @@ class GuardedStore(DelegatingStore):
         except OUTAGE_ERRORS as error:
             self._record_failure(error, outages, (), values)
             raise
-        self._calls.tries = 1  # connected: the next failure is not one of connecting
+        self._tries = 1  # connected: the next failure is not one of connecting
 
     def report_outages(self, report: Callable[[str | None], object]) -> None:
         """Call `report` in place of logging: with the reason when an outage starts, with None when it ends."""
@@ -280,14 +277,13 @@ class GuardedStore(DelegatingStore):
     async def close_async(self) -> None:
         """Do what `close` does, without blocking the event loop."""
         await asyncio.to_thread(self._leave)
-        await self._calls.finish()
         await self.store.close_async()
 
     # ---- calls to the store ------------------------------------------------------------------------------------------
 
     def _is_simple(self, asks: Sequence[Ask]) -> bool:
         """Return whether the call can go straight to the store: the usual case, which must be fast."""
-        return not self._breakers.lost and self._calls.tries == 1 and self._bounded and len(asks) == 1
+        return not self._breakers.lost and self._tries == 1 and len(asks) == 1
 
     @property
     def unavailable(self) -> bool:
@@ -302,14 +298,14 @@ class GuardedStore(DelegatingStore):
     def ask_store(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
-        """Call the store itself, within the deadline. Raises StoreUnavailable if it does not answer."""
-        return self._calls.apply(verb, asks, now, at)
+        """Call the store itself. Raises StoreUnavailable if it does not answer."""
+        return self.store.apply(verb, asks, now, at)
 
     async def ask_store_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Call the store itself, without blocking the event loop; the charge of a cancelled call is refunded."""
-        return await self._calls.apply_async(verb, asks, now, at)
+        return await self.store.apply_async(verb, asks, now, at)
 
     def _count_processes(self, asks: Sequence[Ask]) -> None:
         """Count processes in the background, once a `local` policy is used and their number is not configured."""
@@ -352,7 +348,7 @@ class GuardedStore(DelegatingStore):
             for policy, _, _ in asks:
                 self._fallback.modes.setdefault(policy.name, policy.on_store_error)
             starts = not self._closed and self._breakers.record_failure(shard, self._steady.steady(), outages)
-            self._calls.tries = 1
+            self._tries = 1
             if starts:
                 self._decided_before[shard] = self._fallback.allowed + self._fallback.denied
                 self._failed_keys[shard] = FailedKey(asks[0] if asks else None, values[0] if values else None)
@@ -360,8 +356,8 @@ class GuardedStore(DelegatingStore):
             reason = str(error) or type(error).__name__
             if self._report is None:
                 self.outage_log.error(
-                    "%s unavailable: %s; until it is available again, %s; probing it in the background",
-                    "store" if shard is None else "a part of the store",
+                    "%sstore unavailable: %s; until it is available again, %s; probing it in the background",
+                    "" if shard is None else PART,
                     reason,
                     self._fallback.describe_modes(),
                 )
@@ -418,16 +414,15 @@ class GuardedStore(DelegatingStore):
             if not self._breakers.lost:
                 self._report(None)
         elif answered:
-            part = "store" if shard is None else "a part of the store"
-            message = "%s available again after %.3f s; %d calls were decided without it"
-            self.outage_log.warning(message, part, duration, decided)
+            message = "%sstore available again after %.3f s; %d calls were decided without it"
+            self.outage_log.warning(message, "" if shard is None else PART, duration, decided)
 
     def _ask_background(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], at: int | None = None
     ) -> Decision:
         """Call the store for maintenance."""
-        decision = self._calls.apply_one_in_background(verb, policy, key, costs, None, at)
-        self._calls.tries = 1
+        decision = self.store.apply_one(verb, policy, key, costs, None, at)
+        self._tries = 1
         return decision
 
     # ---- the background thread ---------------------------------------------------------------------------------------

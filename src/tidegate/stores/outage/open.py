@@ -9,7 +9,6 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.limit import parse_period
 from tidegate.errors import ConfigError
 from tidegate.stores.outage.guarded_store import GuardedStore
-from tidegate.stores.outage.store_calls import CONNECT_DEADLINE
 from tidegate.stores.registry import open_store
 from tidegate.urls import server_url
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = ("deadline", "processes")
 DEFAULT_DEADLINE: Final = 0.05
+MIN_DEADLINE: Final = 0.001  # seconds
+MAX_DEADLINE: Final = 1_000_000
+CONNECT_DEADLINE: Final = 1.0  # seconds for a call that has to connect
 # A file does not hang like a server behind a network: a call that waits usually waits for other decisions.
 DEADLINES: Final = {"sqlite": 2.0}
 # The option that sets the deadline of stores that enforce it themselves, and the unit of its value.
@@ -40,16 +42,17 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     if parts is None or parts.scheme == "memory":
         return open_store(url, clock=clock)
     query = parse_qsl(parts.query, keep_blank_values=True)
-    options = {name: _read_option(name, value) for name, value in query if name in OPTIONS}
-    rest = [(name, value) for name, value in query if name not in OPTIONS]
-    options.setdefault("deadline", DEADLINES.get(parts.scheme, DEFAULT_DEADLINE))
     name, unit = TIMEOUT_OPTIONS.get(parts.scheme, ("", ""))
+    own = OPTIONS if name else ("processes",)  # a store of another package reads its deadline itself
+    options = {option: _read_option(option, value) for option, value in query if option in own}
+    rest = [(option, value) for option, value in query if option not in own]
+    deadline = options.pop("deadline", DEADLINES.get(parts.scheme, DEFAULT_DEADLINE))
     if name and name not in dict(rest):
-        rest.append((name, f"{options['deadline']:g}{unit}"))
+        rest.append((name, f"{deadline:g}{unit}"))
     if name == "silence" and "connect_timeout" not in dict(rest):
-        rest.append(("connect_timeout", f"{max(options['deadline'], CONNECT_DEADLINE):g}"))
+        rest.append(("connect_timeout", f"{max(deadline, CONNECT_DEADLINE):g}"))
     store = open_store(f"{url.partition('?')[0]}?{urlencode(rest)}".rstrip("?"), clock=clock)
-    return GuardedStore(store, bounded=bool(name), **options)  # type: ignore[arg-type]  # OPTIONS are all numbers
+    return GuardedStore(store, **options)  # type: ignore[arg-type]  # `processes` is an integer
 
 
 def _read_option(name: str, text: str) -> float:
@@ -58,6 +61,10 @@ def _read_option(name: str, text: str) -> float:
             raise ConfigError(f"cannot use this store URL: must be an integer, not {text!r}", field=name)
         return int(text)
     try:
-        return parse_period(float(text) if text.replace(".", "").isdecimal() else text) / SECOND
+        deadline = parse_period(float(text) if text.replace(".", "").isdecimal() else text) / SECOND
     except ConfigError as error:
         raise ConfigError(f"cannot use this store URL: {error}", field=name) from None
+    if not MIN_DEADLINE <= deadline <= MAX_DEADLINE:
+        message = f"cannot use this store URL: must be from {MIN_DEADLINE:g} to {MAX_DEADLINE:,} seconds, not {text!r}"
+        raise ConfigError(message, field=name)
+    return deadline
