@@ -299,13 +299,20 @@ class GuardedStore(DelegatingStore):
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Call the store itself. Raises StoreUnavailable if it does not answer."""
+        self._require_shard(asks)
         return self.store.apply(verb, asks, now, at)
 
     async def ask_store_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Call the store itself, without blocking the event loop; the charge of a cancelled call is refunded."""
+        self._require_shard(asks)
         return await self.store.apply_async(verb, asks, now, at)
+
+    def _require_shard(self, asks: Sequence[Ask]) -> None:
+        """Raise StoreUnavailable if the part of the store with these keys is lost, and others are not."""
+        if not self.unavailable and self._is_lost(asks):
+            raise StoreUnavailable("the part of the store that has these keys is unavailable; it is probed meanwhile")
 
     def _count_processes(self, asks: Sequence[Ask]) -> None:
         """Count processes in the background, once a `local` policy is used and their number is not configured."""

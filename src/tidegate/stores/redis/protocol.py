@@ -57,7 +57,7 @@ VALUES: Final = "%v/"  # begins the name of a value; no policy and no key has it
 class PendingCall(ABC):
     """One call: asks that are decided together, operations on values, and a caller that waits for the answer."""
 
-    __slots__ = ("asking", "asks", "at", "missing_windows", "now", "redirected", "slot", "values", "verb", "weight")
+    __slots__ = ("asking", "asks", "at", "missing_windows", "now", "redirected", "slot", "values", "verb")
 
     def __init__(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, values: ValueStep | None = None
@@ -72,9 +72,9 @@ class PendingCall(ABC):
         self.slot: int = 0  # in a cluster, of all its keys
         self.redirected: int = 0  # how often a server of the cluster has redirected it
         self.asking: tuple[str, int] | None = None  # the server that is importing the slot (ASK redirection)
-        self.weight: int = len(asks[0][0].limits) if len(asks) == 1 else sum(len(ask[0].limits) for ask in asks)
-        if self.weight > MAX_LIMITS_PER_CALL:
-            message = f"a call checks {self.weight} limits; at most {MAX_LIMITS_PER_CALL} are allowed: split the call"
+        count = len(asks[0][0].limits) if len(asks) == 1 else sum([len(ask[0].limits) for ask in asks])
+        if count > MAX_LIMITS_PER_CALL:
+            message = f"a call checks {count} limits; at most {MAX_LIMITS_PER_CALL} are allowed: split the call"
             raise ConfigError(message)
 
     @property
