@@ -1,18 +1,24 @@
 """Compare decisions with and without leases, on SQLite, Redis (Valkey) and memory; check that the limit is kept.
 
-python -m bench.leases             under a minute
-python -m bench.leases --quick     a look
+python -m bench.leases               under a minute
+python -m bench.leases --quick       a look
+python -m bench.leases --saturated   only demand above the limit (and the same with room), on one Valkey and on a cluster
 
 The contenders take turns, in several rounds of processes of their own. Rates are decisions per second over all
 processes, the best round (and the median); p50 and p99 are of single calls, timed one by one in a round of their own;
 CPU is that of the clients, per decision. "Exact" lets the processes fight for a quota until all are denied, and counts
 what they were allowed together: never more than the quota; less by what was held unused by others at the end.
+
+"Saturated" lets four processes call six keys as fast as they can, for longer than the bursts last. `admitted` is the
+part of the limits that was used; `over` counts admissions beyond burst + rate * time (`bench.scale.count_over`);
+`least` is what the process with the fewest permits got, as a part of an even share.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import multiprocessing
 import sys
 import tempfile
@@ -23,9 +29,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tests.servers.valkey import ValkeyServer, find_server
+from bench.scale import count_over
+from tests.servers.valkey import ValkeyCluster, ValkeyServer, find_server
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from multiprocessing.synchronize import Barrier
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
@@ -73,7 +81,12 @@ def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="one short round")
-    rounds, seconds = (1, 0.5) if options.parse_args().quick else (5, 1.0)
+    options.add_argument("--saturated", action="store_true", help="only demand above the limit")
+    given = options.parse_args()
+    rounds, seconds = (1, 0.5) if given.quick else (5, 1.0)
+    if given.saturated:
+        saturate_all(1 if given.quick else 3, 2.0 if given.quick else 4.0)
+        return
     with ExitStack() as stack:
         addresses = {"memory": "memory://"}
         addresses["sqlite"] = f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/limits.db{PATIENT}"
@@ -193,6 +206,83 @@ def spread(times: list[float]) -> dict[str, float]:
     """Give the usual and the slow."""
     cuts = quantiles(times, n=100)
     return {"p50": cuts[49], "p99": cuts[98]}
+
+
+# ---- demand above the limit ------------------------------------------------------------------------------------------
+
+CALLERS: Final = 4
+KEYS: Final = tuple(f"tenant:{number}" for number in range(6))
+WARM_UP: Final = 1.0  # seconds in which the bursts are used up
+SATURATED: Final = {"token_bucket": 2000, "sliding_log": 2000, "fixed_window": 2000, "with room": PLENTY}
+
+
+def saturate_all(rounds: int, seconds: float) -> None:
+    """Measure and print demand above the limit, on one server and on a cluster."""
+    print(f"{'':34}{'calls/s':>12}{'store calls/s/key':>19}{'admitted':>10}{'least':>8}{'over':>6}")
+    for name, servers in (("one Valkey", ValkeyServer()), ("cluster", ValkeyCluster())):
+        with servers:
+            nodes = getattr(servers, "servers", [servers])
+            for what in SATURATED:
+                for _ in range(rounds):
+                    print(f"{name + ', ' + what:34}{saturate(servers.url + PATIENT, nodes, what, seconds)}", flush=True)
+
+
+def saturate(url: str, nodes: Sequence[ValkeyServer], what: str, seconds: float) -> str:
+    """Let the processes call as fast as they can, and sum up as a row."""
+    barrier = CONTEXT.Barrier(CALLERS + 1)
+    with CONTEXT.Pool(CALLERS, prepare, (barrier,)) as pool:
+        work = [(url, what, f"run{next(NAMES)}", seconds)] * CALLERS
+        job = pool.starmap_async(call_keys, work, chunksize=1)
+        barrier.wait(60)  # the bursts are used up
+        before = sum(node.calls("evalsha") for node in nodes)
+        barrier.wait(60)
+        asked = sum(node.calls("evalsha") for node in nodes) - before
+        found = job.get(60)
+    limit = saturated_limit(what)
+    made = sum(calls for calls, _, _ in found)
+    quota = limit.quota * seconds / (limit.length / 1e6) * len(KEYS)
+    each = [sum(map(len, measured)) for _, _, measured in found]
+    over = 0
+    if limit.algorithm == "token_bucket":
+        for number in range(len(KEYS)):
+            over += count_over([at for _, burst, later in found for at in burst[number] + later[number]], limit)
+    part = f"{sum(each) / quota:>10.1%}{min(each) * len(each) / max(1, sum(each)):>8.2f}" if quota < PLENTY else " " * 18
+    return f"{made / seconds:>12,.0f}{asked / seconds / len(KEYS):>19.1f}{part}{over:>6}"
+
+
+def saturated_limit(what: str) -> Any:  # noqa: ANN401 - a Limit
+    """Return the limit of each key."""
+    from tidegate import Limit  # noqa: PLC0415 - as above
+
+    return Limit(SATURATED[what], "2s", "token_bucket" if what == "with room" else what)
+
+
+def call_keys(url: str, what: str, name: str, seconds: float) -> tuple[int, list[list[int]], list[list[int]]]:
+    """Call in one process; return the calls after the warm-up, and when calls were allowed, before and after it."""
+    from tidegate import Limiter  # noqa: PLC0415 - as above
+
+    clock, room = time.monotonic, what == "with room"
+    with Limiter(saturated_limit(what), store=url, lease=True, name=name) as limiter:
+        burst = call_until(limiter, clock() + WARM_UP, record=not room)[1]
+        BARRIER[0].wait(60)
+        gc.collect()
+        made, later = call_until(limiter, clock() + seconds, record=not room)
+        BARRIER[0].wait(60)
+    return made, burst, later
+
+
+def call_until(limiter: Any, ends: float, *, record: bool) -> tuple[int, list[list[int]]]:  # noqa: ANN401 - a Limiter
+    """Call each key in turn until a time."""
+    made, clock, nanoseconds = 0, time.monotonic, time.monotonic_ns
+    allowed: list[list[int]] = [[] for _ in KEYS]
+    try_acquire, pairs = limiter.try_acquire, list(zip(KEYS, allowed, strict=True))
+    while clock() < ends:
+        for _ in range(20):
+            for key, times in pairs:
+                if try_acquire(key) and record:
+                    times.append(nanoseconds() // 1000)
+        made += 20 * len(KEYS)
+    return made, allowed
 
 
 if __name__ == "__main__":
