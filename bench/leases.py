@@ -2,7 +2,7 @@
 
 python -m bench.leases               under a minute
 python -m bench.leases --quick       a look
-python -m bench.leases --saturated   only demand above the limit (and the same with room), on one Valkey and on a cluster
+python -m bench.leases --saturated   only demand above the limit, and with room, on one Valkey and on a cluster
 
 The contenders take turns, in several rounds of processes of their own. Rates are decisions per second over all
 processes, the best round (and the median); p50 and p99 are of single calls, timed one by one in a round of their own;
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import multiprocessing
 import sys
 import tempfile
@@ -85,7 +84,7 @@ def main() -> None:
     given = options.parse_args()
     rounds, seconds = (1, 0.5) if given.quick else (5, 1.0)
     if given.saturated:
-        saturate_all(1 if given.quick else 3, 2.0 if given.quick else 4.0)
+        saturate_all(1 if given.quick else 3, 4.0)
         return
     with ExitStack() as stack:
         addresses = {"memory": "memory://"}
@@ -212,7 +211,7 @@ def spread(times: list[float]) -> dict[str, float]:
 
 CALLERS: Final = 4
 KEYS: Final = tuple(f"tenant:{number}" for number in range(6))
-WARM_UP: Final = 1.0  # seconds in which the bursts are used up
+WARM_UP: Final = 1.0  # seconds before and after the measurement; the bursts are used up in the first
 SATURATED: Final = {"token_bucket": 2000, "sliding_log": 2000, "fixed_window": 2000, "with room": PLENTY}
 
 
@@ -233,21 +232,23 @@ def saturate(url: str, nodes: Sequence[ValkeyServer], what: str, seconds: float)
     with CONTEXT.Pool(CALLERS, prepare, (barrier,)) as pool:
         work = [(url, what, f"run{next(NAMES)}", seconds)] * CALLERS
         job = pool.starmap_async(call_keys, work, chunksize=1)
-        barrier.wait(60)  # the bursts are used up
-        before = sum(node.calls("evalsha") for node in nodes)
         barrier.wait(60)
-        asked = sum(node.calls("evalsha") for node in nodes) - before
+        time.sleep(WARM_UP)
+        before, began = sum(node.calls("evalsha") for node in nodes), time.monotonic()
+        time.sleep(seconds)
+        asked, passed = sum(node.calls("evalsha") for node in nodes) - before, time.monotonic() - began
         found = job.get(60)
-    limit = saturated_limit(what)
-    made = sum(calls for calls, _, _ in found)
+    limit, begins = saturated_limit(what), round(began * 1e6)
     quota = limit.quota * seconds / (limit.length / 1e6) * len(KEYS)
-    each = [sum(map(len, measured)) for _, _, measured in found]
+    each = [sum(begins <= at < begins + seconds * 1e6 for times in all_times for at in times) for _, all_times in found]
     over = 0
     if limit.algorithm == "token_bucket":
         for number in range(len(KEYS)):
-            over += count_over([at for _, burst, later in found for at in burst[number] + later[number]], limit)
-    part = f"{sum(each) / quota:>10.1%}{min(each) * len(each) / max(1, sum(each)):>8.2f}" if quota < PLENTY else " " * 18
-    return f"{made / seconds:>12,.0f}{asked / seconds / len(KEYS):>19.1f}{part}{over:>6}"
+            over += count_over([at for _, all_times in found for at in all_times[number]], limit)
+    least = min(each) * len(each) / max(1, sum(each))
+    part = f"{sum(each) / quota:>10.1%}{least:>8.2f}" if quota < PLENTY else " " * 18
+    made = sum(rate for rate, _ in found)
+    return f"{made:>12,.0f}{asked / passed / len(KEYS):>19.1f}{part}{over:>6}"
 
 
 def saturated_limit(what: str) -> Any:  # noqa: ANN401 - a Limit
@@ -257,32 +258,24 @@ def saturated_limit(what: str) -> Any:  # noqa: ANN401 - a Limit
     return Limit(SATURATED[what], "2s", "token_bucket" if what == "with room" else what)
 
 
-def call_keys(url: str, what: str, name: str, seconds: float) -> tuple[int, list[list[int]], list[list[int]]]:
-    """Call in one process; return the calls after the warm-up, and when calls were allowed, before and after it."""
+def call_keys(url: str, what: str, name: str, seconds: float) -> tuple[float, list[list[int]]]:
+    """Call each key in turn, in one process; return the calls per second, and when calls of each key were allowed."""
     from tidegate import Limiter  # noqa: PLC0415 - as above
 
-    clock, room = time.monotonic, what == "with room"
-    with Limiter(saturated_limit(what), store=url, lease=True, name=name) as limiter:
-        burst = call_until(limiter, clock() + WARM_UP, record=not room)[1]
-        BARRIER[0].wait(60)
-        gc.collect()
-        made, later = call_until(limiter, clock() + seconds, record=not room)
-        BARRIER[0].wait(60)
-    return made, burst, later
-
-
-def call_until(limiter: Any, ends: float, *, record: bool) -> tuple[int, list[list[int]]]:  # noqa: ANN401 - a Limiter
-    """Call each key in turn until a time."""
-    made, clock, nanoseconds = 0, time.monotonic, time.monotonic_ns
+    made, clock, nanoseconds, record = 0, time.monotonic, time.monotonic_ns, what != "with room"
     allowed: list[list[int]] = [[] for _ in KEYS]
-    try_acquire, pairs = limiter.try_acquire, list(zip(KEYS, allowed, strict=True))
-    while clock() < ends:
-        for _ in range(20):
-            for key, times in pairs:
-                if try_acquire(key) and record:
-                    times.append(nanoseconds() // 1000)
-        made += 20 * len(KEYS)
-    return made, allowed
+    with Limiter(saturated_limit(what), store=url, lease=True, name=name) as limiter:
+        try_acquire, pairs = limiter.try_acquire, list(zip(KEYS, allowed, strict=True))
+        BARRIER[0].wait(60)
+        began = clock()
+        ends = began + seconds + 2 * WARM_UP
+        while clock() < ends:
+            for _ in range(20):
+                for key, times in pairs:
+                    if try_acquire(key) and record:
+                        times.append(nanoseconds() // 1000)
+            made += 20 * len(KEYS)
+    return made / (clock() - began), allowed
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ class FleetProcess(Process):
         """Call once, as `try_acquire` does."""
         decision = self.fast_path(key, 1)
         if decision is not None:
-            self.simulation.admitted[key].append(self.simulation.now)
+            self.record(key, [decision], None)
             return
         flow = self.manager.apply_flow("acquire", [(self.simulation.policy, key, (1,))], None, None)
         self.drive(flow, partial(self.record, key))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
+from tidegate.stores.base import decided_asks
 from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.lease.manager import MAX_PENDING
 from tidegate.stores.lease.steps import StoreRequest
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class Simulation:
         """Let the store decide now; record its windows."""
         self.requests += 1
         decisions = self.store.apply(request.verb, request.asks, self.now, request.at)
-        if request.verb in ("acquire", "hold") and decisions[0].allowed:
-            policy, _, costs = request.asks[0]
-            for limit, cost, (_, _, reset) in zip(policy.limits, costs, decisions[0].views, strict=True):
+        if request.verb in ("acquire", "hold") and decisions[-1].allowed:
+            ((policy, _, costs),), (decision,) = decided_asks(request.asks, decisions)
+            for limit, cost, (_, _, reset) in zip(policy.limits, costs, decision.views, strict=True):
                 if cost and limit.algorithm == "fixed_window":
                     self.windows[limit.name].add((self.now + reset - limit.length, self.now + reset))
         return decisions
@@ -155,10 +155,11 @@ class Process:
         """Request a share of any size: correctness must not depend on how shares are sized."""
         policy_leases = self.manager.find_policy_leases(self.simulation.policy)
         key_lease = policy_leases.find_or_add("k", self.clock.steady())
-        if policy_leases.length and key_lease is not None and key_lease.pending_until <= self.clock.steady():
+        now = self.clock.steady()
+        if policy_leases.length and key_lease is not None and not key_lease.is_pending(now):
             costs = tuple(min(permits, limit.burst) for limit in policy_leases.strict.limits)
-            key_lease.pending_until = self.clock.steady() + MAX_PENDING
-            self.drive(self.manager.hold_flow(policy_leases, key_lease, costs, self.clock.steady(), (0,) * len(costs)))
+            key_lease.request(now, policy_leases.length)
+            self.drive(self.manager.fetch_flow(policy_leases, key_lease, [costs], now, (0,) * len(costs)))
 
     def schedule_worst_case(self, others: list[Process]) -> None:
         """Request shares, use them at the last moment, and let the other processes take all they can get.
@@ -177,19 +178,17 @@ class Process:
         """Use the shares just before they end."""
         simulation, policy_leases = self.simulation, self.manager.find_policy_leases(self.simulation.policy)
         key_lease = policy_leases.key_leases.get("k")
-        for share in (key_lease.share, key_lease.next_share) if key_lease is not None else ():
-            late = share.ends - self.clock.steady() - 1
-            if late < 0:
-                continue
-            simulation.after(late - late // 1000, lambda: self.use_up(others))  # the clock may be slow
-            for limit in policy_leases.strict.limits:
-                leaves = share.charged + limit.length - simulation.now
-                for other in others:
-                    simulation.after(max(0, leaves), other.drain)
+        if key_lease is None or (late := key_lease.share.ends - self.clock.steady() - 1) < 0:
+            return
+        simulation.after(late - late // 1000, lambda: self.use_up(others))  # the clock may be slow
+        for limit in policy_leases.strict.limits:
+            leaves = key_lease.share.charged + limit.length - simulation.now
+            for other in others:
+                simulation.after(max(0, leaves), other.drain)
 
     def use_up(self, others: list[Process]) -> None:
         key_lease = self.manager.find_policy_leases(self.simulation.policy).key_leases.get("k")
-        for _ in range(key_lease.share.units + key_lease.next_share.units if key_lease is not None else 0):
+        for _ in range(key_lease.share.units if key_lease is not None else 0):
             self.call(1)
         for other in others:
             other.drain()

@@ -39,12 +39,14 @@ def test_windows_are_not_exceeded_if_some_processes_do_not_lease(algorithm):
 
 @pytest.mark.seeds
 def test_a_bucket_is_exceeded_by_no_more_than_documented_if_some_processes_do_not_lease():
+    # By a margin because permits are used later than charged, and by another one when the bucket is full for the
+    # processes that lease: then its state ends, and for the others it is full up to the larger burst.
     over = 0
     for seed in seeds(150):
         simulation = random_simulation(seed, ("token_bucket",), mixed=True)
         (limit,) = simulation.policy.limits
         margin = limit.burst - terms.compute_terms(simulation.policy, simulation.lease).strict.limits[0].burst
-        assert overspent(simulation, (replace(limit, burst=limit.burst + margin),)) is None, seed
+        assert overspent(simulation, (replace(limit, burst=limit.burst + 2 * margin),)) is None, seed
         over += overspent(simulation) is not None
     assert over, "nothing was exceeded: the documented bound is not needed"
 
@@ -110,7 +112,7 @@ FAULTS = [
     (f"{LEASE}.manager.LeaseManager.return_flow", return_twice, "token_bucket"),
     (f"{LEASE}.manager.LeaseManager.return_flow", return_twice, "fixed_window"),
     (f"{LEASE}.manager.LeaseManager.return_flow", return_used_permits, "sliding_log"),
-    (f"{LEASE}.share.KeyLease.install", extend_share, "sliding_log"),
+    (f"{LEASE}.key_lease.KeyLease.install", extend_share, "sliding_log"),
 ]
 
 

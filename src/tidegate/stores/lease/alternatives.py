@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidegate.core.decision import Decision
 from tidegate.stores.base import Alternatives
 from tidegate.stores.lease.steps import StoreRequest, with_policy_limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
     from tidegate.stores.lease.manager import LeaseManager
     from tidegate.stores.lease.steps import LeaseFlow
@@ -42,7 +42,6 @@ def ask_run_flow(
     manager: LeaseManager, verb: str, groups: Sequence[Sequence[Ask]], now: int | None, at: int | None
 ) -> LeaseFlow:
     """Ask the store for the first of several alternatives that is allowed, and remember its denials."""
-    sent = manager.steady()
     yield from manager.release_flow(verb, [ask for group in groups for ask in group])
     strict = [
         [(manager.find_policy_leases(policy).strict, key, costs) for policy, key, costs in group] for group in groups
@@ -52,15 +51,19 @@ def ask_run_flow(
     found = [with_policy_limits(policy, one) for (policy, _, _), one in zip(asks, decisions, strict=False)]
     if verb != "acquire" or now is not None:
         return found
+    end = 0
     for group, (decision, *_) in zip(groups, Alternatives.of(groups).split(decisions), strict=False):
         policy, key, costs = group[0]
+        end += len(group)
         leases = manager.find_policy_leases(policy)
         if len(group) > 1 or not leases.length:
             continue
         if decision.within_limits:  # a key that is chosen repeatedly gets a share
             manager.schedule_requests([(leases, key, costs)], lambda: None)
         else:
-            returns = manager.record_denial(leases, key, costs, sent, decision)
-            if returns is not None:
-                yield from returns
+            recorded = manager.record_denial(leases, key, costs, decision)
+            if isinstance(recorded, Decision):
+                found[end - 1] = recorded
+            else:
+                yield from recorded
     return found

@@ -6,21 +6,19 @@ between requests, in methods that are `locked`; methods whose docstring says "Re
 
 from __future__ import annotations
 
-import weakref
 from asyncio import CancelledError
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.lock import Lock, locked
 from tidegate.stores.base import Alternatives
 from tidegate.stores.cancellation import DROPPABLE_VERBS
 from tidegate.stores.lease.alternatives import choose_flow
+from tidegate.stores.lease.key_lease import State
 from tidegate.stores.lease.policy_leases import PolicyLeases
-from tidegate.stores.lease.share import NO_SHARE, CachedDenial, LeasedShare
+from tidegate.stores.lease.share import NO_SHARE, LeasedShare
 from tidegate.stores.lease.steps import DeferredCall, Renewal, StoreRequest, with_policy_limits
 from tidegate.stores.lease.terms import share_lifetime
 from tidegate.stores.merged_asks import merge
@@ -30,8 +28,9 @@ if TYPE_CHECKING:
 
     from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
+    from tidegate.stores.lease.key_lease import KeyLease
     from tidegate.stores.lease.policy_leases import Leftover
-    from tidegate.stores.lease.share import Costs, KeyLease
+    from tidegate.stores.lease.share import Costs
     from tidegate.stores.lease.steps import LeaseFlow
     from tidegate.stores.lease.terms import Lease
     from tidegate.stores.merged_asks import MergedAsks
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 SWEEP_PER_CALL: Final = 8  # due key leases that one call sweeps at most
 SWEEP_PER_JOB: Final = 256  # due key leases of a policy that one background job sweeps at most
-MAX_PENDING: Final = 10 * SECOND  # how long one pending request keeps other calls from requesting a share of its key
 
 
 class LeaseManager:
@@ -49,16 +47,21 @@ class LeaseManager:
     makes it shorter. Work that no caller has to wait for is appended to `jobs`.
     """
 
-    def __init__(self, lease: Lease, steady: Callable[[], int], lost: Callable[[], bool] | None = None) -> None:
-        """Start without shares. `lost` returns whether the store is unavailable and a fallback decides instead."""
+    def __init__(
+        self, lease: Lease, steady: Callable[[], int], lost: Callable[[], bool] | None = None, *, alternatives: bool
+    ) -> None:
+        """Start without shares. `lost` returns whether the store is unavailable and a fallback decides instead.
+
+        `alternatives` says whether the store accepts Alternatives.
+        """
         self.lease = lease
         self.steady = steady
         self.store_lost: Callable[[], bool] = lost or bool  # never
         self.guarded: bool = lost is not None
+        self.alternatives = alternatives
         self.lock: Lock = Lock()
         self.by_policy: dict[str, PolicyLeases] = {}
         self.jobs: deque[Renewal | DeferredCall | Leftover] = deque()
-        self.returns: list[tuple[weakref.ref[LeaseFlow], Leftover]] = []  # running flows; some may have ended
         self.totals: Counter[str] = Counter()
 
     # ---- the verbs ---------------------------------------------------------------------------------------------------
@@ -131,15 +134,15 @@ class LeaseManager:
         return key_lease is not None and (key_lease.share is not NO_SHARE or key_lease.denial is not None)
 
     def acquire_flow(self, leases: PolicyLeases, key: Key, costs: Costs) -> LeaseFlow:
-        """Acquire permits for a call: from a share, or from the store together with a new share."""
-        taken = self.start_acquire(leases, key, costs)
-        if isinstance(taken, Decision):
-            return taken
-        key_lease, request, now = taken
-        if key_lease is not None and request != costs:
+        """Acquire permits for a call: from the share, or from the store together with a new share."""
+        begun = self.begin_acquire(leases, key, costs)
+        if isinstance(begun, Decision):
+            return begun
+        key_lease, amounts, now = begun
+        if key_lease is not None and len(amounts) > 1:
             result = None
             try:
-                result = yield from self.hold_flow(leases, key_lease, request, now, costs)
+                result = yield from self.fetch_flow(leases, key_lease, amounts, now, costs)
             except StoreUnavailable:
                 if not self.guarded:
                     raise
@@ -148,133 +151,161 @@ class LeaseManager:
         return (yield from self.exact_flow("acquire", leases, key, costs))
 
     @locked
-    def start_acquire(
+    def begin_acquire(
         self, leases: PolicyLeases, key: Key, costs: Costs
-    ) -> Decision | tuple[KeyLease | None, Costs, int]:
-        """Decide a call locally, or return the key lease, the costs to request from the store, and the current time."""
+    ) -> Decision | tuple[KeyLease | None, list[Costs], int]:
+        """Decide a call locally, or return the key lease, the amounts to request from the store, and the time."""
         now = self.steady()
         self.sweep(leases, now, SWEEP_PER_CALL)
         key_lease = leases.find_or_add(key, now)
-        request = costs
+        amounts = [costs]
         if key_lease is not None:  # None: the policy has `max_keys` key leases already
             result = self.decide_locally(leases, key_lease, costs, now)
             if result is not None:
                 return result
-            if key_lease.pending_until > now:
+            if key_lease.is_pending(now):
                 key_lease.add_missed(costs)
             elif not self.store_lost():
-                request = key_lease.plan_request(costs, now, leases.length, self.lease.spread)
-                key_lease.pending_until = now + MAX_PENDING if request != costs else 0
+                amounts = key_lease.plan_request(costs, now, leases.strict, leases.length, self.lease.spread)
+                if len(amounts) > 1:
+                    key_lease.request(now, leases.length)
+                else:
+                    key_lease.gather(now, leases.length)
             key_lease.last_call = now
-        return key_lease, request, now
+        return key_lease, amounts, now
 
     def decide_locally(self, leases: PolicyLeases, key_lease: KeyLease, costs: Costs, now: int) -> Decision | None:
-        """Decide from the shares or the cached denial of a key; None if these do not suffice. Requires the lock."""
+        """Decide from the share or the denial of a key; None if these do not suffice. Requires the lock."""
         self.schedule_returns(leases.retire(key_lease.key, key_lease.advance(now)))
-        share, denial = key_lease.take(costs, now), key_lease.denial
-        if share is not None:
-            if share is key_lease.share and (share.units <= share.renew_below or now >= share.renew_at):
+        share, denial, limits = key_lease.share, key_lease.denial, leases.policy.limits
+        if now < share.ends and share.take(costs):
+            if share.units <= share.renew_below or now >= share.renew_at:
                 self.schedule_renewal(leases, key_lease, now)
-            return share.decision(leases.policy.limits, now)
-        if denial is not None and denial.costs == costs and now < denial.until:
-            return with_policy_limits(leases.policy, denial.repeat(now))
-        return None
+            return share.decision(limits, now)
+        if denial is None:
+            return None
+        if now >= denial.until:
+            if self.store_lost() or not denial.gathers:
+                key_lease.lapse()
+            elif key_lease.is_pending(now):
+                key_lease.gather(now, leases.length)
+        return denial.decide(costs, now, limits)
 
-    def hold_flow(
-        self, leases: PolicyLeases, key_lease: KeyLease, request: Costs, sent: int, costs: Costs
+    def fetch_flow(
+        self, leases: PolicyLeases, key_lease: KeyLease, amounts: list[Costs], sent: int, costs: Costs
     ) -> LeaseFlow:
-        """Request a share and take the permits of a call from it; returns None if the store denies it."""
+        """Request a share, the first of these amounts that the store has, and take the permits of a call from it.
+
+        Returns None if the call has to ask the store for its own cost.
+        """
+        if not self.alternatives:
+            amounts = amounts[:1]
+        asks: Sequence[Ask] = [(leases.strict, key_lease.key, amount) for amount in amounts]
+        asks = asks if len(asks) == 1 else Alternatives.of([ask] for ask in asks)
         try:
-            (decision,) = yield StoreRequest("hold", [(leases.strict, key_lease.key, request)], share=True)
+            decisions = yield StoreRequest("hold", asks, share=True)
         except CancelledError:  # the store refunds the charge
-            self.clear_pending(key_lease)
+            self.end_request(key_lease)
             raise
         except BaseException:
-            self.count_lost(leases, key_lease, request)
+            self.count_lost(leases, key_lease, amounts[0])
             raise
-        return self.accept_grant(leases, key_lease, request, sent, costs, decision)
+        return self.receive(leases, key_lease, amounts[len(decisions) - 1], sent, costs, decisions[-1])
 
     @locked
-    def clear_pending(self, key_lease: KeyLease) -> None:
+    def end_request(self, key_lease: KeyLease) -> None:
         """Allow the next call of a key to request a share."""
         key_lease.end_request()
 
     @locked
-    def count_lost(self, leases: PolicyLeases, key_lease: KeyLease, request: Costs) -> None:
+    def count_lost(self, leases: PolicyLeases, key_lease: KeyLease, amount: Costs) -> None:
         """Count a share as lost: whether the store charged it is unknown."""
         key_lease.end_request()
-        leases.count("granted", request)
+        leases.count("granted", amount)
 
     @locked
-    def accept_grant(
-        self, leases: PolicyLeases, key_lease: KeyLease, request: Costs, sent: int, costs: Costs, decision: Decision
+    def receive(
+        self, leases: PolicyLeases, key_lease: KeyLease, amount: Costs, sent: int, costs: Costs, decision: Decision
     ) -> Decision | None:
-        """Add a granted share after taking the permits of a call from it; None if the store denied it."""
+        """Use a granted share, after taking the permits of a call from it; None if the call has to ask by itself."""
         received = self.steady()
-        key_lease.end_request()  # the calls that wait need the lock to continue
-        key_lease.store_remaining = [view[0] for view in decision.views]
-        if not decision.allowed:
-            return None
-        leases.count("granted", request)
-        lifetime = share_lifetime(leases.strict.limits, request, decision.views, leases.length)
-        share = LeasedShare(leases.policy.one, request, decision, sent, received, lifetime)
+        self.read_reply(leases, key_lease, amount, decision, received)
+        if not decision.within_limits:
+            if key_lease.denial is not None:
+                key_lease.deny()
+            key_lease.end_request()
+            final = amount == costs and key_lease.share is NO_SHARE
+            return as_denied_in_memory(leases, key_lease, costs, decision, received) if final else None
+        leases.count("granted", amount)
+        lifetime = share_lifetime(leases.strict.limits, amount, decision.views, leases.length)
+        share = LeasedShare(leases.policy.one, amount, decision, sent, received, lifetime)
         share.take(costs)
         result = share.decision(leases.policy.limits, received)
-        if key_lease.forgotten:  # reset meanwhile, before the charge or after it, so nothing may be returned
-            leases.count("used", share.used)
+        if key_lease.state is State.DROPPED:
+            leases.count("used", share.used)  # reset, before the charge or after it, so nothing may be returned
         elif leases.closed:
             self.schedule_returns(leases.retire(key_lease.key, [share]))
         else:
             self.schedule_returns(leases.retire(key_lease.key, key_lease.install(share, received)))
+        key_lease.notify()  # the calls that wait need the lock to continue
         return result
+
+    def read_reply(
+        self, leases: PolicyLeases, key_lease: KeyLease, costs: Costs, decision: Decision, received: int
+    ) -> None:
+        """Remember what a decision of the store says about later calls. Requires the lock."""
+        one, spread = leases.policy.one, self.lease.spread
+        key_lease.read_reply(leases.strict, one, costs, decision, received, leases.length, spread)
 
     def exact_flow(self, verb: str, leases: PolicyLeases, key: Key, costs: Costs) -> LeaseFlow:
         """Ask the store for exactly these costs. A denial is final only if this process holds no permits of the key."""
         while True:
-            sent = self.steady()
             (decision,) = yield StoreRequest(verb, [(leases.strict, key, costs)])
-            returns = self.record_decision(leases, key, costs, sent, decision)
-            if returns is None:
-                return with_policy_limits(leases.policy, decision)
-            yield from returns
+            result = self.record_decision(leases, key, costs, decision)
+            if isinstance(result, Decision):
+                # A hold asks the store each time, so it may be retried when the store says.
+                return with_policy_limits(leases.policy, decision) if verb == "hold" else result
+            yield from result
 
     @locked
-    def record_decision(
-        self, leases: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision
-    ) -> LeaseFlow | None:
-        """Record a decision of the store; after a denial, return a flow that returns the shares of the key, if any."""
-        return self.record(leases, leases.key_leases.get(key), key, costs, sent, decision)
+    def record_decision(self, leases: PolicyLeases, key: Key, costs: Costs, decision: Decision) -> Decision | LeaseFlow:
+        """Record a decision of the store and return it; if it denies, and there is a share, return a flow instead.
+
+        This flow returns the share to the store; then the call has to ask again.
+        """
+        return self.record(leases, leases.key_leases.get(key), key, costs, decision)
 
     @locked
-    def record_denial(
-        self, leases: PolicyLeases, key: Key, costs: Costs, sent: int, decision: Decision
-    ) -> LeaseFlow | None:
+    def record_denial(self, leases: PolicyLeases, key: Key, costs: Costs, decision: Decision) -> Decision | LeaseFlow:
         """Record a denial, also of a key that has no lease yet."""
-        return self.record(leases, leases.find_or_add(key, self.steady()), key, costs, sent, decision)
+        return self.record(leases, leases.find_or_add(key, self.steady()), key, costs, decision)
 
     def record(
-        self, leases: PolicyLeases, key_lease: KeyLease | None, key: Key, costs: Costs, sent: int, decision: Decision
-    ) -> LeaseFlow | None:
+        self, leases: PolicyLeases, key_lease: KeyLease | None, key: Key, costs: Costs, decision: Decision
+    ) -> Decision | LeaseFlow:
         """Do what `record_decision` does. Requires the lock."""
+        if key_lease is None or self.store_lost():
+            return with_policy_limits(leases.policy, decision)
+        if not decision.within_limits:
+            leftovers = leases.retire(key, key_lease.release_share())
+            if leftovers:
+                return self.return_flow(leftovers)
         received = self.steady()
-        if key_lease is None:
-            return None
-        key_lease.store_remaining = [view[0] for view in decision.views]
-        leftovers = [] if decision.allowed else leases.retire(key, key_lease.release_shares())
-        if not decision.allowed and not leftovers and not self.store_lost():
-            wait = leases.length if decision.retry == NEVER else min(leases.length, decision.retry)
-            key_lease.denial = CachedDenial(costs, decision, received, sent + wait)
-        return self.start_returns(leftovers) if leftovers else None
+        self.read_reply(leases, key_lease, costs, decision, received)
+        if key_lease.denial is not None:
+            key_lease.deny()
+        return as_denied_in_memory(leases, key_lease, costs, decision, received)
 
     @locked
     def peek_locally(self, leases: PolicyLeases, key: Key, costs: Costs) -> Decision | None:
         """Decide a peek from a share that has enough permits; None if none has."""
         key_lease, now = leases.key_leases.get(key), self.steady()
-        if key_lease is not None:
-            for share in (key_lease.share, key_lease.next_share):
-                if now < share.ends and (left := share.remaining_after(costs)) is not None:
-                    return share.decision(leases.policy.limits, now, left)
-        return None
+        if key_lease is None:
+            return None
+        share, denial = key_lease.share, key_lease.denial
+        if now < share.ends and (left := share.remaining_after(costs)) is not None:
+            return share.decision(leases.policy.limits, now, left)
+        return None if denial is None else denial.decide(costs, now, leases.policy.limits)
 
     def release_flow(self, verb: str, asks: Sequence[Ask]) -> LeaseFlow:
         """Return the shares of the keys before the store is asked about them; a reset discards them."""
@@ -288,35 +319,39 @@ class LeaseManager:
         for leases, key in keys:
             key_lease = leases.key_leases.get(key)
             if key_lease is not None:
-                key_lease.denial = None
-                left = leases.retire(key, key_lease.release_shares())
+                left = leases.retire(key, key_lease.release_share())
                 if forget:
-                    key_lease.forgotten = True
+                    key_lease.drop()
                     del leases.key_leases[key]
                 else:
                     leftovers += left
-        return self.start_returns(leftovers)
+        return self.return_flow(leftovers)
 
     def forget_denial(self, policy: Policy, key: Key) -> None:
-        """Discard the cached denial of a key: permits may have been refunded."""
-        key_lease = self.find_policy_leases(policy).key_leases.get(key)
+        """Discard the denial of a key: permits may have been refunded."""
+        self.lapse(self.find_policy_leases(policy), key)
+
+    @locked
+    def lapse(self, leases: PolicyLeases, key: Key) -> None:
+        """Do what `forget_denial` does."""
+        key_lease = leases.key_leases.get(key)
         if key_lease is not None:
-            key_lease.denial = None
+            key_lease.lapse()
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def schedule_renewal(self, leases: PolicyLeases, key_lease: KeyLease, now: int) -> None:
         """Schedule a request for the share that follows the current one. Requires the lock."""
-        key_lease.share.renew_below, key_lease.share.renew_at = 0, key_lease.share.ends  # scheduled once
-        if key_lease.pending_until <= now and key_lease.next_share.ends <= key_lease.share.ends:
-            key_lease.pending_until = now + MAX_PENDING
+        key_lease.share.renew_no_more()  # scheduled once
+        if key_lease.state is State.HOLDING:
+            key_lease.request(now, leases.length)
             self.jobs.append(Renewal(leases, key_lease))
 
     def renew_flow(self, leases: PolicyLeases, key_lease: KeyLease) -> LeaseFlow:
         """Request the next share before it is needed."""
-        request, sent = self.plan_renewal(leases, key_lease)
-        if any(request):
-            yield from self.hold_flow(leases, key_lease, request, sent, (0,) * len(request))
+        amounts, sent = self.plan_renewal(leases, key_lease)
+        if amounts:
+            yield from self.fetch_flow(leases, key_lease, amounts, sent, (0,) * len(amounts[0]))
 
     def request_shares(self, asks: Sequence[Ask], notify: Callable[[], None]) -> tuple[int, int]:
         """Schedule a request for a share of each key that has no permits left, and recently had a call.
@@ -337,7 +372,7 @@ class LeaseManager:
             key_lease = leases.find_or_add(key, now) if leases.length else None
             if key_lease is None:
                 continue
-            known = key_lease.last_call is not None and now - key_lease.last_call < leases.length
+            known = key_lease.called_recently(now, leases.length)
             key_lease.last_call = now
             if not known and key_lease.share is NO_SHARE:
                 continue  # the first call of a key: a share might not be used
@@ -345,37 +380,27 @@ class LeaseManager:
             if denial is not None and now < denial.until:
                 continue
             key_lease.add_missed(costs)
-            if key_lease.pending_until <= now:
-                key_lease.pending_until = now + MAX_PENDING
+            if not key_lease.is_pending(now):
+                key_lease.request(now, leases.length)
                 self.jobs.append(Renewal(leases, key_lease))
-            key_lease.waiting.append(notify)
-            pending, until = pending + 1, max(until, key_lease.pending_until)
+            pending, until = pending + 1, max(until, key_lease.wait_for_request(notify))
         return pending, until
 
     @locked
-    def plan_renewal(self, leases: PolicyLeases, key_lease: KeyLease) -> tuple[Costs, int]:
-        """Return the costs of the next share, and the current time; costs of 0 if no share is needed."""
-        sent = self.steady()
-        nothing = (0,) * len(leases.policy.limits)
-        request = key_lease.plan_request(nothing, sent, leases.length, self.lease.spread)
-        if leases.closed or key_lease.forgotten or self.store_lost():
-            request = nothing
-        if any(request):
-            key_lease.pending_until = sent + MAX_PENDING
-        else:
+    def plan_renewal(self, leases: PolicyLeases, key_lease: KeyLease) -> tuple[list[Costs], int]:
+        """Return the amounts to request for the next share, none if no share is needed, and the current time."""
+        sent, nothing = self.steady(), (0,) * len(leases.policy.limits)
+        amounts: list[Costs] = []
+        if not (leases.closed or key_lease.state is State.DROPPED or self.store_lost()):
+            planned = key_lease.plan_request(nothing, sent, leases.strict, leases.length, self.lease.spread)
+            amounts = [amount for amount in planned if any(amount)]
+        if not amounts:
             key_lease.end_request()
-        return request, sent
+        return amounts, sent
 
     def schedule_returns(self, leftovers: Iterable[Leftover]) -> None:
         """Schedule leftovers to be returned. Requires the lock."""
         self.jobs.extend(leftovers)
-
-    def start_returns(self, leftovers: list[Leftover]) -> LeaseFlow:
-        """Create a flow that returns leftovers, and track them while it runs. Requires the lock."""
-        flow = self.return_flow(leftovers)
-        self.returns = [each for each in self.returns if is_running(each[0])]
-        self.returns += [(weakref.ref(flow), leftover) for leftover in leftovers]
-        return flow
 
     def return_flow(self, leftovers: Iterable[Leftover]) -> LeaseFlow:
         """Return unused permits of shares, as corrections at the time of their charge."""
@@ -422,7 +447,7 @@ class LeaseManager:
         job = self.jobs.popleft()
         if isinstance(job, Renewal):
             return self.renew_flow(*job)
-        return self.apply_flow(*job) if isinstance(job, DeferredCall) else self.start_returns([job])
+        return self.apply_flow(*job) if isinstance(job, DeferredCall) else self.return_flow([job])
 
     @locked
     def next_due(self) -> int | None:
@@ -455,7 +480,7 @@ class LeaseManager:
         """Schedule all shares to be returned."""
         for leases in self.by_policy.values():
             for key_lease in leases.key_leases.values():
-                self.schedule_returns(leases.retire(key_lease.key, key_lease.release_shares()))
+                self.schedule_returns(leases.retire(key_lease.key, key_lease.release_share()))
 
     @locked
     def close(self) -> None:
@@ -467,7 +492,6 @@ class LeaseManager:
     def discard_all(self) -> None:
         """Discard everything, in a forked child: the shares belong to the parent."""
         self.jobs.clear()
-        self.returns.clear()
         self.totals.clear()
         for leases in self.by_policy.values():
             leases.clear()
@@ -492,14 +516,18 @@ class LeaseManager:
             if leases.length:
                 units.update(leases.units)
                 leases.count_held(totals)
-        leftovers = [job for job in self.jobs if not isinstance(job, Renewal | DeferredCall)]
-        leftovers += [leftover for flow, leftover in self.returns if is_running(flow)]
-        for leases, _, share in leftovers:
-            leases.count("outstanding", share.left, totals)
+        for job in self.jobs:
+            if not isinstance(job, Renewal | DeferredCall):
+                leases, _, share = job
+                leases.count("outstanding", share.left, totals)
         return totals, units
 
 
-def is_running(flow: weakref.ref[LeaseFlow]) -> bool:
-    """Return whether a flow exists and has not ended."""
-    found = flow()
-    return found is not None and found.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
+def as_denied_in_memory(
+    leases: PolicyLeases, key_lease: KeyLease, costs: Costs, decision: Decision, now: int
+) -> Decision:
+    """Return a decision of the store; a denial as it is repeated in memory, which may tell callers to retry later."""
+    denied = None
+    if not decision.within_limits and key_lease.denial is not None:
+        denied = key_lease.denial.decide(costs, now, leases.policy.limits)
+    return with_policy_limits(leases.policy, decision) if denied is None else denied

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from tidegate.stores.lease.share import NO_SHARE, KeyLease
+from tidegate.stores.lease.key_lease import KeyLease, State
+from tidegate.stores.lease.share import NO_SHARE
 from tidegate.stores.lease.terms import Lease, compute_terms
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ class PolicyLeases:
             max_count -= 1
             _, key_lease = self.due[0]
             ended = key_lease.advance(now)
-            recent = key_lease.last_call is not None and now - key_lease.last_call < self.length
-            if key_lease.share is NO_SHARE and not recent and key_lease.pending_until <= now:
-                key_lease.forgotten = True
+            in_use = key_lease.share is not NO_SHARE or key_lease.is_pending(now)
+            if not in_use and not key_lease.called_recently(now, self.length):
+                key_lease.drop()
             leftovers += self.retire(key_lease.key, ended)
-            if key_lease.forgotten:
+            if key_lease.state is State.DROPPED:
                 if self.key_leases.get(key_lease.key) is key_lease:
                     del self.key_leases[key_lease.key]
             else:
@@ -86,7 +87,7 @@ class PolicyLeases:
         leftovers = [
             leftover
             for key_lease in self.key_leases.values()
-            for leftover in self.retire(key_lease.key, key_lease.release_shares())
+            for leftover in self.retire(key_lease.key, key_lease.release_share())
         ]
         self.clear()
         return leftovers
@@ -99,6 +100,5 @@ class PolicyLeases:
     def count_held(self, totals: Counter[str]) -> None:
         """Add the used and unused permits of current shares to `totals`."""
         for key_lease in self.key_leases.values():
-            for share in (key_lease.share, key_lease.next_share):
-                self.count("used", share.used, totals)
-                self.count("outstanding", share.left, totals)
+            self.count("used", key_lease.share.used, totals)
+            self.count("outstanding", key_lease.share.left, totals)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.policy import Policy
     from tidegate.stores.base import Ask
+    from tidegate.stores.lease.key_lease import KeyLease
     from tidegate.stores.lease.policy_leases import PolicyLeases
-    from tidegate.stores.lease.share import KeyLease
     from tidegate.stores.values import Write
 
 

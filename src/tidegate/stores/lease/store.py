@@ -15,7 +15,7 @@ from tidegate.stores.base import NO_COST
 from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.lease.manager import LeaseManager
 from tidegate.stores.lease.renewal import BackgroundRenewal
-from tidegate.stores.lease.share import LazyViews
+from tidegate.stores.lease.share import NO_SHARE, LazyViews
 from tidegate.stores.lease.terms import Lease
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ class LeasedStore(DelegatingStore):
         self.lease: Lease = lease or Lease()
         self._owns = owns
         self.manager: LeaseManager = LeaseManager(
-            self.lease, self.clock.steady, (lambda: inner.unavailable) if inner.has_fallback else None
+            self.lease,
+            self.clock.steady,
+            (lambda: inner.unavailable) if inner.has_fallback else None,
+            alternatives=inner.decides_alternatives,
         )
         self._renewal = BackgroundRenewal(self)
         at_fork(child=self._reset_after_fork)
@@ -82,7 +85,8 @@ class LeasedStore(DelegatingStore):
                 except IndexError:
                     contend()
                 try:
-                    share = key_leases[key].share
+                    key_lease = key_leases[key]
+                    share = key_lease.share
                     units = share.units
                     now = steady()
                     if units > share.renew_below and now < share.renew_at:
@@ -94,6 +98,9 @@ class LeasedStore(DelegatingStore):
                         else:
                             views = LazyViews(share, units, now)
                         return Decision((True, share.offset + now, limits, views, None))  # of_views, inlined
+                    denial = key_lease.denial if share is NO_SHARE else None
+                    if denial is not None and (denied := denial.decide_one(now, limits)) is not None:
+                        return denied
                 except (KeyError, TypeError):
                     pass  # a key without a lease, or not a valid key
                 finally:
