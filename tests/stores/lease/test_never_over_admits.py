@@ -13,6 +13,7 @@ from tests.cases import cases
 from tests.seeds import seeds
 from tests.stores.lease.simulator import overspent, random_simulation
 from tidegate.stores.lease import share, steps, terms
+from tidegate.stores.lease.key_lease import LeaseEvent
 
 ALL = ("token_bucket", "sliding_log", "fixed_window", "sliding_window", "calendar_window")
 POLICIES = [*((algorithm,) for algorithm in ALL), ("token_bucket", "token_bucket"), ALL]
@@ -92,6 +93,7 @@ def extend_share(self, new, now):
     else:
         self.share.units += new.units
         self.share.ends = max(self.share.ends, new.ends)
+    self.on(LeaseEvent.GRANT)
     return []
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.stores.lease.share import Costs
 
 
-class Denial:
+class CachedDenial:
     """Denies calls in memory before `until`, because the store denied one or has hardly any permits left.
 
     A limit is `scarce` if it has fewer permits left than are available again in one `pause` on average. Calls that need

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
-from tidegate.stores.lease.denial import Denial
+from tidegate.stores.lease.denial import CachedDenial
 from tidegate.stores.lease.share import NO_SHARE
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ FIRST_SHARE_CALLS: Final = 4  # size of the first share of a key, in calls
 GATHER_PAUSE: Final = SECOND // 20  # between two requests for an exhausted key, if that is less than half a lease
 
 
-class State(Enum):
+class LeaseState(Enum):
     """The states of a key lease."""
 
     IDLE = auto()
@@ -53,7 +53,7 @@ class State(Enum):
     DROPPED = auto()
 
 
-class Event(Enum):
+class LeaseEvent(Enum):
     """What changes the state of a key lease."""
 
     REQUEST = auto()  # a request for a share is made
@@ -67,8 +67,8 @@ class Event(Enum):
     DROP = auto()  # the key lease is removed
 
 
-def _transitions() -> dict[State, dict[Event, State]]:
-    idle, fetching, holding, renewing, scarce, exhausted, refilling, dropped = State
+def _transitions() -> dict[LeaseState, dict[LeaseEvent, LeaseState]]:
+    idle, fetching, holding, renewing, scarce, exhausted, refilling, dropped = LeaseState
     # REQUEST    GRANT    GRANT_LAST DENY      FAIL        END        LAPSE    RELEASE   DROP
     rows = {
         idle: (fetching, holding, scarce, exhausted, idle, idle, idle, idle, dropped),
@@ -78,13 +78,13 @@ def _transitions() -> dict[State, dict[Event, State]]:
         scarce: (renewing, holding, scarce, scarce, scarce, exhausted, holding, idle, dropped),
         exhausted: (refilling, holding, scarce, exhausted, exhausted, exhausted, idle, idle, dropped),
         refilling: (refilling, holding, scarce, exhausted, exhausted, refilling, fetching, fetching, dropped),
-        dropped: (dropped,) * len(Event),
+        dropped: (dropped,) * len(LeaseEvent),
     }
-    return {state: dict(zip(Event, row, strict=True)) for state, row in rows.items()}
+    return {state: dict(zip(LeaseEvent, row, strict=True)) for state, row in rows.items()}
 
 
 TRANSITIONS: Final = _transitions()
-PENDING: Final = frozenset((State.FETCHING, State.RENEWING, State.REFILLING))
+PENDING: Final = frozenset((LeaseState.FETCHING, LeaseState.RENEWING, LeaseState.REFILLING))
 
 
 def pause_before_request(now: int, length: int) -> int:
@@ -117,9 +117,9 @@ class KeyLease:
     def __init__(self, key: Key) -> None:
         """Start without a share."""
         self.key: Key = key
-        self.state: State = State.IDLE
+        self.state: LeaseState = LeaseState.IDLE
         self.share: LeasedShare = NO_SHARE
-        self.denial: Denial | None = None
+        self.denial: CachedDenial | None = None
         self.last_call: int | None = None  # time of the last call that the fast path did not answer
         self._last_share: LeasedShare = NO_SHARE  # the previous share: shows the demand
         self._pending_until: int = 0
@@ -128,7 +128,7 @@ class KeyLease:
         self._left: Sequence[int] = ()  # permits left in the store by its last reply, at `_replied`
         self._replied: int = 0
 
-    def on(self, event: Event) -> None:
+    def on(self, event: LeaseEvent) -> None:
         """Change the state."""
         self.state = TRANSITIONS[self.state][event]
 
@@ -147,18 +147,18 @@ class KeyLease:
         share = self.share
         if share is NO_SHARE or not share.is_over(now):
             return []
-        return self._remove(Event.END)
+        return self._remove(LeaseEvent.END)
 
     def release_share(self) -> list[LeasedShare]:
         """Remove and return the share, and discard the denial, because the store itself is asked."""
         self.denial = None
-        return self._remove(Event.RELEASE)
+        return self._remove(LeaseEvent.RELEASE)
 
     def drop(self) -> None:
         """End this key lease: a share that arrives later is not kept."""
-        self.on(Event.DROP)
+        self.on(LeaseEvent.DROP)
 
-    def _remove(self, event: Event) -> list[LeasedShare]:
+    def _remove(self, event: LeaseEvent) -> list[LeasedShare]:
         share = self.share
         self.on(event)
         if share is NO_SHARE:
@@ -169,13 +169,13 @@ class KeyLease:
     def install(self, share: LeasedShare, now: int) -> list[LeasedShare]:
         """Use a share from now on; returns the share that it replaces, or itself if it is already over."""
         if now >= share.ends:
-            self.on(Event.FAIL)
+            self.on(LeaseEvent.FAIL)
             return [share]
         replaced = [] if self.share is NO_SHARE else [self.share]
         for other in replaced:
             share.expect_returned(other.left)
         self.share = share
-        self.on(Event.GRANT if self.denial is None else Event.GRANT_LAST)
+        self.on(LeaseEvent.GRANT if self.denial is None else LeaseEvent.GRANT_LAST)
         if self.denial is not None:
             share.renew_no_more()
         return replaced
@@ -185,7 +185,7 @@ class KeyLease:
     def request(self, now: int, length: int) -> None:
         """Note that a request is made; while permits gather, other calls are denied until the next one is due."""
         self._pending_until = now + MAX_PENDING
-        self.on(Event.REQUEST)
+        self.on(LeaseEvent.REQUEST)
         self.gather(now, length)
 
     def gather(self, now: int, length: int) -> None:
@@ -200,7 +200,7 @@ class KeyLease:
 
     def end_request(self) -> None:
         """Note that the request has ended without a share."""
-        self.on(Event.FAIL)
+        self.on(LeaseEvent.FAIL)
         self.notify()
 
     def notify(self) -> None:
@@ -274,7 +274,7 @@ class KeyLease:
             if not any(scarce):
                 return
             costs = (0,) * len(costs)
-        denial = Denial(strict.limits, costs, reply, received, one, scarce)
+        denial = CachedDenial(strict.limits, costs, reply, received, one, scarce)
         wait = denial.wait(one) if any(scarce) else reply.retry
         if wait is None and not reply.within_limits:
             wait = reply.retry
@@ -287,14 +287,14 @@ class KeyLease:
 
     def deny(self) -> None:
         """Note that the store has nothing more for this key now."""
-        self.on(Event.DENY)
+        self.on(LeaseEvent.DENY)
         if self.share is not NO_SHARE:
             self.share.renew_no_more()
 
     def lapse(self) -> None:
         """Discard the denial: permits may be available again."""
         self.denial = None
-        self.on(Event.LAPSE)
+        self.on(LeaseEvent.LAPSE)
 
 
 def gathered_permits(strict: Policy, length: int) -> list[int]:

@@ -16,7 +16,7 @@ from tidegate.lock import Lock, locked
 from tidegate.stores.base import Alternatives
 from tidegate.stores.cancellation import DROPPABLE_VERBS
 from tidegate.stores.lease.alternatives import choose_flow
-from tidegate.stores.lease.key_lease import State
+from tidegate.stores.lease.key_lease import LeaseState
 from tidegate.stores.lease.policy_leases import PolicyLeases
 from tidegate.stores.lease.share import NO_SHARE, LeasedShare
 from tidegate.stores.lease.steps import DeferredCall, Renewal, StoreRequest, with_policy_limits
@@ -241,7 +241,7 @@ class LeaseManager:
         share = LeasedShare(leases.policy.one, amount, decision, sent, received, lifetime)
         share.take(costs)
         result = share.decision(leases.policy.limits, received)
-        if key_lease.state is State.DROPPED:
+        if key_lease.state is LeaseState.DROPPED:
             leases.count("used", share.used)  # reset, before the charge or after it, so nothing may be returned
         elif leases.closed:
             self.schedule_returns(leases.retire(key_lease.key, [share]))
@@ -343,7 +343,7 @@ class LeaseManager:
     def schedule_renewal(self, leases: PolicyLeases, key_lease: KeyLease, now: int) -> None:
         """Schedule a request for the share that follows the current one. Requires the lock."""
         key_lease.share.renew_no_more()  # scheduled once
-        if key_lease.state is State.HOLDING:
+        if key_lease.state is LeaseState.HOLDING:
             key_lease.request(now, leases.length)
             self.jobs.append(Renewal(leases, key_lease))
 
@@ -391,7 +391,7 @@ class LeaseManager:
         """Return the amounts to request for the next share, none if no share is needed, and the current time."""
         sent, nothing = self.steady(), (0,) * len(leases.policy.limits)
         amounts: list[Costs] = []
-        if not (leases.closed or key_lease.state is State.DROPPED or self.store_lost()):
+        if not (leases.closed or key_lease.state is LeaseState.DROPPED or self.store_lost()):
             planned = key_lease.plan_request(nothing, sent, leases.strict, leases.length, self.lease.spread)
             amounts = [amount for amount in planned if any(amount)]
         if not amounts:

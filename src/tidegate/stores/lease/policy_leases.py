@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from tidegate.stores.lease.key_lease import KeyLease, State
+from tidegate.stores.lease.key_lease import KeyLease, LeaseState
 from tidegate.stores.lease.share import NO_SHARE
 from tidegate.stores.lease.terms import Lease, compute_terms
 
@@ -64,7 +64,7 @@ class PolicyLeases:
             if not in_use and not key_lease.called_recently(now, self.length):
                 key_lease.drop()
             leftovers += self.retire(key_lease.key, ended)
-            if key_lease.state is State.DROPPED:
+            if key_lease.state is LeaseState.DROPPED:
                 if self.key_leases.get(key_lease.key) is key_lease:
                     del self.key_leases[key_lease.key]
             else:
