@@ -13,7 +13,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.stores import MemoryStore
 from tidegate.stores.lease import Lease
 from tidegate.stores.lease.denial import wait_of
-from tidegate.stores.lease.key_lease import TRANSITIONS, LeaseEvent, LeaseState
+from tidegate.stores.lease.key_lease import TRANSITIONS, LeaseState
 from tidegate.testing import ManualClock
 
 ALGORITHMS = ["token_bucket", "sliding_log", "fixed_window", "sliding_window"]
@@ -185,11 +185,10 @@ async def test_waiting_tasks_are_served_in_order():
     await limiter.close()
 
 
-def test_every_event_has_an_effect_defined_in_every_state():
+def test_every_state_can_be_reached_and_left():
     assert set(TRANSITIONS) == set(LeaseState)
-    assert all(set(row) == set(LeaseEvent) for row in TRANSITIONS.values())
-    assert set(TRANSITIONS[LeaseState.DROPPED].values()) == {LeaseState.DROPPED}
     reachable = {LeaseState.IDLE}
     while (more := {after for state in reachable for after in TRANSITIONS[state].values()}) - reachable:
         reachable |= more
-    assert reachable == set(LeaseState)
+    assert reachable == set(LeaseState) - {LeaseState.DROPPED}  # which `drop` sets, and which is final
+    assert not TRANSITIONS[LeaseState.DROPPED]

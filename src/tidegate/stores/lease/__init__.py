@@ -3,7 +3,9 @@
 store.py           LeasedStore: runs the flows in threads and tasks; the fast path for calls that a share answers
 manager.py         LeaseManager: acquires, renews and returns shares, as flows of store requests
 policy_leases.py   the leases of one policy
-share.py           the shares of one key
+key_lease.py       the lease of one key: a table of states and events, and the size of the next request
+share.py           permits of one key that a process may use for a while
+denial.py          denials in memory, until the store is asked again
 terms.py           how long a lease lasts, and the stricter limits for the store; the proof that no limit is exceeded
 renewal.py         renews and returns shares in the background
 steps.py           the steps of the flows, and the background jobs

@@ -61,7 +61,7 @@ def ask_run_flow(
         if decision.within_limits:  # a key that is chosen repeatedly gets a share
             manager.schedule_requests([(leases, key, costs)], lambda: None)
         else:
-            recorded = manager.record_denial(leases, key, costs, decision)
+            recorded = manager.record(leases, key, costs, decision, add=True)
             if isinstance(recorded, Decision):
                 found[end - 1] = recorded
             else:

@@ -12,7 +12,7 @@ DROPPED      -       -          (the key has another lease, or none)
 
 The request is for a share; a call that asks for its own cost is no request. There is at most one request at a time,
 unless one was interrupted: after MAX_PENDING, the next one may be sent, and a share that arrives late replaces the
-current one. So every event may occur in every state, and TRANSITIONS is complete.
+current one. So every event may occur in every state.
 """
 
 from __future__ import annotations
@@ -64,26 +64,61 @@ class LeaseEvent(Enum):
     END = auto()  # the share is used up, or its time is over
     LAPSE = auto()  # the store may have permits again, also because others may have returned some
     RELEASE = auto()  # the share is removed, because the store itself is asked
-    DROP = auto()  # the key lease is removed
 
 
-def _transitions() -> dict[LeaseState, dict[LeaseEvent, LeaseState]]:
-    idle, fetching, holding, renewing, scarce, exhausted, refilling, dropped = LeaseState
-    # REQUEST    GRANT    GRANT_LAST DENY      FAIL        END        LAPSE    RELEASE   DROP
-    rows = {
-        idle: (fetching, holding, scarce, exhausted, idle, idle, idle, idle, dropped),
-        fetching: (fetching, holding, scarce, exhausted, idle, fetching, fetching, fetching, dropped),
-        holding: (renewing, holding, scarce, scarce, holding, idle, holding, idle, dropped),
-        renewing: (renewing, holding, scarce, scarce, holding, fetching, renewing, fetching, dropped),
-        scarce: (renewing, holding, scarce, scarce, scarce, exhausted, holding, idle, dropped),
-        exhausted: (refilling, holding, scarce, exhausted, exhausted, exhausted, idle, idle, dropped),
-        refilling: (refilling, holding, scarce, exhausted, exhausted, refilling, fetching, fetching, dropped),
-        dropped: (dropped,) * len(LeaseEvent),
-    }
-    return {state: dict(zip(LeaseEvent, row, strict=True)) for state, row in rows.items()}
-
-
-TRANSITIONS: Final = _transitions()
+# An event that is not listed for a state does not change it.
+TRANSITIONS: Final[dict[LeaseState, dict[LeaseEvent, LeaseState]]] = {
+    LeaseState.IDLE: {
+        LeaseEvent.REQUEST: LeaseState.FETCHING,
+        LeaseEvent.GRANT: LeaseState.HOLDING,
+        LeaseEvent.GRANT_LAST: LeaseState.SCARCE,
+        LeaseEvent.DENY: LeaseState.EXHAUSTED,
+    },
+    LeaseState.FETCHING: {
+        LeaseEvent.GRANT: LeaseState.HOLDING,
+        LeaseEvent.GRANT_LAST: LeaseState.SCARCE,
+        LeaseEvent.DENY: LeaseState.EXHAUSTED,
+        LeaseEvent.FAIL: LeaseState.IDLE,
+    },
+    LeaseState.HOLDING: {
+        LeaseEvent.REQUEST: LeaseState.RENEWING,
+        LeaseEvent.GRANT_LAST: LeaseState.SCARCE,
+        LeaseEvent.DENY: LeaseState.SCARCE,
+        LeaseEvent.END: LeaseState.IDLE,
+        LeaseEvent.RELEASE: LeaseState.IDLE,
+    },
+    LeaseState.RENEWING: {
+        LeaseEvent.GRANT: LeaseState.HOLDING,
+        LeaseEvent.GRANT_LAST: LeaseState.SCARCE,
+        LeaseEvent.DENY: LeaseState.SCARCE,
+        LeaseEvent.FAIL: LeaseState.HOLDING,
+        LeaseEvent.END: LeaseState.FETCHING,
+        LeaseEvent.RELEASE: LeaseState.FETCHING,
+    },
+    LeaseState.SCARCE: {
+        LeaseEvent.REQUEST: LeaseState.RENEWING,
+        LeaseEvent.GRANT: LeaseState.HOLDING,
+        LeaseEvent.END: LeaseState.EXHAUSTED,
+        LeaseEvent.LAPSE: LeaseState.HOLDING,
+        LeaseEvent.RELEASE: LeaseState.IDLE,
+    },
+    LeaseState.EXHAUSTED: {
+        LeaseEvent.REQUEST: LeaseState.REFILLING,
+        LeaseEvent.GRANT: LeaseState.HOLDING,
+        LeaseEvent.GRANT_LAST: LeaseState.SCARCE,
+        LeaseEvent.LAPSE: LeaseState.IDLE,
+        LeaseEvent.RELEASE: LeaseState.IDLE,
+    },
+    LeaseState.REFILLING: {
+        LeaseEvent.GRANT: LeaseState.HOLDING,
+        LeaseEvent.GRANT_LAST: LeaseState.SCARCE,
+        LeaseEvent.DENY: LeaseState.EXHAUSTED,
+        LeaseEvent.FAIL: LeaseState.EXHAUSTED,
+        LeaseEvent.LAPSE: LeaseState.FETCHING,
+        LeaseEvent.RELEASE: LeaseState.FETCHING,
+    },
+    LeaseState.DROPPED: {},
+}
 PENDING: Final = frozenset((LeaseState.FETCHING, LeaseState.RENEWING, LeaseState.REFILLING))
 
 
@@ -130,7 +165,7 @@ class KeyLease:
 
     def on(self, event: LeaseEvent) -> None:
         """Change the state."""
-        self.state = TRANSITIONS[self.state][event]
+        self.state = TRANSITIONS[self.state].get(event, self.state)
 
     def is_pending(self, now: int) -> bool:
         """Return whether a request for a share is pending."""
@@ -155,8 +190,8 @@ class KeyLease:
         return self._remove(LeaseEvent.RELEASE)
 
     def drop(self) -> None:
-        """End this key lease: a share that arrives later is not kept."""
-        self.on(LeaseEvent.DROP)
+        """End this key lease: a share that arrives later is not kept. No event changes its state any more."""
+        self.state = LeaseState.DROPPED
 
     def _remove(self, event: LeaseEvent) -> list[LeasedShare]:
         share = self.share

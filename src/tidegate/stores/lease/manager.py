@@ -108,7 +108,7 @@ class LeaseManager:
                     self.jobs.append(DeferredCall(verb, asks, now, at))
                 raise
         elif len(asks) == 1:
-            self.forget_denial(*asks[0][:2])
+            self.forget_denial(self.find_policy_leases(asks[0][0]), asks[0][1])
         strict_asks = [(self.find_policy_leases(policy).strict, key, costs) for policy, key, costs in asks]
         decisions = yield StoreRequest(verb, strict_asks, now, at)
         return [with_policy_limits(policy, decision) for (policy, _, _), decision in zip(asks, decisions, strict=True)]
@@ -261,36 +261,28 @@ class LeaseManager:
         """Ask the store for exactly these costs. A denial is final only if this process holds no permits of the key."""
         while True:
             (decision,) = yield StoreRequest(verb, [(leases.strict, key, costs)])
-            result = self.record_decision(leases, key, costs, decision)
+            result = self.record(leases, key, costs, decision)
             if isinstance(result, Decision):
                 # A hold asks the store each time, so it may be retried when the store says.
                 return with_policy_limits(leases.policy, decision) if verb == "hold" else result
             yield from result
 
     @locked
-    def record_decision(self, leases: PolicyLeases, key: Key, costs: Costs, decision: Decision) -> Decision | LeaseFlow:
+    def record(
+        self, leases: PolicyLeases, key: Key, costs: Costs, decision: Decision, *, add: bool = False
+    ) -> Decision | LeaseFlow:
         """Record a decision of the store and return it; if it denies, and there is a share, return a flow instead.
 
-        This flow returns the share to the store; then the call has to ask again.
+        This flow returns the share to the store; then the call has to ask again. With `add`, the key gets a lease.
         """
-        return self.record(leases, leases.key_leases.get(key), key, costs, decision)
-
-    @locked
-    def record_denial(self, leases: PolicyLeases, key: Key, costs: Costs, decision: Decision) -> Decision | LeaseFlow:
-        """Record a denial, also of a key that has no lease yet."""
-        return self.record(leases, leases.find_or_add(key, self.steady()), key, costs, decision)
-
-    def record(
-        self, leases: PolicyLeases, key_lease: KeyLease | None, key: Key, costs: Costs, decision: Decision
-    ) -> Decision | LeaseFlow:
-        """Do what `record_decision` does. Requires the lock."""
+        received = self.steady()
+        key_lease = leases.find_or_add(key, received) if add else leases.key_leases.get(key)
         if key_lease is None or self.store_lost():
             return with_policy_limits(leases.policy, decision)
         if not decision.within_limits:
             leftovers = leases.retire(key, key_lease.release_share())
             if leftovers:
                 return self.return_flow(leftovers)
-        received = self.steady()
         self.read_reply(leases, key_lease, costs, decision, received)
         if key_lease.denial is not None:
             key_lease.deny()
@@ -327,13 +319,9 @@ class LeaseManager:
                     leftovers += left
         return self.return_flow(leftovers)
 
-    def forget_denial(self, policy: Policy, key: Key) -> None:
-        """Discard the denial of a key: permits may have been refunded."""
-        self.lapse(self.find_policy_leases(policy), key)
-
     @locked
-    def lapse(self, leases: PolicyLeases, key: Key) -> None:
-        """Do what `forget_denial` does."""
+    def forget_denial(self, leases: PolicyLeases, key: Key) -> None:
+        """Discard the denial of a key: permits may have been refunded."""
         key_lease = leases.key_leases.get(key)
         if key_lease is not None:
             key_lease.lapse()
