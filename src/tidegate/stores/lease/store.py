@@ -36,8 +36,9 @@ class LeasedStore(DelegatingStore):
     unused permits of a share: `metrics()` counts them. Those of a killed process come back when their window ends.
 
     Shares are sized by the recent demand of a key. A background thread (a task under asyncio) renews them before they
-    run out and returns them when they end. With a clock other than the SystemClock, calls do this work themselves. A
-    forked child starts without shares.
+    run out and returns them when they end. With a clock other than the SystemClock, calls do this work themselves. If
+    demand is above the limit, permits gather in the store, and calls are denied in memory until the next request (see
+    `key_lease`). A forked child starts without shares.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class LeasedStore(DelegatingStore):
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 
     def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
-        """Build a faster `try_acquire` for calls that a share can answer; other calls go to `slow_path`."""
+        """Build a faster `try_acquire` for calls that a share or a denial can answer; others go to `slow_path`."""
         policy_leases = self.manager.find_policy_leases(policy)
         if not policy_leases.length or not any(policy.one):
             return None
