@@ -34,6 +34,9 @@ class RecordingStore(MemoryStore):
             raise StoreUnavailable("no reply")
         return answer
 
+    async def apply_async(self, verb, asks, now=None, at=None):
+        return self.apply(verb, asks, now, at)
+
 
 @pytest.fixture
 def clock():

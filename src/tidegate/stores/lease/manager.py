@@ -1,7 +1,7 @@
 """The logic of the leased store, as flows (see `tidegate.flow`) that a thread, a task or a test runs.
 
 A flow yields StoreRequests and receives a list of Decisions for each. Nothing here blocks. The lock is held only
-between requests, in methods that are `locked`; methods whose docstring says "Requires the lock." are called by those.
+between requests, in methods `with_token`; methods whose docstring says "Requires the lock." are called by those.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
-from tidegate.lock import Lock, locked
 from tidegate.stores.base import Alternatives
 from tidegate.stores.cancellation import DROPPABLE_VERBS
 from tidegate.stores.lease.alternatives import choose_flow
@@ -22,6 +21,7 @@ from tidegate.stores.lease.share import NO_SHARE, LeasedShare
 from tidegate.stores.lease.steps import DeferredCall, Renewal, StoreRequest, with_policy_limits
 from tidegate.stores.lease.terms import share_lifetime
 from tidegate.stores.merged_asks import merge
+from tidegate.stores.token import Token, make_token, with_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +59,7 @@ class LeaseManager:
         self.store_lost: Callable[[], bool] = lost or bool  # never
         self.guarded: bool = lost is not None
         self.alternatives = alternatives
-        self.lock: Lock = Lock()
+        self.token: Token = make_token()
         self.by_policy: dict[str, PolicyLeases] = {}
         self.jobs: deque[Renewal | DeferredCall | Leftover] = deque()
         self.totals: Counter[str] = Counter()
@@ -113,7 +113,7 @@ class LeaseManager:
         decisions = yield StoreRequest(verb, strict_asks, now, at)
         return [with_policy_limits(policy, decision) for (policy, _, _), decision in zip(asks, decisions, strict=True)]
 
-    @locked
+    @with_token
     def decide_held(self, verb: str, asks: Sequence[Ask], given: int | None) -> Decision | None:
         """Decide one ask from the share or the cached denial of its key; None if the store has to be asked."""
         if len(asks) != 1 or verb != "acquire" or given is not None:
@@ -150,7 +150,7 @@ class LeaseManager:
                 return result
         return (yield from self.exact_flow("acquire", leases, key, costs))
 
-    @locked
+    @with_token
     def begin_acquire(
         self, leases: PolicyLeases, key: Key, costs: Costs
     ) -> Decision | tuple[KeyLease | None, list[Costs], int]:
@@ -212,18 +212,18 @@ class LeaseManager:
             raise
         return self.receive(leases, key_lease, amounts[len(decisions) - 1], sent, costs, decisions[-1])
 
-    @locked
+    @with_token
     def end_request(self, key_lease: KeyLease) -> None:
         """Allow the next call of a key to request a share."""
         key_lease.end_request()
 
-    @locked
+    @with_token
     def count_lost(self, leases: PolicyLeases, key_lease: KeyLease, amount: Costs) -> None:
         """Count a share as lost: whether the store charged it is unknown."""
         key_lease.end_request()
         leases.count("granted", amount)
 
-    @locked
+    @with_token
     def receive(
         self, leases: PolicyLeases, key_lease: KeyLease, amount: Costs, sent: int, costs: Costs, decision: Decision
     ) -> Decision | None:
@@ -267,7 +267,7 @@ class LeaseManager:
                 return with_policy_limits(leases.policy, decision) if verb == "hold" else result
             yield from result
 
-    @locked
+    @with_token
     def record(
         self, leases: PolicyLeases, key: Key, costs: Costs, decision: Decision, *, add: bool = False
     ) -> Decision | LeaseFlow:
@@ -288,7 +288,7 @@ class LeaseManager:
             key_lease.deny()
         return as_denied_in_memory(leases, key_lease, costs, decision, received)
 
-    @locked
+    @with_token
     def peek_locally(self, leases: PolicyLeases, key: Key, costs: Costs) -> Decision | None:
         """Decide a peek from a share that has enough permits; None if none has."""
         key_lease, now = leases.key_leases.get(key), self.steady()
@@ -304,7 +304,7 @@ class LeaseManager:
         keys = [(self.find_policy_leases(policy), key) for policy, key, _ in asks]
         yield from self.release(keys, forget=verb == "reset")
 
-    @locked
+    @with_token
     def release(self, keys: list[tuple[PolicyLeases, Key]], *, forget: bool) -> LeaseFlow:
         """Remove the shares of keys; returns a flow that returns them to the store, unless `forget` is set."""
         leftovers: list[Leftover] = []
@@ -319,7 +319,7 @@ class LeaseManager:
                     leftovers += left
         return self.return_flow(leftovers)
 
-    @locked
+    @with_token
     def forget_denial(self, leases: PolicyLeases, key: Key) -> None:
         """Discard the denial of a key: permits may have been refunded."""
         key_lease = leases.key_leases.get(key)
@@ -350,7 +350,7 @@ class LeaseManager:
             return 0, 0
         return self.schedule_requests([(self.find_policy_leases(ask[0]), *ask[1:]) for ask in asks], notify)
 
-    @locked
+    @with_token
     def schedule_requests(
         self, asks: list[tuple[PolicyLeases, Key, Costs]], notify: Callable[[], None]
     ) -> tuple[int, int]:
@@ -374,7 +374,7 @@ class LeaseManager:
             pending, until = pending + 1, max(until, key_lease.wait_for_request(notify))
         return pending, until
 
-    @locked
+    @with_token
     def plan_renewal(self, leases: PolicyLeases, key_lease: KeyLease) -> tuple[list[Costs], int]:
         """Return the amounts to request for the next share, none if no share is needed, and the current time."""
         sent, nothing = self.steady(), (0,) * len(leases.policy.limits)
@@ -409,12 +409,12 @@ class LeaseManager:
                 raise
             self.count(leases, "returned", left)
 
-    @locked
+    @with_token
     def postpone_returns(self, leftovers: Iterable[Leftover]) -> None:
         """Schedule leftovers to be returned later."""
         self.schedule_returns(leftovers)
 
-    @locked
+    @with_token
     def count(self, leases: PolicyLeases, outcome: str, permits: Costs) -> None:
         """Count permits by outcome."""
         leases.count(outcome, permits)
@@ -424,7 +424,7 @@ class LeaseManager:
         if leases.due and leases.due[0][0] <= now:
             self.schedule_returns(leases.sweep(now, max_count))
 
-    @locked
+    @with_token
     def next_job(self) -> LeaseFlow | None:
         """Return the flow of the next job, or None."""
         now = self.steady()
@@ -437,7 +437,7 @@ class LeaseManager:
             return self.renew_flow(*job)
         return self.apply_flow(*job) if isinstance(job, DeferredCall) else self.return_flow([job])
 
-    @locked
+    @with_token
     def next_due(self) -> int | None:
         """Return the steady time at which the next key lease is due, or None."""
         return min((leases.due[0][0] for leases in self.by_policy.values() if leases.due), default=None)
@@ -451,7 +451,7 @@ class LeaseManager:
             leases = self.add_policy(policy)
         return leases
 
-    @locked
+    @with_token
     def add_policy(self, policy: Policy) -> PolicyLeases:
         """Add a policy, replacing an earlier one of the same name."""
         # A GuardedStore that decides locally during an outage keeps local shares for these policies itself.
@@ -463,20 +463,20 @@ class LeaseManager:
         self.by_policy[policy.name] = leases
         return leases
 
-    @locked
+    @with_token
     def return_all(self) -> None:
         """Schedule all shares to be returned."""
         for leases in self.by_policy.values():
             for key_lease in leases.key_leases.values():
                 self.schedule_returns(leases.retire(key_lease.key, key_lease.release_share()))
 
-    @locked
+    @with_token
     def close(self) -> None:
         """Schedule all shares to be returned, and keep none from now on."""
         for leases in self.by_policy.values():
             self.schedule_returns(leases.release_all())
 
-    @locked
+    @with_token
     def discard_all(self) -> None:
         """Discard everything, in a forked child: the shares belong to the parent."""
         self.jobs.clear()
@@ -494,7 +494,7 @@ class LeaseManager:
             totals[f"lease_lost_{unit}"] = max(0, granted - sum(kept))
         return dict(totals)
 
-    @locked
+    @with_token
     def count_permits(self) -> tuple[Counter[str], set[str]]:
         """Return the totals, including shares still held, and the units that occur."""
         totals = Counter({"lease_keys": sum(len(leases.key_leases) for leases in self.by_policy.values())})

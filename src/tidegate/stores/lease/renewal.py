@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from tidegate.clock import SystemClock, TaskSignal, ThreadSignal
 from tidegate.errors import RateLimitError
 from tidegate.flow import run, run_async
-from tidegate.lock import Lock, locked
+from tidegate.fork import fork_safe
+from tidegate.lock import locked
 
 if TYPE_CHECKING:
     from tidegate.clock import Signal
@@ -32,7 +33,7 @@ class BackgroundRenewal:
         self._store = store
         self._manager = store.manager
         self._real_time = isinstance(store.clock, SystemClock)
-        self.lock: Lock = Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self._signal: Signal | None = None  # wakes the runner
         self._runner: threading.Thread | asyncio.Task[None] | None = None
         self._stopping = False

@@ -6,7 +6,7 @@ import atexit
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from tidegate.clock import TaskSignal
+from tidegate.clock import TaskSignal, yield_thread
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.flow import run, run_async
@@ -17,6 +17,7 @@ from tidegate.stores.lease.manager import LeaseManager
 from tidegate.stores.lease.renewal import BackgroundRenewal
 from tidegate.stores.lease.share import NO_SHARE, LazyViews
 from tidegate.stores.lease.terms import Lease
+from tidegate.stores.token import release_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,13 +63,15 @@ class LeasedStore(DelegatingStore):
 
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
+    def fast_path(  # noqa: C901 - with the lock written out
+        self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]
+    ) -> TryAcquire[T] | None:
         """Build a faster `try_acquire` for calls that a share or a denial can answer; others go to `slow_path`."""
         policy_leases = self.manager.find_policy_leases(policy)
         if not policy_leases.length or not any(policy.one):
             return None
-        lock, steady = self.manager.lock, self.clock.steady
-        token, release, contend = lock.token, lock.release, lock.contend
+        token, steady = self.manager.token, self.clock.steady
+        release = token.append
         key_leases, limits, single = policy_leases.key_leases, policy.limits, policy.only is not None
         fast_cost: object = 1
 
@@ -80,11 +83,13 @@ class LeasedStore(DelegatingStore):
 
         def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
             if cost is fast_cost:  # not True or 1.0, which are no costs
-                held = token  # see tidegate.lock
-                try:
-                    del held[0]
-                except IndexError:
-                    contend()
+                while True:
+                    try:
+                        del token[0]
+                    except IndexError:
+                        yield_thread(0)
+                    else:
+                        break
                 try:
                     key_lease = key_leases[key]
                     share = key_lease.share
@@ -106,7 +111,6 @@ class LeasedStore(DelegatingStore):
                     pass  # a key without a lease, or not a valid key
                 finally:
                     release(None)
-                del held
             return slow_path(key, cost)
 
         return try_acquire
@@ -259,7 +263,8 @@ class LeasedStore(DelegatingStore):
         self._renewal.run_jobs()
 
     def _reset_after_fork(self) -> None:
-        """Start without shares in a forked child."""
+        """Start without shares in a forked child; the thread that held the lock is one of its parent."""
+        release_token(self.manager.token)
         self.manager.discard_all()
         self._renewal = BackgroundRenewal(self)
 

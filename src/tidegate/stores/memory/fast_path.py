@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Disable, T, TryAcquire
     from tidegate.stores.memory.table import Table, TableEntry
-    from tidegate.stores.memory.token import Token
+    from tidegate.stores.token import Token
 
 
 class StoreAccess(NamedTuple):

@@ -17,9 +17,9 @@ from tidegate.stores.memory.fast_peek import build_fast_peek
 from tidegate.stores.memory.fast_together import build_fast_together
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
-from tidegate.stores.memory.token import Token, make_token, with_token
 from tidegate.stores.memory.values import MemoryValues
 from tidegate.stores.merged_asks import merge
+from tidegate.stores.token import Token, make_token, release_token, with_token
 from tidegate.stores.values import check_listed, check_name
 
 if TYPE_CHECKING:
@@ -92,9 +92,7 @@ class MemoryStore(Store):
             self.limit_groups(group_of)
 
     def _release_token(self) -> None:
-        """Start unlocked in a child process: the thread that held the lock is one of its parent."""
-        self.token.clear()
-        self.token.append(None)
+        release_token(self.token)
 
     @with_token
     def limit_groups(self, group_of: GroupOf) -> None:
