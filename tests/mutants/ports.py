@@ -19,9 +19,10 @@ import tidegate.stores.postgres
 import tidegate.stores.redis
 from tests.conformance.changes import changing_history, directed_histories
 from tests.mutants.changed import COMMITS, changed_lines
+from tests.stores.postgres.comparison import use_core
 from tests.stores.postgres.conftest import binaries, server  # noqa: F401 - fixtures
 from tests.stores.postgres.histories import DIRECTED
-from tests.stores.postgres.test_conformance import differs, open_empty, qualify, shared_schema  # noqa: F401 - fixtures
+from tests.stores.postgres.test_conformance import differs, open_empty, shared_schema  # noqa: F401 - fixtures
 from tests.stores.redis.test_conformance import disposable_server, found_by  # noqa: F401 - a fixture
 from tidegate.testing import random_vectors
 
@@ -96,19 +97,13 @@ def test_changed_lines_of_the_sql_port(open_empty, shared_schema):  # noqa: F811
     figure = Figure(SQL)
 
     def is_found(fault: Fault) -> bool:
-        def faulty():
-            store = open_empty()
-            wrong = store.schema.core.replace(qualify(fault.right, store), qualify(fault.wrong, store), 1)
-            store.schema = store.schema._replace(core=wrong)
-            return store
-
         histories = chain(
             [chain(*DIRECTED)],
             directed_histories(),
             map(changing_history, range(8)),
             (random_vectors(seed, 240, alternatives=True) for seed in range(8)),
         )
-        return any(differs(faulty(), shared_schema[1], vectors) for vectors in histories)
+        return any(differs(use_core(open_empty(), fault.source), shared_schema[1], vectors) for vectors in histories)
 
     for fault in figure.next_faults():
         figure.tried[fault] = is_found(fault)

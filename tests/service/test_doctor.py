@@ -1,4 +1,4 @@
-"""`tidegate doctor` finds problems of a deployment, says how to fix them, and changes nothing."""
+"""`tidegate doctor` finds problems of a deployment, says how to fix them, and changes nothing without --fix."""
 
 import json
 import socket
@@ -6,13 +6,15 @@ import socket
 import pytest
 
 from tests.servers.nats import NatsServer
-from tests.servers.process import free_port
+from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ADMIN, DECISION
+from tidegate import Limit, Policy
 from tidegate.cli import main
 from tidegate.service import doctor
 from tidegate.service.config.settings import load_settings
 from tidegate.service.doctor import EXTRAS, Finding, examine, judge_store
+from tidegate.stores.postgres import PostgresStore
 
 RULES = "policies: {api: 3/1h}\n"
 
@@ -57,6 +59,29 @@ def test_every_problem_says_how_to_fix_it(check, tmp_path):
     found = check(text, mode=0o666, trusted=["*"], environment={"FORWARDED_ALLOW_IPS": "*"}, listen="0.0.0.0:0")
     assert len(found) >= 6
     assert all(finding.to_do for finding in found)
+
+
+def test_functions_of_an_older_version_are_named_and_dropped_by_fix_only(postgres_url, capsys):
+    url = f"{postgres_url}?timeout=10&connect_timeout=10&deadline=10s"
+    older = PostgresStore(postgres_url, timeout=10, connect_timeout=10)
+    older.schema = older.schema._replace(version=0)
+    policy = Policy("p", (Limit(9, "1d"),))
+    assert older.apply_one("acquire", policy, "k", (1,))
+
+    def run(*options):
+        assert main(["doctor", "--store", url, "--json", *options]) == 0
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return [(found["level"], found["what"]) for found in findings if "older tidegate" in found["what"]]
+
+    in_use = [("note", "processes of an older tidegate use tidegate_v0 in the store")]
+    assert run() == run("--fix") == in_use
+    assert older.apply_one("acquire", policy, "k", (1,))
+    older.close()
+    unused = [("note", "only an older tidegate uses tidegate_v0 in the store")]
+    until(lambda: run() == unused, "the end of the session")
+    assert run() == unused  # without --fix, nothing is dropped
+    assert run("--fix") == [("ok", "dropped tidegate_v0 of an older tidegate")]
+    assert run() == []
 
 
 def test_a_store_in_memory_is_noted(check):

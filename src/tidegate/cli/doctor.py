@@ -24,11 +24,12 @@ EXAMPLES: Final = (
         "tidegate doctor --store redis://cache --trusted-proxy 10.0.0.0/8",
         "check a store and the proxies of an application",
     ),
+    ("tidegate doctor service.yaml --fix", "after an upgrade, drop functions of older versions in PostgreSQL"),
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `start`, and the proxies that the application trusts."""
+    """Add the options of `start`, the proxies that the application trusts, and `--fix`."""
     parser.description = (
         "Check a deployment, and print how to fix problems. FILE is the file of a service, or another configuration "
         "file. Without one, --store, --bus and --trusted-proxy are checked as an application uses them."
@@ -42,12 +43,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a proxy that your application trusts, as in its trusted_proxies (may be repeated)",
     )
 
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="also remove from the store what only older versions of tidegate use, and no process uses now",
+    )
+
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Check the deployment, and write the findings; returns 1 if there is a problem."""
     try:
         with without_logs():
-            findings = [*check_other_file(args), *examine(read_settings(args), args.trusted_proxy)]
+            findings = [*check_other_file(args), *examine(read_settings(args), args.trusted_proxy, fix=args.fix)]
     except ConfigError as error:
         findings = [Finding("problem", f"the settings are invalid: {error}", "correct them, and run the command again")]
     for finding in findings:

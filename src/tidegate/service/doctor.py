@@ -3,8 +3,9 @@
 With the settings of a service, it checks what `tidegate start` would run. With only a store, a bus or trusted proxies,
 it checks these, as an application with a middleware uses them.
 
-The checks change nothing: they only peek at the store (which creates a missing SQLite file) and read files. Each check
-is a function that takes the settings and yields findings; CHECKS lists them.
+The checks change nothing: they only peek at the store (which creates missing tables) and read files. Each check is a
+function that takes the settings and yields findings; CHECKS lists them. Only `fix_store`
+changes something.
 """
 
 from __future__ import annotations
@@ -89,14 +90,19 @@ def problem(what: str, to_do: str) -> Finding:
 
 
 def examine(
-    settings: Settings, trusted: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    settings: Settings, trusted: Sequence[str] = (), environment: Mapping[str, str] | None = None, *, fix: bool = False
 ) -> list[Finding]:
-    """Run the checks for these settings; `trusted` are the `trusted_proxies` of an application."""
+    """Run the checks for these settings; `trusted` are the `trusted_proxies` of an application.
+
+    With `fix`, remove first from the store what only older versions of tidegate use.
+    """
+    fixed = list(fix_store(settings)) if fix else []
     service = is_service(settings, trusted)
     needed = {*needed_extras(settings), *(["service"] if service else [])}
     findings = [finding for check in (CHECKS if service else APPLICATION_CHECKS) for finding in check(settings)]
     return [
         *check_packages(needed),
+        *fixed,
         *findings,
         *check_proxies(trusted, os.environ if environment is None else environment),
     ]
@@ -170,6 +176,36 @@ def check_store(settings: Settings) -> Iterator[Finding]:
             durations.append(duration)
             skews.append(decision.at - (clock.ns() // 1000 - duration // 2))
         yield from judge_store(name, median(durations), median(skews))
+        yield from check_outdated(opened)
+    finally:
+        opened.close()
+
+
+def check_outdated(opened: Store, *, drop: bool = False) -> Iterator[Finding]:
+    """Report, or remove, what only older versions of tidegate use in a store."""
+    try:
+        found = opened.outdated(drop=drop)
+    except RateLimitError as error:
+        yield problem(str(error), "fix the cause, and run the command again")
+        return
+    for name, in_use in found.items():
+        if drop:
+            yield from () if in_use else (ok(f"dropped {name} of an older tidegate"),)
+        elif in_use:
+            what = f"processes of an older tidegate use {name} in the store"
+            yield note(what, "upgrade them, then run tidegate doctor --fix")
+        else:
+            yield note(f"only an older tidegate uses {name} in the store", "drop it with tidegate doctor --fix")
+
+
+def fix_store(settings: Settings) -> Iterator[Finding]:
+    """Remove from the store what only older versions of tidegate use, unless a process of them is running."""
+    try:
+        opened = OpenedStore.open(settings.store).store
+    except RateLimitError:
+        return  # reported by `check_store`
+    try:
+        yield from check_outdated(opened, drop=True)
     finally:
         opened.close()
 

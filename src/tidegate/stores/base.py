@@ -346,6 +346,11 @@ class Store(ABC):
         """Forget the usage of all keys, if the store serves only this process; returns whether it did."""
         return False
 
+    def outdated(self, *, drop: bool = False) -> dict[str, bool]:
+        """Return what only older versions of tidegate use, and whether a process uses it now: then `drop` keeps it."""
+        del drop
+        return {}
+
     def wake(self, asks: Sequence[Ask]) -> None:
         """Wake callers that wait for these keys: permits may be available."""
         for _, key, _ in asks:

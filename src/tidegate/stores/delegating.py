@@ -130,6 +130,10 @@ class DelegatingStore(Store):
         """Forget the usage of all keys, if the wrapped store serves only this process."""
         return self.inner.clear()
 
+    def outdated(self, *, drop: bool = False) -> dict[str, bool]:
+        """Return, or remove, what only older versions use in the wrapped store."""
+        return self.inner.outdated(drop=drop)
+
     def metrics(self) -> dict[str, int]:
         """Return the counters of the wrapped store."""
         return self.inner.metrics()

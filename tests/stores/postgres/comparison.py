@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.codec import dump, limit_of
@@ -31,10 +32,15 @@ class Core(ReferenceStore):
         }
 
 
+def use_core(store: PostgresStore, core: str) -> PostgresStore:
+    """Let a store that has no connection yet call other functions, as another version of tidegate would."""
+    store.schema = store.schema._replace(core=core, version=zlib.crc32(core.encode()))
+    return store
+
+
 def stored(store: PostgresStore, sql: Callable[..., Any], policy: str, key: Key, now: int) -> States:
     """Read the live states of a key from the database."""
-    dump_function = store.schema.add_suffix(f'"{store.schema.name}".dump')
-    query = f"select name, algorithm, rule, numbers from {dump_function}(%s, %s, %s)"  # noqa: S608 - a known name
+    query = f'select name, algorithm, rule, numbers from "{store.schema.functions}".dump(%s, %s, %s)'  # noqa: S608 - a known name
     rows = sql(query, encode_name(policy), encode_name(join_key(key), escaped=True), now)
     return {(name, algorithm): (rule, numbers) for name, algorithm, rule, numbers in rows}
 

@@ -75,4 +75,11 @@ def open_store(server, schema, sql):
     yield open_one
     for store in opened:
         store.close()
-    sql(f'drop schema if exists "{schema}" cascade')
+    drop_schemas(sql, schema)
+
+
+def drop_schemas(sql, schema):
+    """Drop the tables of a schema and the functions of all versions."""
+    names = sql("select nspname from pg_namespace where nspname ~ %s", f"^{schema}(_v[0-9]+)?$").fetchall()
+    for (name,) in names:
+        sql(f'drop schema "{name}" cascade')

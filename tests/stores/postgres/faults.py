@@ -24,8 +24,8 @@ FAULTS = (
     ),
     Fault(
         "a change of limit counts at the faster rate",
-        "        least(\n            tidegate.rescale(",
-        "        greatest(\n            tidegate.rescale(",
+        "        least(\n            rescale(",
+        "        greatest(\n            rescale(",
         13,
     ),
     Fault("fractions are kept where they do not fit", "        part := 0;", "        part := part;", 12),
@@ -72,8 +72,8 @@ FAULTS = (
     ),
     Fault(
         "the previous window weighs too little",
-        "tidegate.ceil_div(previous * least(",
-        "(previous * least(".replace("(", "tidegate.floor_div(", 1),
+        "ceil_div(previous * least(",
+        "(previous * least(".replace("(", "floor_div(", 1),
     ),
     Fault(
         "counts are not clamped", "    count := least(most, count);\n    previous := least(most, previous);\n", "", 3
@@ -102,11 +102,11 @@ FAULTS = (
     Fault(
         "a denied call is charged",
         "    if changed is null or verb = 'peek' then\n        return views;",
-        "    if changed is null then changed := tidegate.acquire(limits, states, array_fill(1::bigint, "
+        "    if changed is null then changed := acquire(limits, states, array_fill(1::bigint, "
         "array[cardinality(limits)]), now, false); end if;\n"
         "    if changed is null or verb = 'peek' then\n        return views;",
     ),
-    Fault("a hold leaves no mark", "charged := tidegate.mark_bucket(charged);", "charged := charged;", 1),
+    Fault("a hold leaves no mark", "charged := mark_bucket(charged);", "charged := charged;", 1),
     Fault(
         "states are found by name alone",
         "        if s.name = l.name and s.algorithm = l.algorithm then\n"

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from tests.stores.postgres.comparison import use_core
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
 from tidegate.stores.postgres.io_flow import RunBlocking, TaskCaller
@@ -17,6 +18,9 @@ LIMITS = tuple(
 )
 ALL = Policy("p", LIMITS)
 ONE = (1,) * len(LIMITS)
+WRONG_CORE = """
+create function apply(text[], int[], text[], text[], int[], limit_t[], bigint[], bigint[], bigint[], int)
+    returns bigint[] language sql as $$ select array[1 / 0]::bigint[] $$;"""
 
 
 @pytest.fixture
@@ -169,9 +173,9 @@ async def test_calls_of_one_statement_fail_together(open_store, locked_key, sql)
     wait_for_waiter, unlock = locked_key
     store = open_store(pool_size=1)
     first, others = await start_calls(store, wait_for_waiter, 3)
-    store.schema = store.schema._replace(statement="select '{}'::bigint[]")
+    use_core(store, WRONG_CORE)
     sql("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'tidegate'")
-    for task in (first, *others):  # the first was in flight; a new connection serves the others with a wrong statement
+    for task in (first, *others):  # the first was in flight; a new connection serves the others with a wrong function
         with pytest.raises(StoreUnavailable):
             await task
     await unlock()

@@ -11,8 +11,8 @@ import tidegate.stores.postgres
 from tests.cases import cases
 from tests.conformance.changes import changing_history, directed_histories
 from tests.seeds import seeds
-from tests.stores.postgres.comparison import first_difference
-from tests.stores.postgres.conftest import query_function
+from tests.stores.postgres.comparison import first_difference, use_core
+from tests.stores.postgres.conftest import drop_schemas, query_function
 from tests.stores.postgres.faults import FAULTS
 from tests.stores.postgres.histories import DIRECTED
 from tidegate.core import bucket, log, sliding, state, windows
@@ -32,8 +32,9 @@ def shared_schema(server):
     """Return the name of a schema shared by these tests, since creating one is slow, and a query function."""
     name = f"conformance{os.getpid()}"
     with psycopg.connect(server.url, autocommit=True) as connection:
-        yield name, query_function(connection, name)
-        connection.execute(f'drop schema if exists "{name}" cascade')
+        sql = query_function(connection, name)
+        yield name, sql
+        drop_schemas(sql, name)
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_functions_have_the_order_of_the_core():
     """The same names in the same order, so that the two can be read side by side."""
     modules = (state, bucket, windows, sliding, log)
     code = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
-    ours = [line.split("(")[0].split(".")[1] for line in CORE.splitlines() if line.startswith("create or replace")]
+    ours = [line.split("(")[0].split()[2] for line in CORE.splitlines() if line.startswith("create function")]
     theirs = [line[4:].split("(")[0] for line in code.splitlines() if line.startswith("def ")]
     theirs = [name for name in theirs if name not in ONLY_IN_PYTHON and not name.startswith(("dump_", "load_"))]
     assert [name for name in ours if name in theirs and name != "adjust"] == theirs
@@ -128,11 +129,9 @@ def test_an_inserted_fault_is_found(open_empty, shared_schema, fault):
     assert CORE.count(fault.right) >= 1, "the core has changed: update this fault"
 
     def faulty():
-        store = open_empty()
-        wrong = store.schema.core.replace(qualify(fault.right, store), qualify(fault.wrong, store), 1)
-        assert wrong != store.schema.core
-        store.schema = store.schema._replace(core=wrong)
-        return store
+        wrong = CORE.replace(fault.right, fault.wrong, 1)
+        assert wrong != CORE
+        return use_core(open_empty(), wrong)
 
     histories = chain(
         [chain(*DIRECTED)],
@@ -148,7 +147,3 @@ def differs(store, sql, vectors):
         return first_difference(store, sql, vectors) is not None
     except StoreUnavailable as error:
         return "could not create" not in str(error)  # the fault made a call fail
-
-
-def qualify(text, store):
-    return text.replace("tidegate.", f'"{store.schema.name}".')

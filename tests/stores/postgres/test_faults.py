@@ -14,7 +14,7 @@ from tidegate.errors import Closed
 from tidegate.flow import run
 from tidegate.stores import open_store as open_url
 from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.call import StoreCall
+from tidegate.stores.postgres.call import APPLY, StoreCall
 from tidegate.stores.postgres.connection import Connection
 from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
 
@@ -145,7 +145,7 @@ def test_a_connection_that_is_reset_while_it_is_prepared_is_an_outage(open_store
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
         copy.shutdown(socket.SHUT_RDWR)
     with pytest.raises(StoreUnavailable, match="could not prepare"):
-        run(connection.prepare_flow(store.schema.add_suffix(store.schema.statement).encode(), until), perform)
+        run(connection.prepare_flow(APPLY, until), perform)
     connection.close()
 
 

@@ -1,13 +1,16 @@
-"""Creating, migrating and rejecting schemas, and reading states with SQL."""
+"""Creating and rejecting schemas, functions of several versions, and reading states with SQL."""
 
 import datetime as dt
+import hashlib
 
 import pytest
 
 from tests.cases import cases
+from tests.servers.process import until
+from tests.stores.postgres.conftest import drop_schemas
 from tidegate import ConfigError, Limit, Policy, StoreUnavailable
 from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.schema import read_schema
+from tidegate.stores.postgres.schema import FUNCTIONS_VERSION, MARKER, TABLES_VERSION, read_schema
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)
@@ -15,37 +18,132 @@ NOON = dt.datetime(2025, 6, 15, 12, tzinfo=dt.UTC)
 NOW = int(NOON.timestamp()) * 1_000_000
 
 
-def test_an_older_schema_is_migrated_and_keeps_its_charges(open_store, schema, sql):
-    latest = read_schema(schema)
-    before, _, rest = latest.core.partition("-- Decide one call as `apply` does, and write values")
-    _, _, after = rest.partition("-- The live states of a key")
-    older = latest._replace(steps=latest.steps[:1], views="", core=f"{before}-- An older core{after}")
-    old = open_store()
-    old.schema = older
+def other_version(open_store, version):
+    """Open a store as another version of tidegate, whose functions differ in a comment."""
+    store = open_store()
+    store.schema = store.schema._replace(core=f"{store.schema.core}-- version {version}", version=version)
+    return store
+
+
+def function_schemas(sql, schema):
+    rows = sql("select nspname from pg_namespace where nspname ~ %s order by 1", f"^{schema}_v[0-9]+$").fetchall()
+    return [name for (name,) in rows]
+
+
+def test_two_versions_share_the_tables_and_each_calls_its_own_functions(open_store, schema, sql):
+    newest = FUNCTIONS_VERSION
+    old, new = other_version(open_store, newest - 1), open_store()
     assert old.apply_one("acquire", TEN, "k", ONE).remaining == 9
-    assert sql("select version from tidegate.schema_version").fetchone() == (1,)
-    new = open_store()
     assert new.apply_one("acquire", TEN, "k", ONE).remaining == 8
-    assert sql("select version from tidegate.schema_version").fetchone() == (len(latest.steps),)
-    assert sql("select request_count from tidegate.rate_limiter_state").fetchone() == (2,)
-    assert old.apply_one("acquire", TEN, "k", ONE).remaining == 7  # an older process continues to work
+    assert function_schemas(sql, schema) == [f"{schema}_v{newest - 1}", f"{schema}_v{newest}"]
+    sql(f'drop schema "{schema}_v{newest}" cascade')
+    assert old.apply_one("acquire", TEN, "k", ONE).remaining == 7
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        new.apply_one("acquire", TEN, "k", ONE)
+    assert sql("select request_count from tidegate.rate_limiter_state").fetchone() == (3,)
 
 
-def test_a_newer_schema_is_rejected(open_store, schema, sql):
+@pytest.mark.parametrize("version", [3, 99])
+def test_tables_of_another_version_are_rejected(open_store, sql, version):
     open_store().apply_one("acquire", TEN, "k", ONE)
-    sql("update tidegate.schema_version set version = 99")
+    sql("update tidegate.schema_version set version = %s", version)
+    age = "a newer" if version == 99 else "an older"
     with pytest.raises(
-        StoreUnavailable, match="version 99, from a newer tidegate; this tidegate supports version 3: upgrade it"
+        StoreUnavailable,
+        match=f"version {version}, from {age} tidegate; this tidegate supports version {TABLES_VERSION}: ",
     ):
         open_store().apply_one("acquire", TEN, "k", ONE)
+
+
+def test_the_version_of_the_functions_is_raised_with_each_change():
+    """Processes of two versions must not use the same functions; those of an earlier one are never replaced."""
+    digest = hashlib.sha256(read_schema().core.encode()).hexdigest()[:12]
+    assert (FUNCTIONS_VERSION, digest) == (1, "fa150ab14ce9"), "raise FUNCTIONS_VERSION, and update this test"
+
+
+def test_unused_functions_of_older_versions_are_dropped_and_nothing_else(open_store, schema, sql):
+    store = open_store()
+    store.schema = store.schema._replace(version=10)
+    assert store.apply_one("acquire", TEN, "k", ONE)
+    for version in (2, 9, 11):
+        other = other_version(open_store, version)
+        assert other.apply_one("acquire", TEN, "k", ONE)
+        other.close()
+    used = other_version(open_store, 8)
+    assert used.apply_one("acquire", TEN, "k", ONE)
+    sql(f'create schema "{schema}_v3"')  # not of tidegate: it has no mark
+    sql(f'create schema "{schema}_v4x"; comment on schema "{schema}_v4x" is %s'.replace("%s", f"'{MARKER}'"))
+    until(lambda: sum(store.outdated().values()) == 1, "the end of the closed sessions")
+    found = {f"{schema}_v2": False, f"{schema}_v8": True, f"{schema}_v9": False}
+    assert store.outdated() == store.outdated(drop=True) == found
+    assert store.outdated() == {f"{schema}_v8": True}
+    assert set(function_schemas(sql, schema)) == {f"{schema}_v{version}" for version in (3, 8, 10, 11)}
+    assert used.apply_one("acquire", TEN, "k", ONE).remaining == 4
+    assert store.apply_one("acquire", TEN, "k", ONE).remaining == 3
+    assert other_version(open_store, 9).apply_one("acquire", TEN, "k", ONE).remaining == 2  # creates them again
+    sql(f'drop schema "{schema}_v4x"')
+
+
+def test_functions_beside_which_someone_keeps_a_table_are_not_dropped(open_store, schema, sql):
+    old = other_version(open_store, 1)
+    assert old.apply_one("acquire", TEN, "k", ONE)
+    old.close()
+    sql(f'create table "{schema}_v1".mine (a int)')
+    store = open_store()
+    store.schema = store.schema._replace(version=2)
+    until(lambda: not any(store.outdated().values()), "the end of the session")
+    with pytest.raises(StoreUnavailable, match=r"drop functions of older versions: cannot drop schema"):
+        store.outdated(drop=True)
+    assert sql("select to_regproc(%s) is not null", f"{schema}_v1.apply").fetchone() == (True,)
+    assert store.apply_one("acquire", TEN, "k", ONE)
+
+
+HOSTILE = """
+create schema if not exists hostile;
+create or replace function hostile.hashtextextended(text, bigint) returns bigint language sql as 'select 1 / 0::bigint';
+create or replace function hostile.cardinality(text[]) returns int language sql as 'select 1 / 0';
+create or replace function hostile.hash(text, text) returns bigint language sql as 'select 1 / 0::bigint';
+create table if not exists hostile.keys (policy text);
+alter role tide set search_path = hostile, public, pg_catalog;
+"""
+
+
+def test_a_search_path_of_the_role_changes_nothing(open_store, schema, sql):
+    sql(HOSTILE)
+    try:
+        store = open_store()
+        assert store.apply_one("acquire", TEN, "k", ONE).remaining == 9
+        store.apply_one("acquire", TEN, "gone", ONE, 1)
+        sql("set search_path = hostile, pg_catalog")
+        assert sql(f'select "{store.schema.functions}".delete_expired(10)').fetchone() == (1,)
+        assert sql("select request_count from tidegate.rate_limiter_state").fetchall() == [(1,)]
+        assert store.apply_one("acquire", TEN, "k", ONE).remaining == 8
+    finally:
+        sql("alter role tide reset search_path")
+        sql("drop schema hostile cascade")
+
+
+@cases("name", ["select", "user", "order", "_", "x" * 50])
+def test_schema_names_are_quoted(server, sql, name):
+    store = PostgresStore(server.url, schema=name, timeout=10, connect_timeout=10)
+    try:
+        assert store.apply_one("acquire", TEN, "k", ONE).remaining == 9
+        assert store.outdated(drop=True) == {}
+        names = [name, f"{name}_v{FUNCTIONS_VERSION}"]
+        query = "select count(*) from pg_namespace where nspname = any(%s)"
+        assert sql(query, names).fetchone() == (2,)
+    finally:
+        store.close()
+        drop_schemas(sql, name)
 
 
 def test_a_failed_migration_creates_nothing(open_store, schema, sql):
     broken = open_store()
     broken.schema = broken.schema._replace(core=broken.schema.core + "\nselect 1 / 0;\n")
-    with pytest.raises(StoreUnavailable, match=f"could not create or migrate its schema '{schema}': division by zero"):
+    with pytest.raises(StoreUnavailable, match=f"could not create its schema '{schema}': division by zero"):
         broken.apply_one("acquire", TEN, "k", ONE)
     assert sql("select to_regnamespace(%s)", schema).fetchone() == (None,)
+    assert function_schemas(sql, schema) == []
     assert open_store().apply_one("acquire", TEN, "k", ONE)
 
 
@@ -77,7 +175,7 @@ def test_tables_are_logged_by_default(open_store, schema, sql, unlogged, kind):
     assert (kinds["keys"], kinds["log"]) == (kind, kind)
 
 
-@cases("name", ["", "Big", "a b", 'a"b', "a;drop", "pg_x", "x" * 64, "1a"])
+@cases("name", ["", "Big", "a b", 'a"b', "a;drop", "pg_x", "x" * 51, "1a", "a_v1"])
 def test_invalid_schema_names_raise_config_error(name):
     with pytest.raises(ConfigError, match="lower-case letters, digits and _"):
         read_schema(name)

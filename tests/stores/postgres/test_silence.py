@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.servers.process import until
+from tests.stores.postgres.conftest import drop_schemas
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
 from tidegate.core.decision import LocalDecision
 from tidegate.stores.outage import open_guarded
@@ -39,7 +40,7 @@ def guarded(server, schema, sql):
     assert guarded.apply_one("acquire", TEN, "k", (1,))
     yield guarded
     guarded.close()
-    sql(f'drop schema if exists "{schema}" cascade')
+    drop_schemas(sql, schema)
 
 
 def test_threads_that_wait_for_a_connection_or_a_key_start_no_outage(server, schema, guarded):

@@ -89,12 +89,9 @@ def test_a_decision_costs_no_more_with_a_long_log(store, sql):
     description = store._encode_policy(MINUTE, NOW).text  # noqa: SLF001 - what a call sends
 
     def pages(verb, at):
-        function = store.schema.add_suffix(f'"{store.schema.name}".apply')
-        call = (
-            f"select {function}" + "(array[%s], '{1}', '{p}', '{long}', '{2}', %s, %s, array[%s::bigint], '{null}', 0)"
-        )
+        call = "select apply(array[%s], '{1}', '{p}', '{long}', '{2}', %s, %s, array[%s::bigint], '{null}', 0)"
         values = (verb, f"{{{description}}}", [0, 100_000 if verb == "peek" else 1], at)
-        sql("set enable_seqscan = off; set enable_bitmapscan = off")
+        sql(f"set enable_seqscan = off; set enable_bitmapscan = off; {store.schema.session_settings}")
         sql(call, *values)  # the first call includes planning
         plan = sql(f"explain (analyze, buffers, format json) {call}", *values).fetchone()[0][0]["Plan"]
         return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]

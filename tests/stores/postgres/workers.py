@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from tests.stores.postgres.comparison import use_core
 from tidegate import Limit, Policy
 from tidegate.stores.postgres import PostgresStore
 
@@ -28,7 +29,7 @@ def spend(number: int, url: str, schema: str, core: str | None, threads: int) ->
     """Acquire overlapping batches of keys in several threads until nothing is left; count the admitted calls."""
     store = PostgresStore(url, schema=schema, timeout=20, connect_timeout=20, pool_size=threads)
     if core is not None:
-        store.schema = store.schema._replace(core=core)
+        use_core(store, core)
 
     def spending(thread: int) -> tuple[list[str], list[str]]:
         choose = random.Random(f"{number}/{thread}")

@@ -6,7 +6,7 @@ heartbeat.py   checks a silent server with a heartbeat
 call.py        encodes calls and decodes answers
 connection.py  a connection to the server, and its errors
 io_flow.py     the steps that wait, and how threads and tasks execute them
-schema.py      creates and migrates the schema: schema.sql (tables), views.sql, core.sql (the core in PL/pgSQL)
+schema.py      creates the tables (schema.sql) and the functions (core.sql: the core in PL/pgSQL)
 """
 
 from tidegate.stores.postgres.store import PostgresStore, open_postgres

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
     from tidegate.stores.base import Ask
 
+APPLY: Final = (
+    b"select apply($1::text[], $2::int[], $3::text[], $4::text[], $5::int[], "
+    b"$6::limit_t[], $7::bigint[], $8::bigint[], $9::bigint[], $10::int)"
+)
 MISSING: Final = -1  # status of an answer: calendar windows are missing
 DENIED: Final = 0
 ALLOWED: Final = 1

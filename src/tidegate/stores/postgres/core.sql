@@ -1,5 +1,8 @@
 -- The core in PL/pgSQL: core/algorithms.py and the verbs of core/decision.py, with the same names in the same order, then
--- the store. Change both together, with a vector that failed before.
+-- the store. Change both together, with a vector that failed before, and raise FUNCTIONS_VERSION in schema.py.
+--
+-- The functions of each version have a schema of their own. The search path of a session has this schema and that of the
+-- tables only, so names are written without a schema. What people call sets the search path itself.
 --
 -- A state is an array of integers, in the format of core/codec.py:
 --
@@ -14,17 +17,17 @@
 -- fit into bigint; products are computed only if the factors are known to be small, with the reason beside them. Division
 -- of bigint truncates towards zero, so numbers that can be negative are divided by floor_div.
 
-create or replace function tidegate.ceil_div(a bigint, b bigint) returns bigint language sql immutable as $$
+create function ceil_div(a bigint, b bigint) returns bigint language sql immutable as $$
     select (a + b - 1) / b
 $$;
 
-create or replace function tidegate.floor_div(a bigint, b bigint) returns bigint language sql immutable as $$
+create function floor_div(a bigint, b bigint) returns bigint language sql immutable as $$
     select a / b - (a % b < 0)::int
 $$;
 
 -- The integers of a state that has not expired. Of an expired log, number and total are kept: its entries may still exist,
 -- and later sums must be above them. A window is returned with its end and the windows it carries.
-create or replace function tidegate.current(s tidegate.state_t, now bigint)
+create function current(s state_t, now bigint)
 returns bigint[] language plpgsql as $$
 begin
     if s.ends <= now then
@@ -43,7 +46,7 @@ end $$;
 -- capacity differ by at most MAX_INTEGER; elapsed * rate is computed only if it is at most the missing amount, cost * scale
 -- only for costs within the burst.
 
-create or replace function tidegate.charge_bucket(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+create function charge_bucket(s state_t, l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
     state bigint[];
@@ -51,7 +54,7 @@ begin
     if cost > l.burst then
         return null;
     end if;
-    state := tidegate.refill(s, l, now);
+    state := refill(s, l, now);
     if state[1] < cost * l.scale then
         return null;
     end if;
@@ -59,37 +62,37 @@ begin
     return state;
 end $$;
 
-create or replace function tidegate.view_bucket(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+create function view_bucket(s state_t, l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    state bigint[] := tidegate.refill(s, l, now);
+    state bigint[] := refill(s, l, now);
     level bigint := state[1];
     ahead bigint := state[2] - now;
     retry bigint := 0;
 begin
     if s.rule <> l.rule and s.ends > now then
-        return tidegate._view_changed(s, l, cost, now, level);
+        return _view_changed(s, l, cost, now, level);
     end if;
     if cost > l.burst then
         retry := -1;
     elsif cost > 0 and cost * l.scale > level then
-        retry := ahead + tidegate.ceil_div(cost * l.scale - level, l.rate);
+        retry := ahead + ceil_div(cost * l.scale - level, l.rate);
     end if;
     return array[
         greatest(0, level / l.scale),
         retry,
-        case when level < l.capacity then ahead + tidegate.ceil_div(l.capacity - level, l.rate) else 0 end
+        case when level < l.capacity then ahead + ceil_div(l.capacity - level, l.rate) else 0 end
     ];
 end $$;
 
-create or replace function tidegate.used_bucket(s tidegate.state_t, l tidegate.limit_t, now bigint)
+create function used_bucket(s state_t, l limit_t, now bigint)
 returns bigint language plpgsql as $$
 begin
-    return l.burst - tidegate.floor_div((tidegate.refill(s, l, now))[1], l.scale);
+    return l.burst - floor_div((refill(s, l, now))[1], l.scale);
 end $$;
 
-create or replace function tidegate._view_changed(
-    s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint, level bigint
+create function _view_changed(
+    s state_t, l limit_t, cost bigint, now bigint, level bigint
 ) returns bigint[] language plpgsql as $$
 declare
     was bigint := s.numbers[1];
@@ -101,16 +104,16 @@ begin
     if cost > l.burst then
         retry := -1;
     elsif cost > 0 and cost * l.scale > level then
-        filled := s.numbers[2] + tidegate.ceil_div(cost * l.scale - tidegate.rescale(was, scale, l), l.rate);
+        filled := s.numbers[2] + ceil_div(cost * l.scale - rescale(was, scale, l), l.rate);
         if cost <= s.burst then
-            before := s.numbers[2] + tidegate.ceil_div(cost * scale - was, s.rate);
+            before := s.numbers[2] + ceil_div(cost * scale - was, s.rate);
         end if;
         retry := least(greatest(filled, before), s.ends) - now;
     end if;
-    return array[greatest(0, tidegate.floor_div(level, l.scale)), retry, s.ends - now];
+    return array[greatest(0, floor_div(level, l.scale)), retry, s.ends - now];
 end $$;
 
-create or replace function tidegate.refill(s tidegate.state_t, l tidegate.limit_t, now bigint)
+create function refill(s state_t, l limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
     state bigint[] := s.numbers;
@@ -121,13 +124,13 @@ begin
         return array[l.capacity, now, l.scale];
     end if;
     if s.rule = l.rule then
-        level := tidegate.topped_up(level, l.capacity, l.rate, passed);
+        level := topped_up(level, l.capacity, l.rate, passed);
         state[1] := level;
         state[2] := state[2] + passed;
         if level >= l.capacity then
             return state[1:3];
         end if;
-        return case when cardinality(state) > 3 then tidegate.raise_peaks(state) else state end;
+        return case when cardinality(state) > 3 then raise_peaks(state) else state end;
     end if;
     if s.ends <= now then
         return array[l.capacity, now, l.scale];
@@ -135,23 +138,23 @@ begin
     -- It is unknown when the limit changed, so the time since the last charge counts at the slower of the two rates.
     return array[
         least(
-            tidegate.rescale(tidegate.topped_up(level, s.burst * state[3], s.rate, passed), state[3], l),
-            tidegate.topped_up(tidegate.rescale(level, state[3], l), l.capacity, l.rate, passed)
+            rescale(topped_up(level, s.burst * state[3], s.rate, passed), state[3], l),
+            topped_up(rescale(level, state[3], l), l.capacity, l.rate, passed)
         ),
         state[2] + passed,
         l.scale
     ];
 end $$;
 
-create or replace function tidegate.topped_up(level bigint, capacity bigint, rate bigint, passed bigint)
+create function topped_up(level bigint, capacity bigint, rate bigint, passed bigint)
 returns bigint language sql immutable as $$
     select case when passed > (capacity - level) / rate then capacity else level + passed * rate end
 $$;
 
-create or replace function tidegate.rescale(level bigint, scale bigint, l tidegate.limit_t)
+create function rescale(level bigint, scale bigint, l limit_t)
 returns bigint language plpgsql as $$
 declare
-    permits bigint := tidegate.floor_div(level, scale);
+    permits bigint := floor_div(level, scale);
     part bigint := level - permits * scale;
 begin
     if l.scale > 9007199254740991 / scale then  -- that is, if their product exceeds MAX_INTEGER
@@ -160,18 +163,18 @@ begin
     if permits >= l.burst then
         return l.capacity;
     end if;
-    if permits <= tidegate.floor_div(l.floor, l.scale) then
+    if permits <= floor_div(l.floor, l.scale) then
         return l.floor;
     end if;
     return permits * l.scale + part * l.scale / scale;
 end $$;
 
 -- The empty array means that the state and the limit that wrote it are unchanged, here and in all functions below.
-create or replace function tidegate.adjust_bucket(
-    s tidegate.state_t, l tidegate.limit_t, delta bigint, now bigint, at bigint
+create function adjust_bucket(
+    s state_t, l limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 declare
-    state bigint[] := tidegate.refill(s, l, now);
+    state bigint[] := refill(s, l, now);
     taken bigint;
     peak bigint;
     free bigint;
@@ -212,7 +215,7 @@ begin
     return case when state[1] < l.capacity then state end;
 end $$;
 
-create or replace function tidegate.mark_bucket(state bigint[])
+create function mark_bucket(state bigint[])
 returns bigint[] language plpgsql as $$
 declare
     fewest bigint := 9223372036854775807;
@@ -234,13 +237,13 @@ begin
     return state;
 end $$;
 
-create or replace function tidegate.expires_bucket(state bigint[], l tidegate.limit_t)
+create function expires_bucket(state bigint[], l limit_t)
 returns bigint language plpgsql as $$
 begin
-    return state[2] + tidegate.ceil_div(l.capacity - state[1], l.rate);
+    return state[2] + ceil_div(l.capacity - state[1], l.rate);
 end $$;
 
-create or replace function tidegate.raise_peaks(state bigint[])
+create function raise_peaks(state bigint[])
 returns bigint[] language plpgsql as $$
 begin
     if state[cardinality(state)] < state[1] then
@@ -258,29 +261,29 @@ end $$;
 -- These take used, start, end, the latest charge (null: unknown), the usage of ended windows, and used, start and end of
 -- each older window. They return used and start if the window belongs to the limit and carries none, else all numbers.
 
-create or replace function tidegate.charge_fixed(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+create function charge_fixed(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    return tidegate._charge_window(state, l, cost, now, tidegate._fixed(state, l, now));
+    return _charge_window(state, l, cost, now, _fixed(state, l, now));
 end $$;
 
-create or replace function tidegate.view_fixed(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+create function view_fixed(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    return tidegate._view_window(state, l, cost, now, tidegate._fixed(state, l, now));
+    return _view_window(state, l, cost, now, _fixed(state, l, now));
 end $$;
 
-create or replace function tidegate.used_fixed(state bigint[], l tidegate.limit_t, now bigint)
+create function used_fixed(state bigint[], l limit_t, now bigint)
 returns bigint language plpgsql as $$
 begin
-    return tidegate._used_window(state, l, now, tidegate._fixed(state, l, now));
+    return _used_window(state, l, now, _fixed(state, l, now));
 end $$;
 
 -- start, end
-create or replace function tidegate._fixed(state bigint[], l tidegate.limit_t, now bigint)
+create function _fixed(state bigint[], l limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    start bigint := tidegate._seen(state, now);
+    start bigint := _seen(state, now);
 begin
     if start - state[2] < l.length then
         start := state[2];
@@ -288,71 +291,71 @@ begin
     return array[start, start + l.length];
 end $$;
 
-create or replace function tidegate.adjust_fixed(
-    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+create function adjust_fixed(
+    state bigint[], l limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 begin
-    return tidegate._adjust_window(state, l, delta, now, at, tidegate._fixed(state, l, now));
+    return _adjust_window(state, l, delta, now, at, _fixed(state, l, now));
 end $$;
 
-create or replace function tidegate.expires_fixed(state bigint[], l tidegate.limit_t)
+create function expires_fixed(state bigint[], l limit_t)
 returns bigint language plpgsql as $$
 begin
-    return case when cardinality(state) > 2 then tidegate._last_end(state) else state[2] + l.length end;
+    return case when cardinality(state) > 2 then _last_end(state) else state[2] + l.length end;
 end $$;
 
-create or replace function tidegate.charge_calendar(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+create function charge_calendar(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    return tidegate._charge_window(state, l, cost, now, tidegate._calendar(state, l, now));
+    return _charge_window(state, l, cost, now, _calendar(state, l, now));
 end $$;
 
-create or replace function tidegate.view_calendar(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+create function view_calendar(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    return tidegate._view_window(state, l, cost, now, tidegate._calendar(state, l, now));
+    return _view_window(state, l, cost, now, _calendar(state, l, now));
 end $$;
 
-create or replace function tidegate.used_calendar(state bigint[], l tidegate.limit_t, now bigint)
+create function used_calendar(state bigint[], l limit_t, now bigint)
 returns bigint language plpgsql as $$
 begin
-    return tidegate._used_window(state, l, now, tidegate._calendar(state, l, now));
+    return _used_window(state, l, now, _calendar(state, l, now));
 end $$;
 
 -- start, end; `unknown` has checked that the client sent this window.
-create or replace function tidegate._calendar(state bigint[], l tidegate.limit_t, now bigint)
+create function _calendar(state bigint[], l limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
     i int := 1;
 begin
-    now := tidegate._seen(state, now);
+    now := _seen(state, now);
     while l.bounds[i + 1] <= now loop
         i := i + 1;
     end loop;
     return array[l.bounds[i], l.bounds[i + 1]];
 end $$;
 
-create or replace function tidegate.adjust_calendar(
-    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+create function adjust_calendar(
+    state bigint[], l limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 begin
-    return tidegate._adjust_window(state, l, delta, now, at, tidegate._calendar(state, l, now));
+    return _adjust_window(state, l, delta, now, at, _calendar(state, l, now));
 end $$;
 
-create or replace function tidegate.expires_calendar(state bigint[], l tidegate.limit_t)
+create function expires_calendar(state bigint[], l limit_t)
 returns bigint language plpgsql as $$
 begin
-    return case when cardinality(state) > 2 then tidegate._last_end(state)
-                else (tidegate._calendar(null, l, state[2]))[2] end;
+    return case when cardinality(state) > 2 then _last_end(state)
+                else (_calendar(null, l, state[2]))[2] end;
 end $$;
 
-create or replace function tidegate._seen(state bigint[], now bigint)
+create function _seen(state bigint[], now bigint)
 returns bigint language plpgsql as $$
 begin
     return greatest(now, coalesce(state[4], state[2]));
 end $$;
 
-create or replace function tidegate._last_end(state bigint[])
+create function _last_end(state bigint[])
 returns bigint language plpgsql as $$
 declare
     last bigint := state[3];
@@ -364,13 +367,13 @@ begin
 end $$;
 
 -- used, start and end of each window, that of the state itself last
-create or replace function tidegate._windows(state bigint[])
+create function _windows(state bigint[])
 returns bigint[] language plpgsql as $$
 begin
-    return state[6:] || array[state[1] - tidegate._sum(state[6:]), state[2], state[3]];
+    return state[6:] || array[state[1] - _sum(state[6:]), state[2], state[3]];
 end $$;
 
-create or replace function tidegate._sum(windows bigint[])
+create function _sum(windows bigint[])
 returns bigint language plpgsql as $$
 declare
     sum bigint := 0;
@@ -382,19 +385,19 @@ begin
 end $$;
 
 -- usage of ended windows, then used, start and end of what counts in the window `present` (start, end)
-create or replace function tidegate._counted(state bigint[], l tidegate.limit_t, now bigint, present bigint[])
+create function _counted(state bigint[], l limit_t, now bigint, present bigint[])
 returns bigint[] language plpgsql as $$
 declare
-    windows bigint[] := tidegate._windows(state);
+    windows bigint[] := _windows(state);
     counted bigint[] := '{}';
-    expires bigint := tidegate._last_end(state);
+    expires bigint := _last_end(state);
     overlapping boolean := present[1] <= coalesce(state[4], state[2]);
     back boolean := present[1] < state[2];
     again bigint := 0;
     ended bigint := state[5];
     used bigint;
 begin
-    now := tidegate._seen(state, now);
+    now := _seen(state, now);
     if l.bounds is null then
         overlapping := present[1] = state[2];
         back := overlapping and l.length > state[3] - state[2];
@@ -407,16 +410,16 @@ begin
             counted := counted || array[windows[i], windows[i + 1], greatest(windows[i + 2], again)];
         end if;
     end loop;
-    used := tidegate._sum(counted);
-    ended := ended + least(tidegate._sum(windows) - used, 9007199254740991 - ended);
+    used := _sum(counted);
+    ended := ended + least(_sum(windows) - used, 9007199254740991 - ended);
     if back then
         return 0::bigint || counted || array[least(ended, 9007199254740991 - used), state[2], again];
     end if;
     return ended || counted;
 end $$;
 
-create or replace function tidegate._charge_window(
-    state bigint[], l tidegate.limit_t, cost bigint, now bigint, present bigint[]
+create function _charge_window(
+    state bigint[], l limit_t, cost bigint, now bigint, present bigint[]
 ) returns bigint[] language plpgsql as $$
 declare
     counted bigint[];
@@ -424,13 +427,13 @@ begin
     if state is null or (state[4] is null and state[2:3] = present) then  -- the common state
         return case when cost <= l.quota - coalesce(state[1], 0) then array[coalesce(state[1], 0) + cost, present[1]] end;
     end if;
-    counted := tidegate._counted(state, l, now, present);
-    return case when cost <= l.quota - tidegate._sum(counted[2:])
-                then tidegate._taken(state, l, cost, now, present) end;
+    counted := _counted(state, l, now, present);
+    return case when cost <= l.quota - _sum(counted[2:])
+                then _taken(state, l, cost, now, present) end;
 end $$;
 
-create or replace function tidegate._taken(
-    state bigint[], l tidegate.limit_t, cost bigint, now bigint, present bigint[]
+create function _taken(
+    state bigint[], l limit_t, cost bigint, now bigint, present bigint[]
 ) returns bigint[] language plpgsql as $$
 declare
     counted bigint[];
@@ -441,10 +444,10 @@ begin
     if state is null then
         return array[cost, present[1]];
     end if;
-    counted := tidegate._counted(state, l, now, present);
+    counted := _counted(state, l, now, present);
     ended := counted[1];
     counted := counted[2:];
-    used := tidegate._sum(counted);
+    used := _sum(counted);
     for i in 1 .. cardinality(counted) by 3 loop
         if counted[i + 2] > present[2] and counted[i] > 0 then
             older := older || counted[i : i + 2];
@@ -457,11 +460,11 @@ begin
     if older = '{}' and ended = 0 then
         return array[used, present[1]];
     end if;
-    return array[used, present[1], present[2], greatest(present[1], tidegate._seen(state, now)), ended] || older;
+    return array[used, present[1], present[2], greatest(present[1], _seen(state, now)), ended] || older;
 end $$;
 
-create or replace function tidegate._view_window(
-    state bigint[], l tidegate.limit_t, cost bigint, now bigint, present bigint[]
+create function _view_window(
+    state bigint[], l limit_t, cost bigint, now bigint, present bigint[]
 ) returns bigint[] language plpgsql as $$
 declare
     counted bigint[] := '{}';
@@ -474,9 +477,9 @@ begin
     if state[4] is null and state[2:3] = present then  -- the common state
         counted := state[1:3];
     elsif state is not null then
-        counted := (tidegate._counted(state, l, now, present))[2:];
+        counted := (_counted(state, l, now, present))[2:];
     end if;
-    free := l.quota - tidegate._sum(counted);
+    free := l.quota - _sum(counted);
     remaining := greatest(0, free);
     for i in 3 .. cardinality(counted) by 3 loop
         last := greatest(last, counted[i]);
@@ -501,31 +504,31 @@ begin
     return array[remaining, retry, last - now];
 end $$;
 
-create or replace function tidegate._used_window(state bigint[], l tidegate.limit_t, now bigint, present bigint[])
+create function _used_window(state bigint[], l limit_t, now bigint, present bigint[])
 returns bigint language plpgsql as $$
 begin
-    return case when state is null then 0 else tidegate._sum((tidegate._counted(state, l, now, present))[2:]) end;
+    return case when state is null then 0 else _sum((_counted(state, l, now, present))[2:]) end;
 end $$;
 
-create or replace function tidegate._adjust_window(
-    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint, present bigint[]
+create function _adjust_window(
+    state bigint[], l limit_t, delta bigint, now bigint, at bigint, present bigint[]
 ) returns bigint[] language plpgsql as $$
 declare
-    windows bigint[] := case when state is null then '{}' else tidegate._windows(state) end;
+    windows bigint[] := case when state is null then '{}' else _windows(state) end;
     places int := cardinality(windows);
-    total bigint := tidegate._sum(windows);
+    total bigint := _sum(windows);
     held int[] := '{}';
     change bigint;
     kept bigint[] := '{}';
 begin
-    now := tidegate._seen(state, now);
+    now := _seen(state, now);
     for i in reverse places - 2 .. 1 by 3 loop
         if windows[i + 2] > now and (at is null or (windows[i + 1] <= at and at < windows[i + 2])) then
             held := held || i;
         end if;
     end loop;
     if delta > 0 and (at is null or (held = '{}' and present[1] <= at and at <= now)) then
-        return tidegate._taken(state, l, delta, now, present);
+        return _taken(state, l, delta, now, present);
     end if;
     if held = '{}' then
         return held;
@@ -547,7 +550,7 @@ begin
     if kept = '{}' and state[5] = 0 and windows[places - 1 : places] = present then
         return windows[places - 2 : places - 1];
     end if;
-    return array[windows[places - 2] + tidegate._sum(kept), windows[places - 1], windows[places],
+    return array[windows[places - 2] + _sum(kept), windows[places - 1], windows[places],
                  coalesce(state[4], now), state[5]] || kept;
 end $$;
 
@@ -555,20 +558,20 @@ end $$;
 --
 -- Limit chooses the tick so that quota * ticks <= MAX_INTEGER, and `heaviest` clamps the counts to the same bound.
 
-create or replace function tidegate.charge_sliding(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+create function charge_sliding(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
     free bigint;
 begin
-    state := tidegate._sliding(state, l, now);
-    free := greatest(0, l.quota - state[1]) - tidegate._weigh(l, state[2], state[3] + l.length - now);
+    state := _sliding(state, l, now);
+    free := greatest(0, l.quota - state[1]) - _weigh(l, state[2], state[3] + l.length - now);
     return case when cost <= free then array[state[1] + cost, state[2], state[3], l.length] end;
 end $$;
 
-create or replace function tidegate.view_sliding(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+create function view_sliding(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    was bigint[] := tidegate._rolled(state, l, now);
+    was bigint[] := _rolled(state, l, now);
     count bigint := was[1];
     previous bigint := was[2];
     ticks bigint := l.length / l.tick;
@@ -577,9 +580,9 @@ declare
     retry bigint := 0;
 begin
     if was[4] <> l.length then
-        return tidegate._view_resized(l, cost, count, previous, ahead, was[4]);
+        return _view_resized(l, cost, count, previous, ahead, was[4]);
     end if;
-    free := greatest(0, greatest(0, l.quota - count) - tidegate._weigh(l, previous, ahead));
+    free := greatest(0, greatest(0, l.quota - count) - _weigh(l, previous, ahead));
     if cost > l.quota then
         retry := -1;
     elsif cost > free then
@@ -592,20 +595,20 @@ begin
     return array[free, retry, case when count > 0 then ahead + l.length when previous > 0 then ahead else 0 end];
 end $$;
 
-create or replace function tidegate.used_sliding(state bigint[], l tidegate.limit_t, now bigint)
+create function used_sliding(state bigint[], l limit_t, now bigint)
 returns bigint language plpgsql as $$
 declare
-    was bigint[] := tidegate._rolled(state, l, now);
+    was bigint[] := _rolled(state, l, now);
     weight bigint := was[2];
 begin
     if was[4] = l.length then
-        weight := tidegate._weigh(l, was[2], was[3] + was[4] - now);
+        weight := _weigh(l, was[2], was[3] + was[4] - now);
     end if;
     return was[1] + least(weight, 9007199254740991 - was[1]);
 end $$;
 
-create or replace function tidegate._view_resized(
-    l tidegate.limit_t, cost bigint, count bigint, previous bigint, ahead bigint, length bigint
+create function _view_resized(
+    l limit_t, cost bigint, count bigint, previous bigint, ahead bigint, length bigint
 ) returns bigint[] language plpgsql as $$
 declare
     free bigint := greatest(0, l.quota - count - previous);
@@ -619,38 +622,38 @@ begin
     return array[free, retry, case when count > 0 then ahead + length when previous > 0 then ahead else 0 end];
 end $$;
 
-create or replace function tidegate._weigh(l tidegate.limit_t, previous bigint, ahead bigint)
+create function _weigh(l limit_t, previous bigint, ahead bigint)
 returns bigint language plpgsql as $$
 declare
     ticks bigint := l.length / l.tick;
 begin
-    return tidegate.ceil_div(previous * least(ticks, tidegate.ceil_div(ahead, l.tick)), ticks);
+    return ceil_div(previous * least(ticks, ceil_div(ahead, l.tick)), ticks);
 end $$;
 
 -- current, previous, start
-create or replace function tidegate._sliding(state bigint[], l tidegate.limit_t, now bigint)
+create function _sliding(state bigint[], l limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    was bigint[] := tidegate._rolled(state, l, now);
+    was bigint[] := _rolled(state, l, now);
 begin
     if was[4] = l.length then
         return was[1:3];
     end if;
-    return array[was[1] + was[2], 0, tidegate.floor_div(greatest(now, was[3]), l.length) * l.length];
+    return array[was[1] + was[2], 0, floor_div(greatest(now, was[3]), l.length) * l.length];
 end $$;
 
 -- current, previous, start, length
-create or replace function tidegate._rolled(state bigint[], l tidegate.limit_t, now bigint)
+create function _rolled(state bigint[], l limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    most bigint := tidegate.heaviest(l);
+    most bigint := heaviest(l);
     count bigint := state[1];
     previous bigint := state[2];
     start bigint := state[3];
     ended bigint;
 begin
     if state is null then
-        return array[0, 0, tidegate.floor_div(now, l.length) * l.length, l.length];
+        return array[0, 0, floor_div(now, l.length) * l.length, l.length];
     end if;
     ended := (greatest(now, start) - start) / state[4];
     if ended > 0 then
@@ -666,13 +669,13 @@ begin
     return array[count, previous, start, state[4]];
 end $$;
 
-create or replace function tidegate.adjust_sliding(
-    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+create function adjust_sliding(
+    state bigint[], l limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 declare
-    most bigint := tidegate.heaviest(l);
+    most bigint := heaviest(l);
 begin
-    state := tidegate._sliding(state, l, now);
+    state := _sliding(state, l, now);
     if at is null or (state[3] <= at and at < state[3] + l.length) then
         state[1] := greatest(0, state[1] + least(delta, most - state[1]));
     elsif state[3] - l.length <= at and at < state[3] then
@@ -683,13 +686,13 @@ begin
     return case when state[1] > 0 or state[2] > 0 then state || l.length end;
 end $$;
 
-create or replace function tidegate.heaviest(l tidegate.limit_t)
+create function heaviest(l limit_t)
 returns bigint language plpgsql as $$
 begin
     return 9007199254740991 / (l.length / l.tick);
 end $$;
 
-create or replace function tidegate.expires_sliding(state bigint[], l tidegate.limit_t)
+create function expires_sliding(state bigint[], l limit_t)
 returns bigint language plpgsql as $$
 begin
     return state[3] + l.length * case when state[1] > 0 then 2 else 1 end;
@@ -700,10 +703,10 @@ end $$;
 -- Entries with a sum above base are live. `charge_log` only counts: `keep` inserts the entry once every limit has allowed the
 -- call. `adjust_log` and `adjust_slots`, which no limit denies, change the entries in place.
 
-create or replace function tidegate.charge_log(state bigint[], l tidegate.limit_t, cost bigint, now bigint)
+create function charge_log(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
-    state := tidegate._log(state, l, now);
+    state := _log(state, l, now);
     if cost > l.quota - (state[3] - state[2]) then
         return null;
     end if;
@@ -711,11 +714,11 @@ begin
 end $$;
 
 -- `expires` is the expiry of a state that an earlier limit wrote; null if this limit wrote it.
-create or replace function tidegate.view_log(
-    state bigint[], l tidegate.limit_t, cost bigint, now bigint, expires bigint
+create function view_log(
+    state bigint[], l limit_t, cost bigint, now bigint, expires bigint
 ) returns bigint[] language plpgsql as $$
 declare
-    was bigint[] := tidegate._log(state, l, now);
+    was bigint[] := _log(state, l, now);
     total bigint := was[3];
     spent bigint := was[3] - was[2];
     ends bigint := least(was[4] + l.length, expires);
@@ -725,22 +728,22 @@ begin
         retry := -1;
     elsif cost > greatest(0, l.quota - spent) then
         select least(ends, e.at + l.length) - now into strict retry
-        from tidegate.log e where e.log = was[1] and e.sum >= total + view_log.cost - l.quota
+        from log e where e.log = was[1] and e.sum >= total + view_log.cost - l.quota
         order by e.sum limit 1;
     end if;
     return array[greatest(0, l.quota - spent), retry, case when spent > 0 then ends - now else 0 end];
 end $$;
 
-create or replace function tidegate.used_log(state bigint[], l tidegate.limit_t, now bigint)
+create function used_log(state bigint[], l limit_t, now bigint)
 returns bigint language plpgsql as $$
 declare
-    was bigint[] := tidegate._log(state, l, now);
+    was bigint[] := _log(state, l, now);
 begin
     return was[3] - was[2];
 end $$;
 
 -- number of the log, base, total, last instant, now
-create or replace function tidegate._log(state bigint[], l tidegate.limit_t, now bigint)
+create function _log(state bigint[], l limit_t, now bigint)
 returns bigint[] language plpgsql as $$
 declare
     gone bigint;
@@ -752,101 +755,101 @@ begin
     if state[4] is null or state[4] <= now - l.length then
         state[2] := state[3];
     else
-        select e.sum into gone from tidegate.log e where e.log = state[1] and e.at <= now - l.length
+        select e.sum into gone from log e where e.log = state[1] and e.at <= now - l.length
         order by e.at desc, e.sum desc limit 1;
         state[2] := greatest(state[2], gone);
     end if;
     return state || now;
 end $$;
 
-create or replace function tidegate._logged(state bigint[])
+create function _logged(state bigint[])
 returns bigint[] language plpgsql as $$
 begin
     return case when state[3] > state[2] then state[1:4] end;
 end $$;
 
-create or replace function tidegate.adjust_log(
-    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+create function adjust_log(
+    state bigint[], l limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 declare
     entry bigint;
 begin
-    state := tidegate._log(state, l, now);
+    state := _log(state, l, now);
     if at is null then
-        return tidegate._correct(state, delta, null, false);
+        return _correct(state, delta, null, false);
     elsif at > state[5] - l.length then
         -- An entry made while the clock had stepped back has the latest instant seen before: the next one.
-        select e.at into entry from tidegate.log e where e.log = state[1] and e.sum > state[2] and e.at >= adjust_log.at
+        select e.at into entry from log e where e.log = state[1] and e.sum > state[2] and e.at >= adjust_log.at
         order by e.at, e.sum limit 1;
         if found then
-            return tidegate._correct(state, delta, entry, false);
+            return _correct(state, delta, entry, false);
         end if;
     end if;
     return '{}';
 end $$;
 
-create or replace function tidegate.adjust_slots(
-    state bigint[], l tidegate.limit_t, delta bigint, now bigint, at bigint
+create function adjust_slots(
+    state bigint[], l limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 begin
     if at is not null then
-        return tidegate.adjust_log(state, l, delta, now, at);
+        return adjust_log(state, l, delta, now, at);
     end if;
-    return tidegate._correct(tidegate._log(state, l, now), delta, null, true);
+    return _correct(_log(state, l, now), delta, null, true);
 end $$;
 
 -- Change the costs of the entries made at an instant (null: of all) by `delta` in total, the oldest or the latest first.
 -- A positive delta on an empty log adds an entry.
-create or replace function tidegate._correct(state bigint[], delta bigint, instant bigint, oldest boolean)
+create function _correct(state bigint[], delta bigint, instant bigint, oldest boolean)
 returns bigint[] language plpgsql as $$
 declare
     entry record;
     change bigint;
 begin
     if delta > 0 and state[3] = state[2] then
-        state[1] := coalesce(state[1], nextval('tidegate.logs'));
+        state[1] := coalesce(state[1], nextval('logs'));
         state[3] := state[2] + delta;
         state[4] := state[5];
-        insert into tidegate.log (log, at, cost, sum) values (state[1], state[4], delta, state[3]);
+        insert into log (log, at, cost, sum) values (state[1], state[4], delta, state[3]);
         return state[1:4];
     end if;
     while delta <> 0 loop
         if oldest then
-            select e.ctid, e.cost, e.sum into entry from tidegate.log e
+            select e.ctid, e.cost, e.sum into entry from log e
             where e.log = state[1] and e.sum > state[2] order by e.sum limit 1;
         elsif instant is null then
-            select e.ctid, e.cost, e.sum into entry from tidegate.log e
+            select e.ctid, e.cost, e.sum into entry from log e
             where e.log = state[1] and e.sum > state[2] order by e.sum desc limit 1;
         else
-            select e.ctid, e.cost, e.sum into entry from tidegate.log e
+            select e.ctid, e.cost, e.sum into entry from log e
             where e.log = state[1] and e.at = instant and e.sum > state[2] order by e.sum desc limit 1;
         end if;
         exit when not found;
         change := least(greatest(delta, -entry.cost), 9007199254740991 - (state[3] - state[2]));
         if entry.cost + change = 0 then
-            delete from tidegate.log e where e.ctid = entry.ctid;
+            delete from log e where e.ctid = entry.ctid;
         else
-            update tidegate.log e set cost = e.cost + change where e.ctid = entry.ctid;
+            update log e set cost = e.cost + change where e.ctid = entry.ctid;
         end if;
         -- Update the running sums on the shorter side: those before a smaller entry, with the base, or those after it.
         if change < 0 and entry.sum - state[2] <= state[3] - entry.sum then
-            update tidegate.log e set sum = e.sum - change
+            update log e set sum = e.sum - change
             where e.log = state[1] and e.sum > state[2] and e.sum < entry.sum;
             state[2] := state[2] - change;
         else
-            update tidegate.log e set sum = e.sum + change where e.log = state[1] and e.sum >= entry.sum;
+            update log e set sum = e.sum + change where e.log = state[1] and e.sum >= entry.sum;
             state[3] := state[3] + change;
         end if;
         delta := delta - change;
         exit when delta > 0;  -- no entry can take more
     end loop;
     if state[3] > state[2] then
-        state[4] := (select e.at from tidegate.log e where e.log = state[1] order by e.sum desc limit 1);
+        state[4] := (select e.at from log e where e.log = state[1] order by e.sum desc limit 1);
     end if;
-    return tidegate._logged(state);
+    return _logged(state);
 end $$;
 
-create or replace function tidegate.expires_log(state bigint[], l tidegate.limit_t)
+create function expires_log(state bigint[], l limit_t)
 returns bigint language plpgsql as $$
 begin
     return state[4] + l.length;
@@ -854,139 +857,139 @@ end $$;
 
 -- ---- dispatch -----------------------------------------------------------------------------------------------------------
 
-create or replace function tidegate.charge(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+create function charge(s state_t, l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    state bigint[] := tidegate.current(s, now);
+    state bigint[] := current(s, now);
 begin
     case l.algorithm
-        when 'token_bucket' then return tidegate.charge_bucket(s, l, cost, now);
-        when 'fixed_window' then return tidegate.charge_fixed(state, l, cost, now);
-        when 'calendar_window' then return tidegate.charge_calendar(state, l, cost, now);
-        when 'sliding_window' then return tidegate.charge_sliding(state, l, cost, now);
-        else return tidegate.charge_log(state, l, cost, now);
+        when 'token_bucket' then return charge_bucket(s, l, cost, now);
+        when 'fixed_window' then return charge_fixed(state, l, cost, now);
+        when 'calendar_window' then return charge_calendar(state, l, cost, now);
+        when 'sliding_window' then return charge_sliding(state, l, cost, now);
+        else return charge_log(state, l, cost, now);
     end case;
 end $$;
 
-create or replace function tidegate.view(s tidegate.state_t, l tidegate.limit_t, cost bigint, now bigint)
+create function view(s state_t, l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    state bigint[] := tidegate.current(s, now);
+    state bigint[] := current(s, now);
 begin
     case l.algorithm
-        when 'token_bucket' then return tidegate.view_bucket(s, l, cost, now);
-        when 'fixed_window' then return tidegate.view_fixed(state, l, cost, now);
-        when 'calendar_window' then return tidegate.view_calendar(state, l, cost, now);
-        when 'sliding_window' then return tidegate.view_sliding(state, l, cost, now);
-        else return tidegate.view_log(state, l, cost, now, case when s.rule <> l.rule then s.ends end);
+        when 'token_bucket' then return view_bucket(s, l, cost, now);
+        when 'fixed_window' then return view_fixed(state, l, cost, now);
+        when 'calendar_window' then return view_calendar(state, l, cost, now);
+        when 'sliding_window' then return view_sliding(state, l, cost, now);
+        else return view_log(state, l, cost, now, case when s.rule <> l.rule then s.ends end);
     end case;
 end $$;
 
-create or replace function tidegate.used(s tidegate.state_t, l tidegate.limit_t, now bigint)
+create function used(s state_t, l limit_t, now bigint)
 returns bigint language plpgsql as $$
 declare
-    state bigint[] := tidegate.current(s, now);
+    state bigint[] := current(s, now);
 begin
     case l.algorithm
-        when 'token_bucket' then return tidegate.used_bucket(s, l, now);
-        when 'fixed_window' then return tidegate.used_fixed(state, l, now);
-        when 'calendar_window' then return tidegate.used_calendar(state, l, now);
-        when 'sliding_window' then return tidegate.used_sliding(state, l, now);
-        else return tidegate.used_log(state, l, now);
+        when 'token_bucket' then return used_bucket(s, l, now);
+        when 'fixed_window' then return used_fixed(state, l, now);
+        when 'calendar_window' then return used_calendar(state, l, now);
+        when 'sliding_window' then return used_sliding(state, l, now);
+        else return used_log(state, l, now);
     end case;
 end $$;
 
-create or replace function tidegate.correct(
-    s tidegate.state_t, l tidegate.limit_t, delta bigint, now bigint, at bigint
+create function correct(
+    s state_t, l limit_t, delta bigint, now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 declare
-    state bigint[] := tidegate.current(s, now);
+    state bigint[] := current(s, now);
 begin
     case l.algorithm
-        when 'token_bucket' then return tidegate.adjust_bucket(s, l, delta, now, at);
-        when 'fixed_window' then return tidegate.adjust_fixed(state, l, delta, now, at);
-        when 'calendar_window' then return tidegate.adjust_calendar(state, l, delta, now, at);
-        when 'sliding_window' then return tidegate.adjust_sliding(state, l, delta, now, at);
-        when 'sliding_log' then return tidegate.adjust_log(state, l, delta, now, at);
-        else return tidegate.adjust_slots(state, l, delta, now, at);
+        when 'token_bucket' then return adjust_bucket(s, l, delta, now, at);
+        when 'fixed_window' then return adjust_fixed(state, l, delta, now, at);
+        when 'calendar_window' then return adjust_calendar(state, l, delta, now, at);
+        when 'sliding_window' then return adjust_sliding(state, l, delta, now, at);
+        when 'sliding_log' then return adjust_log(state, l, delta, now, at);
+        else return adjust_slots(state, l, delta, now, at);
     end case;
 end $$;
 
-create or replace function tidegate.expires(state bigint[], l tidegate.limit_t)
+create function expires(state bigint[], l limit_t)
 returns bigint language plpgsql as $$
 begin
     case l.algorithm
-        when 'token_bucket' then return tidegate.expires_bucket(state, l);
-        when 'fixed_window' then return tidegate.expires_fixed(state, l);
-        when 'calendar_window' then return tidegate.expires_calendar(state, l);
-        when 'sliding_window' then return tidegate.expires_sliding(state, l);
-        else return tidegate.expires_log(state, l);
+        when 'token_bucket' then return expires_bucket(state, l);
+        when 'fixed_window' then return expires_fixed(state, l);
+        when 'calendar_window' then return expires_calendar(state, l);
+        when 'sliding_window' then return expires_sliding(state, l);
+        else return expires_log(state, l);
     end case;
 end $$;
 
 -- ---- verbs: apply to the states of all limits of a key at once: core/decision.py --------------------------------------------
 
 -- The new states, or null if denied. Also `peek`, which stores nothing, and `hold`, which adds marks.
-create or replace function tidegate.acquire(
-    limits tidegate.limit_t[], states tidegate.state_t[], costs bigint[], now bigint, hold boolean
-) returns tidegate.state_t[] language plpgsql as $$
+create function acquire(
+    limits limit_t[], states state_t[], costs bigint[], now bigint, hold boolean
+) returns state_t[] language plpgsql as $$
 declare
-    l tidegate.limit_t;
+    l limit_t;
     charged bigint[];
 begin
     for i in 1 .. cardinality(limits) loop
         continue when costs[i] = 0;
         l := limits[i];
-        charged := tidegate.charge(states[i], l, costs[i], now);
+        charged := charge(states[i], l, costs[i], now);
         if charged is null then
             return null;
         end if;
         if hold and l.algorithm = 'token_bucket' then
-            charged := tidegate.mark_bucket(charged);
+            charged := mark_bucket(charged);
         end if;
-        states[i] := tidegate.written(l, charged);
+        states[i] := written(l, charged);
     end loop;
     return states;
 end $$;
 
-create or replace function tidegate.adjust(
-    limits tidegate.limit_t[], states tidegate.state_t[], costs bigint[], now bigint, at bigint
-) returns tidegate.state_t[] language plpgsql as $$
+create function adjust(
+    limits limit_t[], states state_t[], costs bigint[], now bigint, at bigint
+) returns state_t[] language plpgsql as $$
 declare
     corrected bigint[];
 begin
     for i in 1 .. cardinality(limits) loop
         continue when costs[i] = 0;
-        corrected := tidegate.correct(states[i], limits[i], costs[i], now, at);
+        corrected := correct(states[i], limits[i], costs[i], now, at);
         if corrected is null then
-            states[i] := tidegate.ended(states[i]);
+            states[i] := ended(states[i]);
         elsif corrected <> '{}' then
-            states[i] := tidegate.written(limits[i], corrected);
+            states[i] := written(limits[i], corrected);
         end if;
     end loop;
     return states;
 end $$;
 
-create or replace function tidegate.reset(states tidegate.state_t[])
-returns tidegate.state_t[] language plpgsql as $$
+create function reset(states state_t[])
+returns state_t[] language plpgsql as $$
 begin
     for i in 1 .. cardinality(states) loop
-        states[i] := tidegate.ended(states[i]);
+        states[i] := ended(states[i]);
     end loop;
     return states;
 end $$;
 
 -- ---- the store -------------------------------------------------------------------------------------------------------------
 
-create or replace function tidegate.written(l tidegate.limit_t, numbers bigint[])
-returns tidegate.state_t language plpgsql as $$
+create function written(l limit_t, numbers bigint[])
+returns state_t language plpgsql as $$
 begin
-    return row(l.name, l.algorithm, l.unit, l.rule, l.quota, l.burst, l.length, l.rate, numbers, tidegate.expires(numbers, l));
+    return row(l.name, l.algorithm, l.unit, l.rule, l.quota, l.burst, l.length, l.rate, numbers, expires(numbers, l));
 end $$;
 
 -- The state of a log is kept until its entries are removed: the sweep removes a few at a time.
-create or replace function tidegate.ended(s tidegate.state_t)
-returns tidegate.state_t language plpgsql as $$
+create function ended(s state_t)
+returns state_t language plpgsql as $$
 begin
     if s.algorithm in ('sliding_log', 'concurrency') and s.numbers[1] is not null then
         s.numbers[2] := s.numbers[3];
@@ -996,20 +999,20 @@ begin
     return null;
 end $$;
 
-create or replace function tidegate.server_time() returns bigint language sql volatile as $$
+create function server_time() returns bigint language sql volatile as $$
     select (extract(epoch from clock_timestamp()) * 1000000)::bigint
 $$;
 
 -- The number of the lock of a key. Versions of tidegate that share a store must compute the same number.
-create or replace function tidegate.hash(policy text, key text) returns bigint language sql immutable as $$
+create function hash(policy text, key text) returns bigint language sql immutable as $$
     select hashtextextended(key, hashtextextended(policy, 0))
 $$;
 
 -- The state of a limit among those of a key: identified by name and algorithm, usually at the same index.
-create or replace function tidegate.find(states tidegate.state_t[], l tidegate.limit_t, place int)
-returns tidegate.state_t language plpgsql as $$
+create function find(states state_t[], l limit_t, place int)
+returns state_t language plpgsql as $$
 declare
-    s tidegate.state_t := states[place];
+    s state_t := states[place];
 begin
     if s.name = l.name and s.algorithm = l.algorithm then
         return s;
@@ -1023,10 +1026,10 @@ begin
 end $$;
 
 -- For each limit the instant whose calendar window the client did not send, or 0; null if it sent all of them.
-create or replace function tidegate.unknown(limits tidegate.limit_t[], states tidegate.state_t[], now bigint)
+create function unknown(limits limit_t[], states state_t[], now bigint)
 returns bigint[] language plpgsql as $$
 declare
-    l tidegate.limit_t;
+    l limit_t;
     instant bigint;
     instants bigint[] := array_fill(0::bigint, array[cardinality(limits)]);
     found boolean := false;
@@ -1034,7 +1037,7 @@ begin
     for i in 1 .. cardinality(limits) loop
         l := limits[i];
         continue when l.bounds is null;
-        instant := tidegate._seen(tidegate.current(states[i], now), now);
+        instant := _seen(current(states[i], now), now);
         if instant < l.bounds[1] or instant >= l.bounds[cardinality(l.bounds)] then
             instants[i] := instant;
             found := true;
@@ -1044,21 +1047,21 @@ begin
 end $$;
 
 -- Insert the entry of an admitted call into its log, and delete a few expired ones.
-create or replace function tidegate.keep(s tidegate.state_t, cost bigint)
-returns tidegate.state_t language plpgsql as $$
+create function keep(s state_t, cost bigint)
+returns state_t language plpgsql as $$
 declare
-    number bigint := coalesce(s.numbers[1], nextval('tidegate.logs'));
+    number bigint := coalesce(s.numbers[1], nextval('logs'));
     base bigint := s.numbers[2];
 begin
     s.numbers[1] := number;
-    insert into tidegate.log (log, at, cost, sum) values (number, s.numbers[4], keep.cost, s.numbers[3]);
+    insert into log (log, at, cost, sum) values (number, s.numbers[4], keep.cost, s.numbers[3]);
     if base > 0 then
-        delete from tidegate.log e where e.ctid = any (array(
-            select d.ctid from tidegate.log d where d.log = number and d.sum <= base order by d.sum limit 8));
+        delete from log e where e.ctid = any (array(
+            select d.ctid from log d where d.log = number and d.sum <= base order by d.sum limit 8));
     end if;
     if s.numbers[3] > 4611686018427387904 then  -- after 2^62 permits, restart before the sums exceed bigint
-        delete from tidegate.log e where e.log = number and e.sum <= base;
-        update tidegate.log e set sum = e.sum - base where e.log = number;
+        delete from log e where e.log = number and e.sum <= base;
+        update log e set sum = e.sum - base where e.log = number;
         s.numbers := array[number, 0, s.numbers[3] - base, s.numbers[4]];
     end if;
     return s;
@@ -1066,12 +1069,12 @@ end $$;
 
 -- Write the states of a key: its new states, and the live ones of `others` (limits that are not, or no longer, in the policy),
 -- unless the key is reset. New keys have no row yet.
-create or replace function tidegate.store(
-    known boolean, policy text, key text, states tidegate.state_t[], others tidegate.state_t[], now bigint, forget boolean
+create function store(
+    known boolean, policy text, key text, states state_t[], others state_t[], now bigint, forget boolean
 ) returns boolean language plpgsql as $$
 declare
-    s tidegate.state_t;
-    kept tidegate.state_t[] := '{}';
+    s state_t;
+    kept state_t[] := '{}';
     last bigint := -9223372036854775808;
 begin
     foreach s in array states loop
@@ -1082,19 +1085,19 @@ begin
     end loop;
     foreach s in array others loop
         if forget or s.ends <= now then
-            s := tidegate.ended(s);
+            s := ended(s);
             continue when s.name is null;
         end if;
         kept := kept || s;
         last := greatest(last, s.ends);
     end loop;
     if known and kept <> '{}' then
-        update tidegate.keys k set states = kept, ends = last, updated = now, due = least(k.due, last)
+        update keys k set states = kept, ends = last, updated = now, due = least(k.due, last)
         where k.policy = store.policy and k.key = store.key;
     elsif known then
-        delete from tidegate.keys k where k.policy = store.policy and k.key = store.key;
+        delete from keys k where k.policy = store.policy and k.key = store.key;
     elsif kept <> '{}' then
-        insert into tidegate.keys (policy, key, states, ends, updated, due)
+        insert into keys (policy, key, states, ends, updated, due)
         values (store.policy, store.key, kept, last, now, last);
     end if;
     return true;
@@ -1102,33 +1105,33 @@ end $$;
 
 -- Check a few of the keys that are due: delete expired states, and schedule the others for later. At most a given number of
 -- log entries is removed in total. Keys that are locked by a decision are skipped: this never waits.
-create or replace function tidegate.sweep(now bigint, most_keys int, most_entries int default 1000)
+create function sweep(now bigint, most_keys int, most_entries int default 1000)
 returns int language plpgsql as $$
 declare
-    k tidegate.keys;
-    s tidegate.state_t;
-    kept tidegate.state_t[];
+    k keys;
+    s state_t;
+    kept state_t[];
     removed int;
     swept int := 0;
     policies text[];
     names text[];
 begin
-    delete from tidegate.stored_values v where (v.collection, v.name) in (
-        select x.collection, x.name from tidegate.stored_values x where x.ends <= now
+    delete from stored_values v where (v.collection, v.name) in (
+        select x.collection, x.name from stored_values x where x.ends <= now
         order by x.ends limit most_keys for update skip locked);
     select array_agg(d.policy), array_agg(d.key) into policies, names
-    from (select x.policy, x.key from tidegate.keys x where x.due <= now order by x.due limit most_keys) d;
+    from (select x.policy, x.key from keys x where x.due <= now order by x.due limit most_keys) d;
     for i in 1 .. coalesce(cardinality(names), 0) loop
-        continue when not pg_try_advisory_xact_lock(tidegate.hash(policies[i], names[i]));
-        select x.* into k from tidegate.keys x where x.policy = policies[i] and x.key = names[i];
+        continue when not pg_try_advisory_xact_lock(hash(policies[i], names[i]));
+        select x.* into k from keys x where x.policy = policies[i] and x.key = names[i];
         continue when not found;
         kept := '{}';
         foreach s in array k.states loop
             if s.ends > now then
                 kept := kept || s;
             elsif s.algorithm in ('sliding_log', 'concurrency') then
-                delete from tidegate.log e where e.ctid = any (array(
-                    select d.ctid from tidegate.log d where d.log = s.numbers[1] limit most_entries));
+                delete from log e where e.ctid = any (array(
+                    select d.ctid from log d where d.log = s.numbers[1] limit most_entries));
                 get diagnostics removed = row_count;
                 most_entries := most_entries - removed;
                 if most_entries <= 0 then  -- some entries may remain
@@ -1137,10 +1140,10 @@ begin
             end if;
         end loop;
         if kept = '{}' then
-            delete from tidegate.keys x where x.policy = k.policy and x.key = k.key;
+            delete from keys x where x.policy = k.policy and x.key = k.key;
             swept := swept + 1;
         elsif k.ends > now or most_entries > 0 then
-            update tidegate.keys x set states = kept, due = k.ends where x.policy = k.policy and x.key = k.key;
+            update keys x set states = kept, due = k.ends where x.policy = k.policy and x.key = k.key;
         end if;
         exit when most_entries <= 0;
     end loop;
@@ -1148,11 +1151,11 @@ begin
 end $$;
 
 -- The states of a key that belong to none of these limits.
-create or replace function tidegate.others(states tidegate.state_t[], limits tidegate.limit_t[])
-returns tidegate.state_t[] language plpgsql as $$
+create function others(states state_t[], limits limit_t[])
+returns state_t[] language plpgsql as $$
 declare
-    s tidegate.state_t;
-    kept tidegate.state_t[] := '{}';
+    s state_t;
+    kept state_t[] := '{}';
 begin
     foreach s in array states loop
         if not exists (select from unnest(limits) l where l.name = s.name and l.algorithm = s.algorithm) then
@@ -1163,7 +1166,7 @@ begin
 end $$;
 
 -- Lock a key until the end of the transaction.
-create or replace function tidegate.lock(number bigint)
+create function lock(number bigint)
 returns boolean language plpgsql as $$
 begin
     if not pg_try_advisory_xact_lock(number) then
@@ -1178,16 +1181,16 @@ end $$;
 -- send the calendar windows around these instants.
 --
 -- This runs once per transaction, where every query has a set-up cost, so it uses expressions instead of queries.
-create or replace function tidegate.decide(
-    verb text, policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[], now bigint, at bigint
+create function decide(
+    verb text, policies text[], keys text[], counts int[], limits limit_t[], costs bigint[], now bigint, at bigint
 ) returns bigint[] language plpgsql as $$
 declare
-    known tidegate.keys;
-    rows tidegate.keys[];
-    s tidegate.state_t;
-    states tidegate.state_t[];
-    changed tidegate.state_t[];
-    others tidegate.state_t[];
+    known keys;
+    rows keys[];
+    s state_t;
+    states state_t[];
+    changed state_t[];
+    others state_t[];
     view bigint[];
     views bigint[];
     place int := 0;
@@ -1195,30 +1198,30 @@ declare
     done boolean;
 begin
     for a in 1 .. cardinality(keys) loop
-        select k.* into known from tidegate.keys k where k.policy = policies[a] and k.key = keys[a];
+        select k.* into known from keys k where k.policy = policies[a] and k.key = keys[a];
         rows[a] := known;
         found[a] := 0;
         for i in 1 .. counts[a] loop
-            s := tidegate.find(known.states, limits[place + i], i);
+            s := find(known.states, limits[place + i], i);
             states[place + i] := s;
             found[a] := found[a] + (s.name is not null)::int;
         end loop;
         place := place + counts[a];
     end loop;
-    views := tidegate.unknown(limits, states, now);
+    views := unknown(limits, states, now);
     if views is not null then
         return array[-1, now] || views;
     end if;
 
-    changed := case verb when 'adjust' then tidegate.adjust(limits, states, costs, now, at)
-                         when 'reset' then tidegate.reset(states)
-                         else tidegate.acquire(limits, states, costs, now, verb = 'hold') end;
+    changed := case verb when 'adjust' then adjust(limits, states, costs, now, at)
+                         when 'reset' then reset(states)
+                         else acquire(limits, states, costs, now, verb = 'hold') end;
     views := case when changed is null then array[0, now] else array[1, now] end;
     for i in 1 .. cardinality(limits) loop
         s := case when changed is null then states[i] else changed[i] end;
-        view := tidegate.view(s, limits[i], case when changed is null then costs[i] else 0 end, now);
+        view := view(s, limits[i], case when changed is null then costs[i] else 0 end, now);
         if view[1] = 0 then
-            view[1] := limits[i].burst - tidegate.used(s, limits[i], now);
+            view[1] := limits[i].burst - used(s, limits[i], now);
         end if;
         views := views || view;
     end loop;
@@ -1229,15 +1232,15 @@ begin
     if verb = 'acquire' or verb = 'hold' then
         for i in 1 .. cardinality(limits) loop
             if costs[i] > 0 and limits[i].algorithm in ('sliding_log', 'concurrency') then
-                changed[i] := tidegate.keep(changed[i], costs[i]);
+                changed[i] := keep(changed[i], costs[i]);
             end if;
         end loop;
     end if;
     place := 0;
     for a in 1 .. cardinality(keys) loop
         others := case when found[a] < cardinality(rows[a].states)
-                       then tidegate.others(rows[a].states, limits[place + 1 : place + counts[a]]) else '{}' end;
-        done := tidegate.store(rows[a].policy is not null, policies[a], keys[a],
+                       then others(rows[a].states, limits[place + 1 : place + counts[a]]) else '{}' end;
+        done := store(rows[a].policy is not null, policies[a], keys[a],
                                changed[place + 1 : place + counts[a]], others, now, verb = 'reset');
         place := place + counts[a];
     end loop;
@@ -1248,8 +1251,8 @@ end $$;
 -- `sizes` is the number of asks of each call. A null instant means the clock of this server, read after the keys are locked.
 -- The answers are concatenated. A verb that begins with `else_` is an alternative to the call before it: it is decided at the
 -- same instant, and only if that call was denied; otherwise it has no answer.
-create or replace function tidegate.apply(
-    verbs text[], sizes int[], policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[],
+create function apply(
+    verbs text[], sizes int[], policies text[], keys text[], counts int[], limits limit_t[], costs bigint[],
     instants bigint[], ats bigint[], sweeps int
 ) returns bigint[] language plpgsql as $$
 declare
@@ -1264,28 +1267,28 @@ declare
     places int;
 begin
     if cardinality(keys) = 1 then
-        done := tidegate.lock(tidegate.hash(policies[1], keys[1]));
+        done := lock(hash(policies[1], keys[1]));
     else  -- all calls lock keys in the same order
-        for number in select distinct tidegate.hash(u.policy, u.key) from unnest(policies, keys) u(policy, key) order by 1
+        for number in select distinct hash(u.policy, u.key) from unnest(policies, keys) u(policy, key) order by 1
         loop
-            done := tidegate.lock(number);
+            done := lock(number);
         end loop;
     end if;
     if cardinality(verbs) = 1 then
-        now := coalesce(instants[1], tidegate.server_time());
-        answers := tidegate.decide(verbs[1], policies, keys, counts, limits, costs, now, ats[1]);
+        now := coalesce(instants[1], server_time());
+        answers := decide(verbs[1], policies, keys, counts, limits, costs, now, ats[1]);
     else
         for i in 1 .. cardinality(verbs) loop
             alternative := left(verbs[i], 5) = 'else_';
             if not alternative then
-                now := coalesce(instants[i], tidegate.server_time());
+                now := coalesce(instants[i], server_time());
             end if;
             places := 0;
             for a in ask + 1 .. ask + sizes[i] loop
                 places := places + counts[a];
             end loop;
             if not alternative or answer[1] = 0 then
-                answer := tidegate.decide(
+                answer := decide(
                     replace(verbs[i], 'else_', ''), policies[ask + 1 : ask + sizes[i]], keys[ask + 1 : ask + sizes[i]],
                     counts[ask + 1 : ask + sizes[i]], limits[place + 1 : place + places],
                     costs[place + 1 : place + places], now, ats[i]);
@@ -1296,7 +1299,7 @@ begin
         end loop;
     end if;
     if sweeps > 0 then  -- last, because it locks keys in any order
-        place := tidegate.sweep(least(now, tidegate.server_time()), sweeps);
+        place := sweep(least(now, server_time()), sweeps);
     end if;
     return answers;
 end $$;
@@ -1305,8 +1308,8 @@ end $$;
 -- `conditions` 0: none, 1: the name has no value, 2: its value is the `expected` one; `bounds` is the maximum number of values of
 -- a listed collection, 0 for others. If a condition fails, `failed` is the index of the write, and the stored value is returned; if
 -- a collection is full, the index is negative. Then nothing was decided. A denied call writes nothing.
-create or replace function tidegate.apply_with_values(
-    verbs text[], sizes int[], policies text[], keys text[], counts int[], limits tidegate.limit_t[], costs bigint[],
+create function apply_with_values(
+    verbs text[], sizes int[], policies text[], keys text[], counts int[], limits limit_t[], costs bigint[],
     instants bigint[], ats bigint[], sweeps int, collections text[], names bytea[], contents bytea[], ttls bigint[],
     conditions int[], expected bytea[], bounds int[]
 ) returns table (answers bigint[], failed int, found_data bytea, found_written bigint, found_ends bigint) language plpgsql as $$
@@ -1315,7 +1318,7 @@ declare
     number bigint;
     done boolean;
     allowed boolean := true;
-    known tidegate.stored_values;
+    known stored_values;
     added text[] := '{}';
     present bigint;
     place int := 1;
@@ -1323,17 +1326,17 @@ declare
 begin
     for number in  -- in the same order as `apply`
         select distinct u.number from (
-            select tidegate.hash(k.policy, k.key) from unnest(policies, keys) k(policy, key)
+            select hash(k.policy, k.key) from unnest(policies, keys) k(policy, key)
             union all
-            select tidegate.hash(n.collection, case when n.bound > 0 then 'listed' else encode(n.name, 'hex') end)
+            select hash(n.collection, case when n.bound > 0 then 'listed' else encode(n.name, 'hex') end)
             from unnest(collections, names, bounds) n(collection, name, bound)
         ) u(number) order by 1
     loop
-        done := tidegate.lock(number);
+        done := lock(number);
     end loop;
-    now := coalesce(instants[1], tidegate.server_time());
+    now := coalesce(instants[1], server_time());
     for i in 1 .. cardinality(names) loop
-        select v.* into known from tidegate.stored_values v
+        select v.* into known from stored_values v
         where v.collection = collections[i] and v.name = names[i] and v.ends > now;
         if (conditions[i] = 1 and known.name is not null) or (conditions[i] = 2 and known.data is distinct from expected[i]) then
             return query select null::bigint[], i, known.data, known.written, known.ends;
@@ -1341,7 +1344,7 @@ begin
         end if;
         if bounds[i] > 0 and contents[i] is not null and known.name is null then
             added := added || collections[i];
-            select count(*) into present from tidegate.stored_values v where v.collection = collections[i] and v.ends > now;
+            select count(*) into present from stored_values v where v.collection = collections[i] and v.ends > now;
             if present + cardinality(array_positions(added, collections[i])) > bounds[i] then
                 return query select null::bigint[], -i, null::bytea, null::bigint, null::bigint;
                 return;
@@ -1349,7 +1352,7 @@ begin
         end if;
     end loop;
     if cardinality(keys) > 0 then
-        answers := tidegate.apply(
+        answers := apply(
             verbs, sizes, policies, keys, counts, limits, costs, array_fill(now, array[cardinality(instants)]), ats, sweeps);
         allowed := false;
         for i in 1 .. cardinality(verbs) loop  -- the last alternative that was decided
@@ -1362,14 +1365,14 @@ begin
             ask := ask + sizes[i];
         end loop;
     elsif sweeps > 0 then
-        place := tidegate.sweep(least(now, tidegate.server_time()), sweeps);
+        place := sweep(least(now, server_time()), sweeps);
     end if;
     if allowed then
         for i in 1 .. cardinality(names) loop
             if contents[i] is null then
-                delete from tidegate.stored_values v where v.collection = collections[i] and v.name = names[i];
+                delete from stored_values v where v.collection = collections[i] and v.name = names[i];
             else
-                insert into tidegate.stored_values as v (collection, name, data, written, ends)
+                insert into stored_values as v (collection, name, data, written, ends)
                 values (collections[i], names[i], contents[i], now, now + ttls[i])
                 on conflict (collection, name) do update
                 set data = excluded.data, written = excluded.written, ends = excluded.ends;
@@ -1379,13 +1382,19 @@ begin
     return query select answers, 0, null::bytea, null::bigint, null::bigint;
 end $$;
 
--- The live states of a key in the format of core/codec.py, for the conformance suite.
-create or replace function tidegate.dump(policy text, key text, now bigint)
-returns table (name text, algorithm text, rule text, numbers bigint[]) language plpgsql as $$
-declare
-    s tidegate.state_t;
+-- Deletes the expired state of up to so many keys, for stores that get no more calls. Returns how many it has deleted.
+create function delete_expired(max_keys int) returns int language plpgsql set search_path from current as $$
 begin
-    for s in select u.* from tidegate.keys k cross join lateral unnest(k.states) u
+    return sweep(server_time(), max_keys);
+end $$;
+
+-- The live states of a key in the format of core/codec.py, for the conformance suite.
+create function dump(policy text, key text, now bigint)
+returns table (name text, algorithm text, rule text, numbers bigint[]) language plpgsql set search_path from current as $$
+declare
+    s state_t;
+begin
+    for s in select u.* from keys k cross join lateral unnest(k.states) u
              where k.policy = dump.policy and k.key = dump.key loop
         continue when s.ends <= now;
         name := s.name;
@@ -1393,7 +1402,7 @@ begin
         rule := s.rule;
         numbers := s.numbers;
         if s.algorithm in ('sliding_log', 'concurrency') then
-            select array_agg(n order by e.sum, i) into numbers from tidegate.log e
+            select array_agg(n order by e.sum, i) into numbers from log e
             cross join lateral unnest(array[e.at, e.cost]) with ordinality u(n, i)
             where e.log = s.numbers[1] and e.sum > s.numbers[2];
         end if;

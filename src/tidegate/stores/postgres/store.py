@@ -24,6 +24,7 @@ except ImportError as error:
 
 from tidegate.stores.postgres import values
 from tidegate.stores.postgres.call import (
+    APPLY,
     MISSING,
     StoreCall,
     decode_decisions,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA_TIMEOUT: Final = 60 * SECOND  # for creating or migrating the schema
+SCHEMA_TIMEOUT: Final = 60 * SECOND  # for creating the schema
 MAX_CALLS_PER_STATEMENT: Final = 64  # calls in one statement
 SWEEP_EVERY: Final = 16  # calls of this process between two sweeps
 SWEEP_PER_CALL: Final = 4  # keys checked per call since the last sweep
@@ -95,7 +96,7 @@ class PostgresStore(Store):
         unlogged: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """Check the options. The first call connects, and creates or migrates the schema."""
+        """Check the options. The first call connects, and creates the schema."""
         super().__init__(clock)
         times = (("timeout", timeout), ("connect_timeout", connect_timeout), ("silence", silence or timeout))
         for name, seconds in times:
@@ -113,7 +114,7 @@ class PostgresStore(Store):
         self._connect_timeout = round(connect_timeout * SECOND)
         self._settings = (
             f"set statement_timeout = {max(1, self._timeout // 1000)}; "
-            "set lock_timeout = 0; set search_path = pg_catalog; "
+            "set lock_timeout = 0; "
             # A call must see what was committed while it waited for a key.
             "set default_transaction_isolation = 'read committed'; "
             # Plans made for small tables must also fit large ones: always use an index.
@@ -213,7 +214,7 @@ class PostgresStore(Store):
     def _get_flow(self, collection: Collection, name: str, now: int | None) -> Flow[Query, Value | None]:
         check_name(collection, name)
         parameters = (encode_collection(collection).encode(), encode_value_name(name), self._instant(now))
-        result = yield Query("read a value", self.schema.expand(values.GET), parameters)
+        result = yield Query("read a value", values.GET, parameters)
         return values.read_value(result, 0) if result.ntuples else None
 
     def _list_flow(self, collection: Collection, now: int | None) -> Flow[Query, dict[str, Value]]:
@@ -222,7 +223,7 @@ class PostgresStore(Store):
         last = b"\\x"
         while True:
             parameters = (encode_collection(collection).encode(), last, self._instant(now), b"%d" % values.PAGE_SIZE)
-            result = yield Query("list values", self.schema.expand(values.LIST), parameters)
+            result = yield Query("list values", values.LIST, parameters)
             found |= values.read_page(result)
             if result.ntuples < values.PAGE_SIZE:
                 return found
@@ -247,6 +248,23 @@ class PostgresStore(Store):
             raise
         self._pool.release(caller)
         return result
+
+    def outdated(self, *, drop: bool = False) -> dict[str, bool]:
+        """Return the schemas of functions of older versions, and whether a process uses them; `drop` the others."""
+        self._check_open()
+        caller = ThreadCaller()
+        return caller.run(self._outdated_flow(caller, drop=drop))
+
+    def _outdated_flow(self, caller: Caller, *, drop: bool) -> IOFlow[dict[str, bool]]:
+        connection = yield from self._pool.acquire_flow(None, caller)
+        assert connection is not None  # noqa: S101 - as above
+        try:
+            found = yield from self.schema.outdated_flow(connection, SYSTEM_CLOCK.steady() + self._timeout, drop=drop)
+        except BaseException:
+            self._pool.drop(caller)
+            raise
+        self._pool.release(caller)
+        return found
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
@@ -328,7 +346,7 @@ class PostgresStore(Store):
     def _write_flow(self, call: StoreCall, caller: Caller, writes: Sequence[Write]) -> IOFlow[None]:
         """Send a call that writes values, alone."""
         parameters = [*self._parameters([call]), *values.encode_writes(writes)]
-        result = yield from self._query_flow(Query(call.verb, self.schema.expand(values.APPLY), parameters), caller)
+        result = yield from self._query_flow(Query(call.verb, values.APPLY, parameters), caller)
         numbers = values.check_written(writes, result)
         if numbers:
             call.take_answers(numbers)
@@ -368,16 +386,18 @@ class PostgresStore(Store):
             self._pool.settle(requests)
 
     def _open_flow(self) -> IOFlow[Connection]:
-        """Connect, and create or migrate the schema if necessary."""
+        """Connect, and create the schema if necessary."""
         connection = Connection(self.target, self._heartbeat)
         until = SYSTEM_CLOCK.steady() + self._connect_timeout
         try:
             yield from connection.connect_flow(until)
-            yield from connection.query_flow("set up a session", self._settings, until)
+            settings = f"{self._settings}; {self.schema.session_settings}"
+            yield from connection.query_flow("set up a session", settings, until)
             if not (yield from self.schema.check_flow(connection, until)):
-                yield from self.schema.migrate_flow(connection, SYSTEM_CLOCK.steady() + SCHEMA_TIMEOUT)
+                yield from self.schema.create_flow(connection, SYSTEM_CLOCK.steady() + SCHEMA_TIMEOUT)
                 until = SYSTEM_CLOCK.steady() + self._connect_timeout
-            yield from connection.prepare_flow(self.schema.add_suffix(self.schema.statement).encode(), until)
+                yield from self.schema.check_flow(connection, until)
+            yield from connection.prepare_flow(APPLY, until)
         except ServerError as error:
             connection.close()
             raise connection.explain("set up a session", str(error), error.code) from None

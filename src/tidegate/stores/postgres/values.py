@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from tidegate.stores.values import Collection, Write
 
 APPLY: Final = (
-    "select * from tidegate.apply_with_values($1::text[], $2::int[], $3::text[], $4::text[], $5::int[], "
-    "$6::tidegate.limit_t[], $7::bigint[], $8::bigint[], $9::bigint[], $10::int, $11::text[], $12::bytea[], "
-    "$13::bytea[], $14::bigint[], $15::int[], $16::bytea[], $17::int[])"
+    b"select * from apply_with_values($1::text[], $2::int[], $3::text[], $4::text[], $5::int[], "
+    b"$6::limit_t[], $7::bigint[], $8::bigint[], $9::bigint[], $10::int, $11::text[], $12::bytea[], "
+    b"$13::bytea[], $14::bigint[], $15::int[], $16::bytea[], $17::int[])"
 )
 GET: Final = (
-    "select data, written, ends from tidegate.stored_values "
-    "where collection = $1 and name = $2::bytea and ends > coalesce($3::bigint, tidegate.server_time())"
+    b"select data, written, ends from stored_values "
+    b"where collection = $1 and name = $2::bytea and ends > coalesce($3::bigint, server_time())"
 )
 LIST: Final = (
-    "select name, data, written, ends from tidegate.stored_values where collection = $1 and name > $2::bytea "
-    "and ends > coalesce($3::bigint, tidegate.server_time()) order by name limit $4::int"
+    b"select name, data, written, ends from stored_values where collection = $1 and name > $2::bytea "
+    b"and ends > coalesce($3::bigint, server_time()) order by name limit $4::int"
 )
 PAGE_SIZE: Final = 1000  # values read in one step
 NO_CONDITION: Final = 0
