@@ -152,6 +152,27 @@ async def test_waiting_calls_share_a_transaction(open_store, locked_key, sql):
     assert sql("select count(distinct xmin::text), count(*) from tidegate.keys where key <> 'k'").fetchone() == (1, 20)
 
 
+async def test_calls_of_one_iteration_share_a_transaction_while_connections_are_free(open_store, sql):
+    store = open_store()
+    await store.apply_async("peek", [(ALL, "k", ONE)])
+    calls = (store.apply_async("acquire", [(ALL, f"k{n}", ONE)]) for n in range(20))
+    assert all(decisions[0].allowed for decisions in await asyncio.gather(*calls))
+    assert sql("select count(distinct xmin::text), count(*) from tidegate.keys").fetchone() == (1, 20)
+
+
+async def test_calls_are_sent_though_the_task_that_would_send_them_is_cancelled(open_store):
+    store = open_store()
+    await store.apply_async("peek", [(ALL, "k", ONE)])
+    first, *others = [asyncio.create_task(store.apply_async("acquire", [(ALL, f"k{n}", ONE)])) for n in range(20)]
+    await asyncio.sleep(0)
+    first.cancel()
+    assert all([(await other)[0].allowed for other in others])
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await wait_for_refunds(store)
+    assert (remaining(store, "k0"), remaining(store, "k1")) == ([10] * len(LIMITS), [9] * len(LIMITS))
+
+
 async def test_a_cancelled_task_whose_call_another_task_sent_leaves_no_charge(open_store, locked_key, server, schema):
     wait_for_waiter, unlock = locked_key
     store = open_store(pool_size=1)
@@ -269,10 +290,10 @@ async def test_what_a_step_raises_is_raised_in_the_flow(failure):
         except (OSError, SystemExit) as error:
             return error, (yield RunBlocking(lambda: "after"))
 
-    assert await TaskCaller().run(flow()).finish() == (failure, "after")
+    assert await TaskCaller().run(flow()).result == (failure, "after")
 
 
-async def test_a_run_continues_after_a_cancellation_at_the_step_that_has_begun():
+async def test_a_run_goes_on_after_the_cancellation_of_the_task_that_waits_for_it():
     begun, ending = threading.Event(), threading.Event()
 
     def block():
@@ -285,10 +306,11 @@ async def test_a_run_continues_after_a_cancellation_at_the_step_that_has_begun()
         return (yield RunBlocking(block))
 
     run = TaskCaller().run(flow())
-    task = asyncio.create_task(run.finish())
+    task = asyncio.ensure_future(asyncio.wait_for(run.result, None))
     await asyncio.to_thread(begun.wait, 10)
     task.cancel()
     await asyncio.wait([task])
-    ending.set()
     assert task.cancelled()
-    assert await run.finish() == "answer"
+    result = run.detach()
+    ending.set()
+    assert await result == "answer"

@@ -91,15 +91,16 @@ def test_calls_of_one_statement_are_decided_one_after_another(open_empty, seed):
         result = run(connection.call_flow("apply", parameters, SYSTEM_CLOCK.steady() + 10_000_000), perform)
         store._pool.release(caller)  # noqa: SLF001 - as above
         numbers = [int(number) for number in result.get_value(0, 0)[1:-1].split(b",")]
+        taken = 0
         for call, (verb, asks, now, at, _) in zip(calls, vectors, strict=True):
-            numbers = call.take_answers(numbers)
+            taken = call.take_answers(numbers, taken)
             answers = call.result()
             if answers[-1][0] == MISSING:
                 return  # a calendar window is missing: the call would be sent again, and so out of order
             groups = zip(call.groups, answers, strict=False)
             decisions = [decision for group, answer in groups for decision in decode_decisions(group, answer)]
             assert tuple(map(answer_of, decisions)) == model.apply(verb, asks, now, at)
-        assert numbers == []
+        assert taken == len(numbers)
 
 
 def batched(items, size):

@@ -86,7 +86,7 @@ def test_expired_entries_are_deleted_by_later_calls(store, count):
 
 def test_a_decision_costs_no_more_with_a_long_log(store, sql):
     """Counts the pages that the server reads, with a hundred thousand entries and with a few."""
-    description = store._encode_policy(MINUTE, NOW).text  # noqa: SLF001 - what a call sends
+    description = store._encode_policy(MINUTE, NOW).limits  # noqa: SLF001 - what a call sends
 
     def pages(verb, at):
         call = "select apply(array[%s], '{1}', '{p}', '{long}', '{2}', %s, %s, array[%s::bigint], '{null}', 0)"

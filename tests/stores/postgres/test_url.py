@@ -68,7 +68,7 @@ def test_the_servers_clock_decides_with_any_client_clock(open_store):
     before = store.apply_one("acquire", policy, "k", (1, 1))
     assert before.allowed
     store._clock_offset = -10 * 365 * 86_400 * 1_000_000  # noqa: SLF001 - as if the clock were wrong by a decade
-    store._encoded_limits.clear()  # noqa: SLF001 - as after a start
+    store._encoded_policies.clear()  # noqa: SLF001 - as after a start
     after = store.apply_one("acquire", policy, "k", (1, 1))
     assert after.allowed
     assert 0 <= after.at - before.at < 60_000_000

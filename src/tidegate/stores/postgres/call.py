@@ -61,7 +61,7 @@ class StoreCall:
         self.groups: Sequence[Sequence[Ask]] = asks.groups() if isinstance(asks, Alternatives) else (asks,)
         self.verbs: str = ",".join([verb, *[f"else_{verb}"] * (len(self.groups) - 1)])
         self.sizes: str = ",".join([str(len(group)) for group in self.groups])
-        self.limit_counts: list[int] = [sum([len(policy.limits) for policy, _, _ in group]) for group in self.groups]
+        self.limit_counts: list[int] = [sum([len(ask[0].limits) for ask in group]) for group in self.groups]
         self.policies = self.keys = self.counts = self.limits = self.costs = self.now = self.at = ""
         self.answers: list[list[int]] = []
         self.error: Exception | None = None
@@ -70,16 +70,16 @@ class StoreCall:
         """Return an element for each group."""
         return ",".join([element] * len(self.groups))
 
-    def take_answers(self, numbers: list[int]) -> list[int]:
-        """Take the answers of this call from the front of the numbers; return the rest."""
+    def take_answers(self, numbers: list[int], start: int) -> int:
+        """Take the answers of this call from the numbers, from an index on; return the index after them."""
         self.answers = []
         for count in self.limit_counts:
-            end = 2 + count * (1 if numbers[0] == MISSING else 3)
-            self.answers.append(numbers[:end])
-            numbers = numbers[end:]
+            end = start + 2 + count * (1 if numbers[start] == MISSING else 3)
+            self.answers.append(numbers[start:end])
+            start = end
             if self.answers[-1][0] != DENIED:
                 break
-        return numbers
+        return start
 
     def result(self) -> list[list[int]]:
         """Return the answers, or raise the error."""

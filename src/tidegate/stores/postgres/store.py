@@ -35,7 +35,7 @@ from tidegate.stores.postgres.call import (
 )
 from tidegate.stores.postgres.connection import Connection, ConnectionTarget, ServerError
 from tidegate.stores.postgres.heartbeat import Heartbeat
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskCaller, ThreadCaller
+from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskCaller, ThreadCaller, finish
 from tidegate.stores.postgres.pool import ConnectionPool
 from tidegate.stores.postgres.schema import Schema, read_schema
 from tidegate.stores.postgres.values import encode_collection, encode_value_name
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from tidegate.flow import Flow
     from tidegate.policy import Policy
     from tidegate.stores.base import Ask
-    from tidegate.stores.postgres.io_flow import AsyncRun
     from tidegate.stores.values import Collection, Value, Write
 
 T = TypeVar("T")
@@ -130,7 +129,7 @@ class PostgresStore(Store):
         self._closed = False
         self._refunded = 0
         self._refunds_failed = 0
-        self._encoded_limits: dict[int, EncodedLimits] = {}
+        self._encoded_policies: dict[int, EncodedPolicy] = {}
         self._clock_offset = 0  # microseconds by which the server's clock is ahead of ours, as last known
         self._unswept = 0  # calls since the last sweep; approximate, since threads do not lock it
 
@@ -162,10 +161,11 @@ class PostgresStore(Store):
         caller = TaskCaller()
         run = caller.run(self._apply_flow(verb, asks, now, at, caller, writes))
         try:
-            return await run.finish()
+            return await run.result
         except asyncio.CancelledError:
             if writes or verb not in DROPPABLE_VERBS or not run.stop():
-                self._background.start(self._give_back_cancelled(run, "adjust" if writes else verb, asks, now, began))
+                verb = "adjust" if writes else verb
+                self._background.start(self._give_back_cancelled(run.detach(), verb, asks, now, began))
             raise
 
     # ---- values ------------------------------------------------------------------------------------------------------
@@ -203,10 +203,9 @@ class PostgresStore(Store):
             caller = TaskCaller()
             run = caller.run(self._query_flow(query, caller))
             try:
-                return await run.finish()
+                return await run.result
             except asyncio.CancelledError:
-                if not run.stop():
-                    self._background.start(run.finish_anyway())
+                run.stop()
                 raise
 
         return await run_flow_async(flow, perform)
@@ -269,11 +268,11 @@ class PostgresStore(Store):
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
     async def _give_back_cancelled(
-        self, run: AsyncRun[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None, began: int
+        self, result: asyncio.Future[list[Decision]], verb: str, asks: Sequence[Ask], now: int | None, began: int
     ) -> None:
         """Wait for the answer to a call whose task was cancelled, and refund its charge."""
         try:
-            decisions = await run.finish_anyway()
+            decisions = await finish(result)
         except RateLimitError as error:
             self.outage_log.debug("a cancelled call failed: %s", error)
             return
@@ -286,7 +285,7 @@ class PostgresStore(Store):
     async def _give_back(self, asks: Sequence[Ask], now: int | None, at: int | None) -> None:
         caller = TaskCaller()
         try:
-            await caller.run(self._apply_flow("adjust", asks, now, at, caller)).finish_anyway()
+            await finish(caller.run(self._apply_flow("adjust", asks, now, at, caller)).result)
         except RateLimitError as error:
             self._refunds_failed += 1
             self.outage_log.warning("could not refund the permits of a cancelled call: %s", error)
@@ -349,7 +348,7 @@ class PostgresStore(Store):
         result = yield from self._query_flow(Query(call.verb, values.APPLY, parameters), caller)
         numbers = values.check_written(writes, result)
         if numbers:
-            call.take_answers(numbers)
+            call.take_answers(numbers, 0)
 
     def _call_flow(self, call: StoreCall, caller: Caller) -> IOFlow[None]:
         """Send a call together with queued ones, or let another caller send it.
@@ -359,8 +358,12 @@ class PostgresStore(Store):
         connection = yield from self._pool.acquire_flow(call, caller)
         if connection is None:
             return
+        try:
+            requests = yield from self._pool.gather_flow(caller, MAX_CALLS_PER_STATEMENT - 1)
+        except BaseException:
+            self._pool.release(caller)
+            raise
         until = SYSTEM_CLOCK.steady() + self._timeout
-        requests = self._pool.take_queued(caller, MAX_CALLS_PER_STATEMENT - 1)
         calls = [call, *(request.call for request in requests if request.call is not None)]
         error: Exception = StoreUnavailable(
             f"PostgreSQL {self.target.name} did not decide: the caller that sent this call was cancelled"
@@ -368,8 +371,9 @@ class PostgresStore(Store):
         try:
             result = yield from connection.call_flow(call.verb, self._parameters(calls), until)
             numbers = list(map(int, (result.get_value(0, 0) or b"")[1:-1].split(b",")))
+            taken = 0
             for each in calls:
-                numbers = each.take_answers(numbers)
+                taken = each.take_answers(numbers, taken)
         except ServerError as error_reply:
             self._pool.release(caller)
             error = connection.explain(call.verb, str(error_reply), error_reply.code)
@@ -408,10 +412,11 @@ class PostgresStore(Store):
 
     def _encode_call(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, around: int) -> StoreCall:
         call = StoreCall(verb, asks)
-        call.policies = ",".join([quote(encode_name(policy.name)) for policy, _, _ in asks])
+        encoded = [self._encode_policy(ask[0], around) for ask in asks]
+        call.policies = ",".join([each.name for each in encoded])
         call.keys = ",".join([quote(encode_name(join_key(key), escaped=True)) for _, key, _ in asks])
-        call.counts = ",".join([str(len(policy.limits)) for policy, _, _ in asks])
-        call.limits = ",".join([self._encode_policy(policy, around).text for policy, _, _ in asks])
+        call.counts = ",".join([each.size for each in encoded])
+        call.limits = ",".join([each.limits for each in encoded])
         call.costs = ",".join([str(cost) for _, _, costs in asks for cost in costs])
         call.now = call.repeat("NULL" if now is None else str(now))
         call.at = call.repeat("NULL" if at is None else str(at))
@@ -439,18 +444,19 @@ class PostgresStore(Store):
         calls, self._unswept = self._unswept, 0
         return SWEEP_PER_CALL * calls
 
-    def _encode_policy(self, policy: Policy, around: int) -> EncodedLimits:
-        """Return the encoded limits of a policy, with the calendar windows around an instant."""
-        cached = self._encoded_limits.get(id(policy))
+    def _encode_policy(self, policy: Policy, around: int) -> EncodedPolicy:
+        """Return the encoded name and limits of a policy, with the calendar windows around an instant."""
+        cached = self._encoded_policies.get(id(policy))
         if cached is not None and cached.policy is policy and cached.since <= around < cached.until:
             return cached
         windows = [limit.calendar.window(around) for limit in policy.limits if limit.calendar is not None]
         since = max((start for start, _ in windows), default=-(2**63))
         until = min((end for _, end in windows), default=2**63)
-        text = ",".join(encode_limit(limit, around) for limit in policy.limits)
-        if len(self._encoded_limits) >= MAX_CACHED_POLICIES:
-            self._encoded_limits.clear()
-        cached = self._encoded_limits[id(policy)] = EncodedLimits(policy, text, since, until)
+        name, limits = quote(encode_name(policy.name)), [encode_limit(limit, around) for limit in policy.limits]
+        if len(self._encoded_policies) >= MAX_CACHED_POLICIES:
+            self._encoded_policies.clear()
+        cached = EncodedPolicy(policy, name, str(len(limits)), ",".join(limits), since, until)
+        self._encoded_policies[id(policy)] = cached
         return cached
 
     def metrics(self) -> dict[str, int]:
@@ -486,11 +492,13 @@ class Query(NamedTuple):
     parameters: Sequence[bytes | None]
 
 
-class EncodedLimits(NamedTuple):
-    """The encoded limits of a policy, valid from one instant to another."""
+class EncodedPolicy(NamedTuple):
+    """The encoded name, number of limits and limits of a policy, valid from one instant to another."""
 
     policy: Policy
-    text: str
+    name: str
+    size: str
+    limits: str
     since: int
     until: int
 
