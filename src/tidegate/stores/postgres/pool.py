@@ -256,7 +256,7 @@ class ConnectionPool(Generic[T]):
             try:
                 yield GatherCalls()
             finally:
-                del self._gathering[caller.loop]
+                self._gathering.pop(caller.loop, None)
         requests = self._take_queued(caller, maximum) if self._queue else []
         if self._queue:
             self._wake(self._reclaim_and_grant())
