@@ -129,7 +129,7 @@ class PostgresStore(Store):
         self._closed = False
         self._refunded = 0
         self._refunds_failed = 0
-        self._encoded_policies: dict[int, EncodedPolicy] = {}
+        self._encoded_policies: dict[int, PolicyParameters] = {}
         self._clock_offset = 0  # microseconds by which the server's clock is ahead of ours, as last known
         self._unswept = 0  # calls since the last sweep; approximate, since threads do not lock it
 
@@ -444,7 +444,7 @@ class PostgresStore(Store):
         calls, self._unswept = self._unswept, 0
         return SWEEP_PER_CALL * calls
 
-    def _encode_policy(self, policy: Policy, around: int) -> EncodedPolicy:
+    def _encode_policy(self, policy: Policy, around: int) -> PolicyParameters:
         """Return the encoded name and limits of a policy, with the calendar windows around an instant."""
         cached = self._encoded_policies.get(id(policy))
         if cached is not None and cached.policy is policy and cached.since <= around < cached.until:
@@ -455,7 +455,7 @@ class PostgresStore(Store):
         name, limits = quote(encode_name(policy.name)), [encode_limit(limit, around) for limit in policy.limits]
         if len(self._encoded_policies) >= MAX_CACHED_POLICIES:
             self._encoded_policies.clear()
-        cached = EncodedPolicy(policy, name, str(len(limits)), ",".join(limits), since, until)
+        cached = PolicyParameters(policy, name, str(len(limits)), ",".join(limits), since, until)
         self._encoded_policies[id(policy)] = cached
         return cached
 
@@ -492,7 +492,7 @@ class Query(NamedTuple):
     parameters: Sequence[bytes | None]
 
 
-class EncodedPolicy(NamedTuple):
+class PolicyParameters(NamedTuple):
     """The encoded name, number of limits and limits of a policy, valid from one instant to another."""
 
     policy: Policy
