@@ -1298,8 +1298,9 @@ begin
             place := place + places;
         end loop;
     end if;
-    if sweeps > 0 then  -- last, because it locks keys in any order
-        place := sweep(least(now, server_time()), sweeps);
+    -- Last, because it locks keys in any order. State that ended within a second is kept: a key in use is often decided again.
+    if sweeps > 0 then
+        place := sweep(least(now, server_time()) - 1000000, sweeps);
     end if;
     return answers;
 end $$;
@@ -1365,7 +1366,7 @@ begin
             ask := ask + sizes[i];
         end loop;
     elsif sweeps > 0 then
-        place := sweep(least(now, server_time()), sweeps);
+        place := sweep(least(now, server_time()) - 1000000, sweeps);
     end if;
     if allowed then
         for i in 1 .. cardinality(names) loop
