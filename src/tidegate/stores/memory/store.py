@@ -49,7 +49,7 @@ class MemoryStore(Store):
     report it. If `group_of` returns the group of a key, no group can fill the store: once a group has as many keys as
     there are free places, only its own new keys share a bucket (see `memory.group_shares`).
 
-    A signal handler may raise at any instruction, and a process may fork while threads decide: `tidegate.lock` and the
+    A signal handler may raise at any instruction, and a process may fork while threads decide: `stores/token` and the
     order of the steps in `Table` keep the store usable. A decision is stored by one assignment, so it is made or not
     made. Changing the number of keys takes several steps; if `_counting` is still set, the keys are counted again.
     """

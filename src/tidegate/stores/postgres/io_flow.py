@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import threading
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ from tidegate.clock import SystemClock, ThreadSignal
 from tidegate.flow import Flow, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -76,32 +77,28 @@ class Caller(Protocol):
 
 
 class ThreadCaller:
-    """A call of a thread. It runs inside a generator, since `gi_running` shows whether a generator is running."""
+    """A call of a thread: alive while it holds its lock, which `with` releases whatever a signal handler raises."""
 
-    __slots__ = ("_runs",)
+    __slots__ = ("_running",)
     loop: ClassVar[None] = None
 
     def __init__(self) -> None:
         """Not running yet."""
-        self._runs: Generator[Any, None, None] | None = None
+        self._running = threading.Lock()
 
     def run(self, flow: IOFlow[T]) -> T:
         """Run the flow of this call in this thread."""
-        self._runs = runs = _within(flow)
-        return next(runs)  # type: ignore[no-any-return]  # a T, by `run`
+        with self._running:
+            return run(flow, perform)
 
     @property
     def alive(self) -> bool:
         """Whether `run` is running."""
-        return self._runs is not None and self._runs.gi_running  # type: ignore[attr-defined]  # a generator function made it
+        return self._running.locked()
 
     def new_signal(self) -> CallSignal:
         """Return a signal that a thread can wait for."""
         return ThreadSignal()
-
-
-def _within(flow: IOFlow[Any]) -> Generator[Any, None, None]:
-    yield run(flow, perform)
 
 
 class TaskCaller:

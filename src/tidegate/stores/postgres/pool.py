@@ -8,14 +8,15 @@ for 32 calls takes a quarter of the server's time of 32 statements. No call wait
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Closed, StoreUnavailable
 from tidegate.flow import run
-from tidegate.fork import abandon, at_fork
-from tidegate.lock import Lock, locked
+from tidegate.fork import abandon, at_fork, fork_safe
+from tidegate.lock import locked
 from tidegate.stores.postgres.io_flow import (
     SYSTEM_CLOCK,
     Caller,
@@ -82,7 +83,7 @@ class ConnectionPool(Generic[T]):
         self._start()
 
     def _start(self) -> None:
-        self.lock: Lock = Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self._idle: list[Connection] = []
         self._used: dict[Caller, Connection | None] = {}
         self._queue: deque[ConnectionRequest[T]] = deque()

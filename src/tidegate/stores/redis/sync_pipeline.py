@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import Closed, RateLimitError, StoreUnavailable
-from tidegate.lock import REENTERED, Lock, locked, threads_holding
+from tidegate.fork import fork_safe
+from tidegate.lock import locked
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.library import Form
 from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
@@ -36,7 +37,7 @@ MAX_CHECK: Final = 0.1  # maximum seconds between two such checks
 class SyncScriptCall(PendingCall):
     """A call of a thread, which waits until it is answered or becomes the leader."""
 
-    __slots__ = ("answer", "signal")
+    __slots__ = ("answer", "running", "signal", "thread")
 
     def __init__(
         self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, values: ValueStep | None = None
@@ -45,6 +46,8 @@ class SyncScriptCall(PendingCall):
         super().__init__(verb, asks, now, at, values)
         self.answer: list[Decision] | RateLimitError | None = None
         self.signal: threading.Lock | None = None  # only for threads that have to wait
+        self.running: threading.Lock = threading.Lock()  # held while the thread is in `ask`
+        self.thread: int = threading.get_ident()
 
     def set_answer(self, answer: list[Decision] | RateLimitError) -> None:
         """Keep the answer; the leader wakes the thread."""
@@ -64,9 +67,9 @@ class SyncScriptCall(PendingCall):
 class SyncPipeline:
     """The queue of the calls of all threads.
 
-    A signal handler may raise at any instruction, so a leader can end without making the next thread the leader.
-    `_leader` is therefore recognized by its frame, which has the call as its local variable `held` (see
-    `tidegate.lock`): waiting threads check from time to time whether that frame exists; if not, one of them takes over.
+    A signal handler may raise at any instruction, so a leader can end without making the next thread the leader. Each
+    call therefore holds a lock while it is running: waiting threads check from time to time whether the leader still
+    holds its own; if not, one of them takes over.
     `_batch` holds the calls that the leader has taken from the queue. Those without an answer when another thread takes
     over may have been charged, and fail.
     """
@@ -76,7 +79,7 @@ class SyncPipeline:
         self._address = address
         self._protocol = protocol
         self._counts = counts
-        self.lock: Lock = Lock()
+        self.lock: threading.Lock = fork_safe(threading.Lock())
         self._queue: list[SyncScriptCall] = []
         self._batch: list[SyncScriptCall] = []
         self._leader: SyncScriptCall | None = None
@@ -85,19 +88,19 @@ class SyncPipeline:
 
     def ask(self, call: SyncScriptCall) -> list[Decision]:
         """Queue a call and wait for its answer."""
-        held = call  # by this `_replace_lost_leader` recognizes the leader's frame
         failed = False
-        try:
-            self._join(call)
-            if call.signal is not None:
-                self._wait(call, call.signal)
-            if call.answer is None:
-                failed = self._exchange(self._take_batch())
-        finally:
-            if self._leader is held:
-                self._finish(call, failed=failed)
-            elif call.answer is None:
-                self._withdraw(call)
+        with call.running:
+            try:
+                self._join(call)
+                if call.signal is not None:
+                    self._wait(call, call.signal)
+                if call.answer is None:
+                    failed = self._exchange(self._take_batch())
+            finally:
+                if self._leader is call:
+                    self._finish(call, failed=failed)
+                elif call.answer is None:
+                    self._withdraw(call)
         if isinstance(call.answer, RateLimitError):
             raise call.answer.with_traceback(None)
         assert call.answer is not None  # noqa: S101 - the leader answers all calls that it takes
@@ -128,11 +131,12 @@ class SyncPipeline:
         leader = self._leader
         if leader is call:
             return
-        holders = set() if leader is None else threads_holding(leader)
-        if holders == {threading.get_ident()}:
-            raise RuntimeError(REENTERED)
-        if not holders:
+        if leader is None or not leader.running.locked():
             self._replace(leader, call)
+        elif leader.thread == call.thread:
+            raise RuntimeError(
+                "a signal handler or finalizer called a store in the middle of a call of the same thread"
+            )
 
     @locked
     def _replace(self, leader: SyncScriptCall | None, call: SyncScriptCall) -> None:
