@@ -23,7 +23,7 @@ from tidegate.arguments import check_priority, seconds
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_DURATION, SECOND
-from tidegate.core.decision import Decision, join_decisions
+from tidegate.core.decision import VERBS, Decision, join_decisions
 from tidegate.errors import ConfigError, Denied, RateLimitError
 from tidegate.flow import Flow, complete_flow, run, run_async
 from tidegate.policy.key import Key, join_key, normal_key
@@ -97,13 +97,13 @@ def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charg
             found.update(zip(group, decisions, strict=True))
             if not decisions[-1].within_limits and limiter.policy.mode == "enforce":
                 denied = denied or group
-                if verb != "peek":
+                if VERBS[verb].changes:
                     break
     except BaseException as raised:
         if not isinstance(raised, GeneratorExit):
             yield from cancel_flow(made, verb)
         raise
-    if denied is not None and verb != "peek":
+    if denied is not None and VERBS[verb].changes:
         yield from cancel_flow(made, verb)
         found = {place: found[place] for place in denied}
     own = [asks[place] for place in sorted(found)]
@@ -174,7 +174,7 @@ class JointCall:
 
     def _try_flow(self, verb: str, place: int) -> JointFlow:
         charged = yield from charge_flow(verb, self.alternatives[place])
-        if verb != "peek" and charged.allowed:
+        if VERBS[verb].changes and charged.allowed:
             self.charged, self.chosen = charged, place
         return charged.join()
 
@@ -201,7 +201,7 @@ class JointCall:
             charged.append(Charged(pairs, seen))
         if not charged[-1].allowed:
             return soonest([each.join() for each in charged])
-        if verb != "peek":
+        if VERBS[verb].changes:
             self.charged, self.chosen = charged[-1], len(charged) - 1
         return charged[-1].join()
 

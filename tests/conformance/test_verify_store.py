@@ -64,7 +64,7 @@ class DictStore(Store):
         return now
 
     def decide(self, verb, limits, states, costs, now, at):
-        return VERBS[verb](limits, states, costs, now, at)
+        return VERBS[verb].decide(limits, states, costs, now, at)
 
     def keep(self, verb, allowed, places, states, now):
         del allowed, now

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidegate.core.algorithms import NEVER
-from tidegate.core.decision import Decision
+from tidegate.core.decision import VERBS, Decision
 from tidegate.fork import fork_safe
 from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.opened import OpenedStore
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask, Disable, Store, T, TryAcquire
     from tidegate.stores.values import Write
-
-PERMIT_VERBS = frozenset(("acquire", "hold", "peek"))
-CHARGING_VERBS = frozenset(("acquire", "hold"))
 
 
 @dataclass(slots=True)
@@ -92,7 +89,7 @@ class GatedStore(DelegatingStore):
 
     def _take(self, verb: str, asks: Sequence[Ask]) -> int:
         """Take the costs from the shares of their policies; returns the wait in microseconds if one does not fit."""
-        if verb not in CHARGING_VERBS:
+        if not VERBS[verb].charges:
             return 0
         now = self.clock.steady()
         with self._sharing:
@@ -110,7 +107,7 @@ class GatedStore(DelegatingStore):
 
     def _return_denied(self, verb: str, asks: Sequence[Ask], decisions: Sequence[Decision]) -> None:
         """Return the costs of denied asks to the shares of their policies."""
-        if verb not in CHARGING_VERBS:
+        if not VERBS[verb].charges:
             return
         with self._sharing:
             for (policy, _, costs), decision in zip(asks, decisions, strict=True):
@@ -202,7 +199,7 @@ class GatedStore(DelegatingStore):
         return type(decision).of_views(decision.at, decision.policy_limits, views, within_limits=False)
 
     def _wait(self, verb: str, asks: Sequence[Ask]) -> int:
-        return max((self.frozen_for(policy.name) for policy, _, _ in asks), default=0) if verb in PERMIT_VERBS else 0
+        return max((self.frozen_for(policy.name) for policy, _, _ in asks), default=0) if VERBS[verb].asks else 0
 
     def _denied(self, asks: Sequence[Ask], wait: int, now: int | None) -> list[Decision]:
         instant = self.clock.ns() // 1000 if now is None else now

@@ -280,7 +280,7 @@ def join_decisions(decisions: Sequence[Decision]) -> Decision:
 
 Limits = Sequence["Limit"]
 States = Sequence[State | None]
-Verb = Callable[[Limits, States, Sequence[int], int, int | None], tuple[bool, States, Sequence[int]]]
+VerbFunction = Callable[[Limits, States, Sequence[int], int, int | None], tuple[bool, States, Sequence[int]]]
 
 
 def acquire(
@@ -342,4 +342,24 @@ def zero_costs(limits: Limits) -> Sequence[int]:
 
 
 ZERO_COSTS: Final = (0,) * 8
-VERBS: Final[dict[str, Verb]] = {verb.__name__: verb for verb in (acquire, peek, hold, adjust, reset)}
+
+
+class Verb(NamedTuple):
+    """A verb: the function that decides, and what stores and callers have to know about it."""
+
+    decide: VerbFunction
+    charges: bool = False  # an allowed call takes permits, which are refunded if its caller is cancelled
+    asks: bool = False  # it may be denied; it is not sent if its caller is cancelled before, since it settles nothing
+    changes: bool = True  # the new states are stored
+    corrects: bool = False  # it corrects an earlier charge: it is sent once, since repeating it would count twice
+    clears: bool = False  # it removes all states
+
+
+# A new verb is an entry here and its function; its number in the ports is its place.
+VERBS: Final[dict[str, Verb]] = {
+    "acquire": Verb(acquire, charges=True, asks=True),
+    "peek": Verb(peek, asks=True, changes=False),
+    "hold": Verb(hold, charges=True, asks=True),
+    "adjust": Verb(adjust, corrects=True),
+    "reset": Verb(reset, clears=True),
+}

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.decision import denied_without_store
+from tidegate.core.decision import VERBS, denied_without_store
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.observe.record import Record
 
-COUNTED_VERBS: Final = ("acquire", "hold")
 OTHER_LABEL: Final = "other"
 STORE_UNAVAILABLE: Final = "store-unavailable"  # the limit of a denial without the store
 
@@ -37,7 +36,7 @@ class LabelNames:
 
     def labels_of(self, record: Record) -> tuple[str, str] | None:
         """Return the labels of a decision, its policy and its outcome; None if it is not counted."""
-        if record.verb not in COUNTED_VERBS:
+        if not VERBS[record.verb].charges:
             return None
         return self.label(record.policy.name), outcome_of(record.decision)
 

@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND, ceil_div
-from tidegate.core.decision import denied_without_store
+from tidegate.core.decision import VERBS, denied_without_store
 from tidegate.fork import fork_safe
 from tidegate.lock import locked
 from tidegate.policy.key import show_key
@@ -102,7 +102,7 @@ class DecisionLog:
 
     def __call__(self, record: Record) -> None:
         """Log a decision, unless it is suppressed."""
-        if record.verb in ("acquire", "hold"):
+        if VERBS[record.verb].charges:
             if record.decision.within_limits:
                 self.log_allowed(record)
             else:

@@ -2,7 +2,7 @@
 
 A decision charges when it is made, but a cancelled task never reads it. So every store guarantees:
 
-- A call that has not been sent yet is not sent (`DROPPABLE_VERBS`). Corrections and resets are sent anyway.
+- A call that has not been sent yet is not sent (`Verb.asks`). Corrections and resets are sent anyway.
 - A call that has been sent continues in the background, and the cancelled task ends at once. When the reply arrives,
   the charge is corrected (`corrections`), and waiters of the key are woken.
 - A call whose reply is lost may have been charged. It is not refunded, because a wrong refund would over-admit.
@@ -16,6 +16,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate.core.bounds import SECOND
+from tidegate.core.decision import VERBS
 from tidegate.errors import RateLimitError
 from tidegate.stores.base import decided_asks
 from tidegate.stores.merged_asks import merge
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CHARGING_VERBS: Final = frozenset(("acquire", "hold"))
-DROPPABLE_VERBS: Final = frozenset(("acquire", "hold", "peek"))  # not sent if the caller is cancelled before
 MAX_CLOSING: Final = 2.0  # seconds that closing a store waits for background tasks
 MAX_TRANSIT: Final = SECOND  # microseconds that a correction may take to reach the store
 
@@ -49,7 +48,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
     Windows, logs and marked buckets correct the charge made at the time of the decision. A bucket that was charged
     without a mark does not record it: it is refunded what it cannot have refilled meanwhile (see `bucket_credit`).
     """
-    if verb not in CHARGING_VERBS or not decisions or not decisions[-1].within_limits:
+    if not VERBS[verb].charges or not decisions or not decisions[-1].within_limits:
         return []
     asks, decisions = decided_asks(asks, decisions)
     merged = merge(asks)

@@ -54,7 +54,7 @@ class ReferenceStore:
         places = [place for policy, key, _ in asks for place in _places(policy, key)]
         costs = [cost for _, _, costs in asks for cost in costs]
         states = [self._states.get(place) for place in places]
-        allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
+        allowed, changed, left = VERBS[verb].decide(limits, states, costs, now, at)
         triples = zip(limits, changed, left, strict=True)
         views = [limit.rules.view(state, limit, cost, now) for limit, state, cost in triples]
         used = [limit.rules.used(state, limit, now) for limit, state in zip(limits, changed, strict=True)]

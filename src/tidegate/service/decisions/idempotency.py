@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision
+from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import ConfigError, RateLimitError, ValueConflict
 from tidegate.service.decisions.shared_store import is_shared
 from tidegate.stores.outage.guarded_store import OUTAGE_ERRORS
@@ -36,7 +36,6 @@ log: logging.Logger = logging.getLogger("tidegate.service")
 REMEMBER_FOR: Final = 600 * SECOND  # how long a key is remembered
 CALLS: Final = "tidegate.calls"
 DIGEST_BYTES: Final = 16
-CHARGING_VERBS: Final = ("acquire", "hold")
 MISMATCH_ADVICE: Final = "use a new idempotency key for a new request"
 
 
@@ -93,7 +92,7 @@ class KeyedStore:
 
         A repeated call is allowed, at the instant at which it was charged.
         """
-        if verb not in CHARGING_VERBS or not is_shared(self._store):
+        if not VERBS[verb].charges or not is_shared(self._store):
             return await self._store.apply_async(verb, asks, now, at)
         try:
             return await self._store.apply_async(verb, asks, now, at, (self._write,))

@@ -10,10 +10,9 @@ from asyncio import CancelledError
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.decision import Decision
+from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.base import Alternatives
-from tidegate.stores.cancellation import DROPPABLE_VERBS
 from tidegate.stores.lease.alternatives import choose_flow
 from tidegate.stores.lease.key_lease import LeaseState
 from tidegate.stores.lease.policy_leases import PolicyLeases
@@ -104,7 +103,7 @@ class LeaseManager:
             try:
                 yield from self.release_flow(verb, asks)
             except CancelledError:
-                if verb not in DROPPABLE_VERBS:
+                if not VERBS[verb].asks:
                     self.jobs.append(DeferredCall(verb, asks, now, at))
                 raise
         elif len(asks) == 1:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-CHANGING_VERBS: Final = frozenset(("acquire", "hold", "adjust"))
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
 
@@ -72,7 +71,7 @@ class MemoryStore(Store):
             raise ConfigError(f"must be an integer of at least 1, not {max_entries!r}", field="max_entries")
         if overflow not in ("share", "deny"):
             raise ConfigError(f"must be 'share' or 'deny', not {overflow!r}", field="overflow")
-        self.max_entries = max_entries
+        self.max_entries: int = max_entries
         self.overflow = overflow
         self._tables: dict[str, Table] = {}
         self._values = MemoryValues()
@@ -149,9 +148,10 @@ class MemoryStore(Store):
             table = self._tables.get(policy.name) or self._table(policy)
             entry = table.entries.get(key)
             limits = policy.limits
-            if now < table.due and verb in CHANGING_VERBS:
+            traits = VERBS[verb]
+            if now < table.due and traits.changes and not traits.clears:
                 # The common case, a new key or one of this policy: what _decide does, without the rest.
-                if entry is None and verb != "adjust" and self._has_room(key, self.max_entries):
+                if entry is None and not traits.corrects and self._has_room(key, self.max_entries):
                     before: States = (None,) * len(limits)
                 elif entry is not None and entry[0] is policy.only:
                     before = (entry,)
@@ -159,7 +159,7 @@ class MemoryStore(Store):
                     before = entry[1]
                 else:
                     return self._decide(verb, ((policy, key, costs),), now, at)[0]
-                allowed, states, left = VERBS[verb](limits, before, costs, now, at)
+                allowed, states, left = traits.decide(limits, before, costs, now, at)
                 if allowed:
                     self._write(table, key, policy, states, now)
                 return Decision((allowed, now, limits, states, left))
@@ -227,14 +227,14 @@ class MemoryStore(Store):
             limits += policy.limits
             states += read_entry(self._table(policy).entries.get(key), policy)
             costs += cost
-        allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
+        allowed, changed, left = VERBS[verb].decide(limits, states, costs, now, at)
         decisions, place = [], 0
         for policy, key, _ in merged.asks:
             own = slice(place, place := place + len(policy.limits))
             decision = Decision.of_states(now, policy.limits, changed[own], left[own], within_limits=allowed)
-            if verb == "peek":  # the next charge may overwrite a log, so the views are computed now
+            if not VERBS[verb].changes:  # the next charge may overwrite a log, so the views are computed now
                 decision = decision.with_views()
-            elif verb == "reset":
+            elif VERBS[verb].clears:
                 self._forget(self._table(policy), key)
             elif changed is not states:
                 self._write(self._table(policy), key, policy, changed[own], now)
@@ -259,7 +259,7 @@ class MemoryStore(Store):
         self._sweep(table, now)
         self._sweep(self._sweep_order[0], now)
         room = self.max_entries - before
-        if key in table.entries or self._has_room(key, room) or verb == "reset":
+        if key in table.entries or self._has_room(key, room) or VERBS[verb].clears:
             return table, key
         for other in self._tables.values():
             while not self._has_room(key, room) and other.due <= now:
@@ -268,7 +268,7 @@ class MemoryStore(Store):
             return table, key
         full_group = self._shares.find_full_group(key, room - self._entries) if self._shares is not None else None
         full = self._entries >= room
-        if verb in ("acquire", "hold"):
+        if VERBS[verb].charges:
             self._overflowed += 1
             self._note_overflow(None if full else full_group)
         if self.overflow == "deny":

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.decision import Decision
+from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.stores.base import decide_in_turn
 from tidegate.stores.memory.store import MemoryStore
@@ -86,16 +86,16 @@ class Fallback:
         A correction that is `in_doubt` was sent to the store and not answered. The store may have made it, so its
         refunds are not repeated.
         """
-        if verb == "reset":
+        if VERBS[verb].clears:
             names = ", ".join(repr(key) for _, key, _ in asks)
             raise StoreUnavailable(f"could not reset {names}: the store is unavailable; try again later")
         with self.lock:
             wait = max(MIN_RETRY, self._breakers.retry_after(self._steady.steady()))
             now = self._clock.ns() // 1000 if now is None else now
-            if verb == "adjust":
+            if VERBS[verb].corrects:
                 return [self._correct(ask, now, at, in_doubt=in_doubt) for ask in asks]
             decisions = decide_in_turn(asks, lambda together: self._decide(verb, together, now, wait))
-            if verb != "peek":
+            if VERBS[verb].changes:
                 allowed = sum(decision.allowed for decision in decisions)
                 self.allowed += allowed
                 self.denied += len(decisions) - allowed
@@ -119,7 +119,7 @@ class Fallback:
         for index, (policy, key, costs) in enumerate(asks):
             share_policy = shares.get(index)
             if share_policy is not None:
-                if allowed and verb != "peek" and any(costs):
+                if allowed and VERBS[verb].changes and any(costs):
                     self._spend(share_policy, key, costs, now)
                     reset = max(view[2] for view in by_share[index].views)
                     self._held_until = max(self._held_until, self._steady.steady() + reset)

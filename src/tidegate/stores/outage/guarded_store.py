@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.clock import Clock, SystemClock, ThreadSignal
 from tidegate.core.bounds import SECOND
+from tidegate.core.decision import VERBS
 from tidegate.core.limit import Limit
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.flow import run, run_async
@@ -46,7 +47,7 @@ OUTAGE_ERRORS: Final = (
     OSError,
 )  # raised by a store that is unavailable; OSError by one that does not translate errors of its driver
 FIRST_CALL_TRIES: Final = 3
-PART: Final = "a part of the "  # in log lines: of the store
+PART_PREFIX: Final = "a part of the "  # in log lines: of the store
 
 
 class FailedKey(NamedTuple):
@@ -118,7 +119,7 @@ class GuardedStore(DelegatingStore):
 
     def _tries_for(self, verb: str) -> int:
         """Return how often a call is sent: a correction once, since an unanswered attempt may have arrived."""
-        return min(1, self._tries) if verb == "adjust" else self._tries
+        return min(1, self._tries) if VERBS[verb].corrects else self._tries
 
     # ---- methods of Store --------------------------------------------------------------------------------------------
 
@@ -364,7 +365,7 @@ class GuardedStore(DelegatingStore):
             if self._report is None:
                 self.outage_log.error(
                     "%sstore unavailable: %s; until it is available again, %s; probing it in the background",
-                    "" if shard is None else PART,
+                    "" if shard is None else PART_PREFIX,
                     reason,
                     self._fallback.describe_modes(),
                 )
@@ -422,7 +423,7 @@ class GuardedStore(DelegatingStore):
                 self._report(None)
         elif answered:
             message = "%sstore available again after %.3f s; %d calls were decided without it"
-            self.outage_log.warning(message, "" if shard is None else PART, duration, decided)
+            self.outage_log.warning(message, "" if shard is None else PART_PREFIX, duration, decided)
 
     def _ask_background(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], at: int | None = None

@@ -52,7 +52,7 @@ def open_guarded(url: str, *, clock: Clock | None = None) -> Store:
     if name == "silence" and "connect_timeout" not in dict(rest):
         rest.append(("connect_timeout", f"{max(deadline, CONNECT_DEADLINE):g}"))
     store = open_store(f"{url.partition('?')[0]}?{urlencode(rest)}".rstrip("?"), clock=clock)
-    return GuardedStore(store, **options)  # type: ignore[arg-type]  # `processes` is an integer
+    return GuardedStore(store, **options)  # type: ignore[arg-type]  # the only option left, processes, is an integer
 
 
 def _read_option(name: str, text: str) -> float:

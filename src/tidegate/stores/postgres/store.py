@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from tidegate.core.bounds import SECOND
+from tidegate.core.decision import VERBS
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.flow import run as run_flow
 from tidegate.flow import run_async as run_flow_async
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store
-from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, BackgroundTasks, corrections
+from tidegate.stores.cancellation import BackgroundTasks, corrections
 from tidegate.stores.merged_asks import merge
 from tidegate.urls import server_url, unknown_option
 
@@ -163,7 +164,7 @@ class PostgresStore(Store):
         try:
             return await run.result
         except asyncio.CancelledError:
-            if writes or verb not in DROPPABLE_VERBS or not run.stop():
+            if writes or not VERBS[verb].asks or not run.stop():
                 verb = "adjust" if writes else verb
                 self._background.start(self._give_back_cancelled(run.detach(), verb, asks, now, began))
             raise
@@ -276,10 +277,10 @@ class PostgresStore(Store):
         except RateLimitError as error:
             self.outage_log.debug("a cancelled call failed: %s", error)
             return
-        if verb in CHARGING_VERBS:
+        if VERBS[verb].charges:
             for back, at in corrections(verb, asks, decisions, SYSTEM_CLOCK.steady() - began):
                 await self._give_back(back, now, at)
-        elif verb != "peek":
+        elif VERBS[verb].changes:
             self.wake(asks)
 
     async def _give_back(self, asks: Sequence[Ask], now: int | None, at: int | None) -> None:

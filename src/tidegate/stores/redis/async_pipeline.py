@@ -20,8 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
+from tidegate.core.decision import VERBS
 from tidegate.errors import Closed
-from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, MAX_CLOSING, corrections
+from tidegate.stores.cancellation import MAX_CLOSING, corrections
 from tidegate.stores.deadline import DeadlineTimer, wait_for
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.late_replies import LateReplies, ScriptsInFlight
@@ -72,7 +73,7 @@ class AsyncScriptCall(PendingCall):
     @property
     def dropped(self) -> bool:
         """Whether the call was cancelled before it was sent, and need not be sent."""
-        return self.future.cancelled() and self.verb in DROPPABLE_VERBS and not self.writes
+        return self.future.cancelled() and VERBS[self.verb].asks and not self.writes
 
     @property
     def writes(self) -> bool:
@@ -174,9 +175,9 @@ class AsyncPipeline:
 
         A call that was answered with an error counts as denied, unless its policy has `on_store_error: allow`.
         """
-        if call.writes and call.verb in CHARGING_VERBS:
+        if call.writes and VERBS[call.verb].charges:
             return
-        if call.verb in CHARGING_VERBS:
+        if VERBS[call.verb].charges:
             passed = round((self.loop.time() - call.created_at) * SECOND)
             for asks, at in corrections(call.verb, call.asks, decisions, passed):
                 back = [ask for ask in asks if call.future.cancelled() or ask[0].on_store_error != "allow"]
@@ -184,7 +185,7 @@ class AsyncPipeline:
                     correction = CorrectionCall(self, back, call.now, at)
                     correction.slot = call.slot
                     self.enqueue(correction)
-        elif call.verb != "peek":
+        elif VERBS[call.verb].changes:
             self.wake(call.asks)
 
     def postpone(self, call: PendingCall, error: RateLimitError) -> None:

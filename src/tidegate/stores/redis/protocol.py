@@ -230,7 +230,7 @@ class ScriptProtocol:
         self, address: RedisAddress, clock: Clock, slot: Callable[[bytes], int] | None, source: bytes = SOURCE
     ) -> None:
         """Encode for the server at `address`; `slot` returns the cluster slot of a key."""
-        self.library = Library(source)
+        self.library: Library = Library(source)
         self.batch: int = address.batch
         self._clock = clock
         self._slot = slot

@@ -89,7 +89,7 @@ class WriteValues(ValueStep):
         """Write these, which were checked."""
         self.writes: Sequence[Write] = writes
         size = sum(len(part) for write in writes for part in (write.data, write.expected) if isinstance(part, bytes))
-        self.cost = OPERATION_COST * len(writes) + size // BYTES_PER_COST
+        self.cost: int = OPERATION_COST * len(writes) + size // BYTES_PER_COST
 
     def keys(self, keys_of: KeysOf) -> list[bytes]:
         """Return the first key of each write."""
@@ -129,7 +129,7 @@ class ReadValue(ValueStep):
         """Read this value."""
         self._place = collection, name
         self.found: Value | None = None
-        self.cost = OPERATION_COST
+        self.cost: int = OPERATION_COST
 
     def keys(self, keys_of: KeysOf) -> list[bytes]:
         """Return the keys of the value."""

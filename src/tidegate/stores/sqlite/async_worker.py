@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import SystemClock, yield_thread
 from tidegate.core.bounds import SECOND
+from tidegate.core.decision import VERBS
 from tidegate.errors import Closed
 from tidegate.fork import fork_safe
 from tidegate.lock import locked
-from tidegate.stores.cancellation import CHARGING_VERBS, DROPPABLE_VERBS, MAX_CLOSING, corrections
+from tidegate.stores.cancellation import MAX_CLOSING, corrections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ class QueuedCall:
         """Whether the call can be skipped: its task was cancelled. Corrections and records are never skipped."""
         if self.waiter is None or not self.waiter.cancelled():
             return False
-        return self.arguments[0] in DROPPABLE_VERBS and self.arguments[4] is None
+        return VERBS[self.arguments[0]].asks and self.arguments[4] is None
 
     @property
     def answered(self) -> bool:
@@ -176,7 +177,7 @@ class AsyncWorker:
     def _abandon(self, calls: list[QueuedCall]) -> None:
         """Refund charges whose tasks were cancelled; other changes stay, and may have freed permits."""
         for call in calls:
-            if call.arguments[0] in CHARGING_VERBS:
+            if VERBS[call.arguments[0]].charges:
                 self._undo(call)
             elif call.arguments[0] != "peek" and not isinstance(call.results, BaseException):
                 self._wake(call.arguments[1])

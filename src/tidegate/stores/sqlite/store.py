@@ -457,7 +457,7 @@ def decide_asks(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: i
     ((policy, key, costs),) = asks
     name = key_text(key)
     row = rows.read(policy, name)
-    allowed, changed, left = VERBS[verb](policy.limits, row.states, costs, now, at)
+    allowed, changed, left = VERBS[verb].decide(policy.limits, row.states, costs, now, at)
     decision = build_decision(row, allowed, now, policy, changed, left)
     if changed is not row.states:
         write_changes(rows, verb, policy, name, row, changed, now)
@@ -471,7 +471,7 @@ def decide_together(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, a
     limits = [limit for policy, _, _ in merged.asks for limit in policy.limits]
     states = [state for row in found for state in row.states]
     costs = [cost for _, _, costs in merged.asks for cost in costs]
-    allowed, changed, left = VERBS[verb](limits, states, costs, now, at)
+    allowed, changed, left = VERBS[verb].decide(limits, states, costs, now, at)
     decisions, slices, place = [], [], 0
     for row, (policy, _, _) in zip(found, merged.asks, strict=True):
         own = slice(place, place := place + len(policy.limits))
@@ -487,9 +487,9 @@ def write_changes(
     rows: StateRows, verb: str, policy: Policy, name: str | bytes, row: KeyRow, states: States, now: int
 ) -> None:
     """Write the states that a verb has changed."""
-    if verb == "reset":
+    if VERBS[verb].clears:
         rows.reset(policy, name, row, now)
-    elif verb != "peek":
+    elif VERBS[verb].changes:
         rows.write(policy, name, row, states, now)
 
 
