@@ -32,6 +32,9 @@ class CountingStore(MemoryStore):
         self.requests += 1
         return super().apply(verb, asks, now, at)
 
+    async def apply_async(self, verb, asks, now=None, at=None):
+        return self.apply(verb, asks, now, at)
+
 
 class CountingProcess(Process):
     """A process that counts the calls that it was allowed."""

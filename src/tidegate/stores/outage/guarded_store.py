@@ -47,7 +47,6 @@ OUTAGE_ERRORS: Final = (
     OSError,
 )  # raised by a store that is unavailable; OSError by one that does not translate errors of its driver
 FIRST_CALL_TRIES: Final = 3
-PART_PREFIX: Final = "a part of the "  # in log lines: of the store
 
 
 class FailedKey(NamedTuple):
@@ -362,15 +361,15 @@ class GuardedStore(DelegatingStore):
                 self._failed_keys[shard] = FailedKey(asks[0] if asks else None, values[0] if values else None)
         if starts:
             reason = str(error) or type(error).__name__
-            if self._report is None:
-                self.outage_log.error(
-                    "%sstore unavailable: %s; until it is available again, %s; probing it in the background",
-                    "" if shard is None else PART_PREFIX,
-                    reason,
-                    self._fallback.describe_modes(),
-                )
-            else:
+            modes = self._fallback.describe_modes()
+            if self._report is not None:
                 self._report(reason)
+            elif shard is None:
+                message = "store unavailable: %s; until it is available again, %s; probing it in the background"
+                self.outage_log.error(message, reason, modes)
+            else:
+                message = "a part of the store is unavailable: %s; until it is available again, %s; probing it"
+                self.outage_log.error(message, reason, modes)
             self._start_thread()
 
     def maintain(self) -> int | None:
@@ -421,9 +420,12 @@ class GuardedStore(DelegatingStore):
         if answered and self._report is not None:
             if not self._breakers.lost:
                 self._report(None)
+        elif answered and shard is None:
+            message = "store available again after %.3f s; %d calls were decided without it"
+            self.outage_log.warning(message, duration, decided)
         elif answered:
-            message = "%sstore available again after %.3f s; %d calls were decided without it"
-            self.outage_log.warning(message, "" if shard is None else PART_PREFIX, duration, decided)
+            message = "a part of the store is available again after %.3f s; %d calls were decided without it"
+            self.outage_log.warning(message, duration, decided)
 
     def _ask_background(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], at: int | None = None
