@@ -252,7 +252,7 @@ class FleetProcess(Process):
 
     def call_key(self, key: str) -> None:
         """Call once, as `try_acquire` does."""
-        decision = self.fast_path(key, 1)
+        decision = self.try_held(key, 1)
         if decision is not None:
             self.record(key, [decision], None)
             return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from tidegate.arguments import at_least_zero, check_priority, seconds
 from tidegate.core.bounds import SECOND
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from tidegate.stores.lease import Lease
 
 
+ONE: Final[object] = 1  # the cost of most calls: comparing objects is faster, and leaves out True and 1.0
+
+
 class Usage(NamedTuple):
     """How much of one limit a key has used. `reset_after` is in seconds."""
 
@@ -37,7 +39,7 @@ class Usage(NamedTuple):
 
 
 class BaseLimiter:
-    """Base class of Limiter and AsyncLimiter: makes asks, calls observers, and builds fast paths."""
+    """Base class of Limiter and AsyncLimiter: makes asks, and calls observers."""
 
     for_tasks: ClassVar[bool] = False  # whether its methods are coroutines
 
@@ -71,7 +73,6 @@ class BaseLimiter:
         self.clock: Clock = clock or self.store.clock
         self.queues: WaitQueues = WaitQueues()
         self.store.wait_queues.add(self.queues)
-        self._fast_path_invalidators: list[Callable[[], None]] = []
         self._now: Callable[[], int] | None = None
         if clock is not None and clock is not self.store.clock:
             self._now = lambda: clock.ns() // 1000
@@ -80,41 +81,17 @@ class BaseLimiter:
         self._set_policy(self.policy)
 
     def _set_policy(self, policy: Policy) -> None:
-        """Replace the policy and its fast paths."""
+        """Replace the policy."""
         self.policy = policy
-        while self._fast_path_invalidators:
-            self._fast_path_invalidators.pop()()  # callers that still hold an old fast path take the slow one
         # Only shadow policies and observers need each decision after it is made; most limiters have neither.
-        self._observed = self._observer is not None or policy.mode == "shadow"
-        for name in ("try_acquire", "peek", "usage"):
-            self.__dict__.pop(name, None)
-        if not self._observed and self._now is None and not self.queues.closed:
-            self._use_fast_paths(policy)
+        self.observed: bool = self._observer is not None or policy.mode == "shadow"
+        self._try_acquire: TryAcquire[Any] = self._prepare_try_acquire(policy)
 
-    def _use_fast_paths(self, policy: Policy) -> None:
-        """Let this object use faster functions that do the same as its methods."""
-        raise NotImplementedError
-
-    def _set_fast_path(self, name: str, method: Callable[..., object], fast_path: Callable[..., object] | None) -> None:
-        """Use a fast path in place of a method, unless a subclass has another method."""
-        if fast_path is not None and getattr(type(self), name) is method:
-            self.__dict__[name] = functools.wraps(method)(fast_path)
-
-    def _fast_try_acquire(self, policy: Policy) -> TryAcquire[Decision] | None:
-        slow_path = functools.partial(self._ask_key_now, "acquire")
-        return self.store.fast_path(policy, slow_path, self._fast_path_invalidators)
-
-    def _fast_peek(self, policy: Policy) -> TryAcquire[Decision] | None:
-        if not policy.counted:  # an integer cost is an error
-            return None
-        return self.store.fast_peek(policy, functools.partial(self._ask_key_now, "peek"), self._fast_path_invalidators)
-
-    def _fast_usage(self, policy: Policy) -> Callable[[Key], dict[str, Usage]] | None:
-        def slow_peek(key: Key, _cost: Cost = 0) -> Decision:
-            return self._ask_now("peek", self._make_ask(key, {}))
-
-        peek: TryAcquire[Decision] | None = self.store.fast_peek(policy, slow_peek, self._fast_path_invalidators)
-        return None if peek is None else fast_usage(policy, peek, slow_peek)
+    def _prepare_try_acquire(self, policy: Policy) -> TryAcquire[Any]:
+        """Return the function that `try_acquire` calls: a specialized one of the store, if no option prevents that."""
+        if self.observed or self._now is not None or self.queues.closed:
+            return self._acquire_now
+        return self.store.specialize(policy, self._acquire_now)
 
     def update(self, rules: Rules) -> None:
         """Replace the rules; the usage of keys is kept.
@@ -149,12 +126,16 @@ class BaseLimiter:
     def _ask_now(self, verb: str, ask: Ask, at: int | None = None) -> Decision:
         """Ask the store, in the calling thread."""
         decision = self._apply(verb, *ask, None if self._now is None else self._now(), at)
-        return self.observe(verb, ask, decision) if self._observed else decision
+        return self.observe(verb, ask, decision) if self.observed else decision
 
-    def _ask_key_now(self, verb: str, key: Key, cost: Cost = 1) -> Decision:
-        """Ask the store about one key, in the calling thread."""
+    def _acquire_now(self, key: Key, cost: Cost) -> Decision:
+        """Ask the store for permits of one key, in the calling thread."""
         policy = self.policy
-        return self._ask_now(verb, (policy, normal_key(key), policy.costs(cost)))
+        if key.__class__ is not str:
+            key = normal_key(key)
+        costs = policy.one if cost is ONE and policy.counted else policy.costs(cost)
+        decision = self._apply("acquire", policy, key, costs, None if self._now is None else self._now())
+        return self.observe("acquire", (policy, key, costs), decision) if self.observed else decision
 
     def observe(self, verb: str, ask: Ask, decision: Decision) -> Decision:
         """Return a decision as the caller sees it: a shadow policy allows the call. Calls the observer."""
@@ -235,32 +216,3 @@ def usage_of(decision: Decision) -> dict[str, Usage]:
         limit.name: Usage(limit.quota, used, remaining, reset / SECOND, limit.unit)
         for limit, (remaining, _, reset), used in triples
     }
-
-
-def fast_usage(
-    policy: Policy, peek: Callable[[Key, int], Decision], slow_peek: Callable[[Key], Decision]
-) -> Callable[[Key], dict[str, Usage]]:
-    """Build a function that returns the usage of a key; a policy with one limit, the common case, gets a faster one.
-
-    The views of a fast peek do not show usage above a limit: if nothing remains, `slow_peek` is called.
-    """
-    if policy.only is None:
-
-        def usage_of_several(key: Key) -> dict[str, Usage]:
-            decision = peek(key, 0)
-            return usage_of(decision if decision.remaining else slow_peek(key))
-
-        return usage_of_several
-    limit = policy.only
-    name, quota, burst, unit, create = limit.name, limit.quota, limit.burst, limit.unit, tuple.__new__
-
-    def usage(key: Key) -> dict[str, Usage]:
-        decision = peek(key, 0)
-        if decision[2][0] is not limit:  # positions: this is a fast path
-            return usage_of(decision)  # the rules changed meanwhile
-        ((remaining, _, reset),) = decision.views
-        if not remaining:
-            return usage_of(slow_peek(key))
-        return {name: create(Usage, (quota, burst - remaining, remaining, reset / SECOND, unit))}
-
-    return usage

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock, Signal
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy.model import Cost
+    from tidegate.stores.base import Store
     from tidegate.waiting import Step
 
     JointFlow = Flow[Step, Decision]
@@ -144,6 +145,58 @@ def _cancel_step_flow(verb: str, step: ApplyStep, decisions: Sequence[Decision])
             log.error("could not refund the charge of a denied call: %s", error)  # noqa: TRY400 - the message has all details
         finally:
             step.store.wake(correction.asks)
+
+
+class LimiterGroup:
+    """Limiters that are charged together again and again, as those of a route: `charge_flow`, prepared."""
+
+    __slots__ = ("_alone", "_limiters", "_store")
+
+    def __init__(self, limiters: Iterable[BaseLimiter]) -> None:
+        """Prepare the limiters, in the order in which their keys are given."""
+        self._limiters: tuple[BaseLimiter, ...] = tuple(limiters)
+        self._store: Store = self._limiters[0].store
+        same = all(each.store is self._store for each in self._limiters)
+        self._alone: bool = not (same and self._store.instant)  # whether one step of a store in memory cannot decide
+
+    def charge(
+        self, keys: Sequence[Key], costs: Sequence[Cost] | None = None, verb: str = "acquire"
+    ) -> list[Decision] | None:
+        """Charge all limiters or none, without waiting; returns None, and charges nothing, if `charge_flow` is needed.
+
+        Returns the decision of each limiter. The costs are 1 by default.
+        """
+        limiters = self._limiters
+        if self._alone:
+            return None
+        asks, observed = [], False
+        for place, limiter in enumerate(limiters):
+            policy = limiter.policy
+            if policy.mode == "shadow" and len(limiters) > 1:  # it never denies, so it is asked by itself
+                return None
+            limiter.check_open()
+            asks.append((policy, keys[place], policy.costs(1 if costs is None else costs[place])))
+            observed = observed or limiter.observed
+        decisions = ApplyStep(self._store, verb, asks, limiters[0].current_time()).apply()
+        if not observed:
+            return decisions
+        rows = zip(limiters, asks, decisions, strict=True)
+        return [limiter.observe(verb, ask, decision) for limiter, ask, decision in rows]
+
+    def charge_flow(
+        self, keys: Sequence[Key], costs: Sequence[Cost] | None = None, verb: str = "acquire"
+    ) -> Flow[ApplyStep, list[Decision | None]]:
+        """Charge all limiters, all or nothing; the decision of a limiter is None if another one denied before it."""
+        decisions = self.charge(keys, costs, verb)
+        if decisions is not None:
+            return [*decisions]
+        rows = zip(self._limiters, keys, costs or (1,) * len(keys), strict=True)
+        charged = yield from charge_flow(verb, [LimiterAsk(*row) for row in rows])
+        found = {
+            (id(limiter), ask[1]): decision
+            for (limiter, ask), decision in zip(charged.asks, charged.decisions, strict=True)
+        }
+        return [found.get((id(limiter), key)) for limiter, key in zip(self._limiters, keys, strict=True)]
 
 
 class JointCall:

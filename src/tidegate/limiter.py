@@ -29,48 +29,20 @@ if TYPE_CHECKING:
 __all__ = ["AsyncLimiter", "Limiter", "Usage", "check_priority", "seconds", "usage_of"]
 
 
-def async_fast_path(decide: TryAcquire[Decision] | None) -> Callable[..., Awaitable[Decision]] | None:
-    """Turn the fast path of `try_acquire` or `peek` into a coroutine function."""
-    if decide is None:
-        return None
-
-    async def ask(key: Key, cost: Cost = 1) -> Decision:
-        return decide(key, cost)
-
-    return ask
-
-
-def async_fast_usage(
-    read: Callable[[Key], dict[str, Usage]] | None,
-) -> Callable[..., Awaitable[dict[str, Usage]]] | None:
-    """Turn the fast path of `usage` into a coroutine function."""
-    if read is None:
-        return None
-
-    async def usage(key: Key) -> dict[str, Usage]:
-        return read(key)
-
-    return usage
-
-
 class Limiter(BaseLimiter):
     """A rate limiter for threads. Thread-safe; a context manager that closes itself."""
-
-    def _use_fast_paths(self, policy: Policy) -> None:
-        self._set_fast_path("try_acquire", Limiter.try_acquire, self._fast_try_acquire(policy))
-        self._set_fast_path("peek", Limiter.peek, self._fast_peek(policy))
-        self._set_fast_path("usage", Limiter.usage, self._fast_usage(policy))
 
     def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
         """Take permits if enough are available; never waits.
 
         Returns a Decision, allowed or denied. Ignores calls that wait for the key.
         """
-        return self._ask_key_now("acquire", key, cost)
+        decision: Decision = self._try_acquire(key, cost)
+        return decision
 
     def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """Return the decision that `try_acquire` would return, and change nothing."""
-        return self._ask_key_now("peek", key, cost)
+        return self._ask_now("peek", self._make_ask(key, cost))
 
     def acquire(self, key: Key, cost: Cost = 1, timeout: float | None = None, priority: float = 0) -> Decision:
         """Wait until enough permits are available, and take them.
@@ -86,7 +58,10 @@ class Limiter(BaseLimiter):
         denied = None
         if self._asks_at_once(key, timeout, priority):
             wakes = self.queues.wakes
-            decision = self._ask_now(verb, self._make_ask(key, cost))
+            if verb == "acquire":
+                decision: Decision = self._try_acquire(key, cost)
+            else:
+                decision = self._ask_now(verb, self._make_ask(key, cost))
             if decision.allowed:
                 return decision
             denied = Denial(decision, wakes)
@@ -158,37 +133,32 @@ class Limiter(BaseLimiter):
         self.close()
 
 
+def decide_nothing(_key: Key, _cost: Cost) -> None:
+    """Leave a call to the store."""
+
+
 class AsyncLimiter(BaseLimiter):
     """A rate limiter for asyncio tasks: the methods of Limiter as coroutines. An async context manager."""
 
     for_tasks = True
-    _fast_path: Callable[[Key, Cost], Decision | None] | None = None
 
-    def _set_policy(self, policy: Policy) -> None:
-        self._fast_path = None
-        super()._set_policy(policy)
-
-    def _use_fast_paths(self, policy: Policy) -> None:
-        if self._instant_store:
-            self._set_fast_path(
-                "try_acquire", AsyncLimiter.try_acquire, async_fast_path(self._fast_try_acquire(policy))
-            )
-            self._set_fast_path("peek", AsyncLimiter.peek, async_fast_path(self._fast_peek(policy)))
-            self._set_fast_path("usage", AsyncLimiter.usage, async_fast_usage(self._fast_usage(policy)))
-        elif type(self).try_acquire is AsyncLimiter.try_acquire:  # what the fast path cannot decide must be awaited
-            self._fast_path = self.store.fast_path(policy, lambda _key, _cost: None, self._fast_path_invalidators)
+    def _prepare_try_acquire(self, policy: Policy) -> TryAcquire[Decision | None]:
+        """Return what `try_acquire` calls first: None from it means that the store has to be awaited."""
+        if self._instant_store or self.queues.closed:
+            return super()._prepare_try_acquire(policy)
+        if self.observed or self._now is not None:
+            return decide_nothing
+        return self.store.specialize(policy, decide_nothing)
 
     async def try_acquire(self, key: Key, cost: Cost = 1) -> Decision:
         """Take permits if enough are available; never waits.
 
         Returns a Decision, allowed or denied. Ignores calls that wait for the key.
         """
-        if self._fast_path is not None and (decision := self._fast_path(key, cost)) is not None:
-            return decision
-        if self._observed or self._instant_store or self.queues.closed:
-            return await self._ask("acquire", self._make_ask(key, cost))
-        asks = (self._make_ask(key, cost),)  # like _ask, with one coroutine less
-        return (await self.store.apply_async("acquire", asks, self.current_time()))[0]
+        decision: Decision | None = self._try_acquire(key, cost)
+        if decision is None:
+            decision = await self._ask("acquire", self._make_ask(key, cost))
+        return decision
 
     async def peek(self, key: Key, cost: Cost = 1) -> Decision:
         """Return the decision that `try_acquire` would return, and change nothing."""
@@ -211,7 +181,11 @@ class AsyncLimiter(BaseLimiter):
         denied = None
         if self._asks_at_once(key, timeout, priority):
             wakes = self.queues.wakes
-            decision = await self._ask(verb, self._make_ask(key, cost), None, apply)
+            decision: Decision | None = None
+            if verb == "acquire" and apply is None:
+                decision = self._try_acquire(key, cost)
+            if decision is None:
+                decision = await self._ask(verb, self._make_ask(key, cost), None, apply)
             if decision.allowed:
                 return decision
             denied = Denial(decision, wakes)
@@ -294,4 +268,4 @@ class AsyncLimiter(BaseLimiter):
         if self._instant_store or self.queues.closed:
             return self._ask_now(verb, ask, at)
         decision: Decision = (await (apply or self.store.apply_async)(verb, (ask,), self.current_time(), at))[0]
-        return self.observe(verb, ask, decision) if self._observed else decision
+        return self.observe(verb, ask, decision) if self.observed else decision

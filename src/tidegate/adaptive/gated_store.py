@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock, Signal
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, Store, T, TryAcquire
+    from tidegate.stores.base import Ask, Store, T, TryAcquire
     from tidegate.stores.values import Write
 
 
@@ -147,25 +147,25 @@ class GatedStore(DelegatingStore):
         decision = self.inner.apply_one(verb, policy, key, costs, now, at)
         return decision if decision[0] else self.with_retry_time(decision, policy, key, costs)
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
-        """Build the fast path of the wrapped store; `slow_path` decides while a policy is frozen or has a share.
+    def specialize(self, policy: Policy, try_acquire: TryAcquire[T]) -> TryAcquire[T]:
+        """Specialize it as the wrapped store does; `try_acquire` decides while a policy is frozen or has a share.
 
         It also decides on a cost that may fit after recovery.
         """
-        fast_path = self.inner.fast_path(policy, slow_path, disablers)
-        if fast_path is None:
-            return None
+        specialized = self.inner.specialize(policy, try_acquire)
+        if specialized is try_acquire:
+            return try_acquire
         frozen, shares = self._frozen, self._shares
 
-        def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
+        def try_gated(key: Key, cost: Cost = 1) -> Decision | T:
             if frozen or shares:
-                return slow_path(key, cost)
-            decision = fast_path(key, cost)
+                return try_acquire(key, cost)
+            decision = specialized(key, cost)
             if not isinstance(decision, Decision) or decision[0] or decision.retry != NEVER:
                 return decision
-            return slow_path(key, cost)
+            return try_acquire(key, cost)
 
-        return try_acquire
+        return try_gated
 
     async def apply_async(
         self,

@@ -2,8 +2,8 @@
 
 The level counts 1/scale permits, so that each microsecond adds exactly `rate`. Products stay within MAX_INTEGER: a
 level lies between floor and capacity, which differ by at most MAX_INTEGER; cost * scale is computed only for costs
-within the burst, and elapsed * rate only if it is at most the missing amount. The functions for the common state
-multiply first and then compare, which is shorter and has the same result, because Python's integers do not overflow.
+within the burst, and elapsed * rate only if it is at most the missing amount, or for at most `max_elapsed`
+microseconds: so long that capacity + max_elapsed * rate is at most MAX_INTEGER.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ def charge_bucket(state: State | None, limit: Limit, cost: int, now: int) -> Sta
     """Take permits from a bucket that refills continuously."""
     if cost > limit.burst:
         return None
-    owner: Limit | MarkedLimit = limit
-    if state is None:
-        level = limit.capacity
-    elif state[0] is limit:
-        level = state[1]
-        at = state[2]
-        if now <= at:
-            now = at
-        elif now - at > (limit.capacity - level) // limit.rate:  # topped_up, inlined, also below
-            level = limit.capacity
-        else:
-            level += (now - at) * limit.rate
-    else:
-        owner, level, now = refill(state, limit, now)
+    if state is not None and state[0] is limit:  # what refill does, for the common state
+        _, level, at = state
+        if now > at:
+            if now - at > limit.max_elapsed:
+                level = topped_up(level, limit, now - at)
+            else:
+                level += (now - at) * limit.rate
+                if level > limit.capacity:  # noqa: PLR1730 - min() would cost a fifth of the charge
+                    level = limit.capacity
+            at = now
+        level -= cost * limit.scale
+        return (limit, level, at) if level >= 0 else None
+    owner, level, at = (limit, limit.capacity, now) if state is None else refill(state, limit, now)
     level -= cost * limit.scale
-    return (owner, level, now) if level >= 0 else None
+    return (owner, level, at) if level >= 0 else None
 
 
 def view_bucket(state: State | None, limit: Limit, cost: int, now: int) -> View:

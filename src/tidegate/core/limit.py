@@ -83,13 +83,15 @@ class Limit:
     margin: int = 0
     # Precomputed for the arithmetic. `length` is the period and the margin in microseconds (of a calendar period, its
     # maximal length without clock changes). The rate is `rate` / `scale` permits per microsecond; a bucket counts
-    # in 1/scale permits up to `capacity` = burst * scale and never below `floor`. Weighted windows count time in ticks
-    # of `tick` microseconds.
+    # in 1/scale permits up to `capacity` = burst * scale and never below `floor`; after `max_elapsed` microseconds, the
+    # sum of the capacity and the refill could exceed MAX_INTEGER. Weighted windows count time in ticks of `tick`
+    # microseconds.
     length: int = field(init=False, repr=False, compare=False)
     rate: int = field(init=False, repr=False, compare=False, default=0)
     scale: int = field(init=False, repr=False, compare=False, default=1)
     capacity: int = field(init=False, repr=False, compare=False, default=0)
     floor: int = field(init=False, repr=False, compare=False, default=0)
+    max_elapsed: int = field(init=False, repr=False, compare=False, default=0)
     tick: int = field(init=False, repr=False, compare=False, default=1)
     calendar: Calendar | None = field(init=False, repr=False, compare=False, default=None)
     # The algorithm, and those of its functions that most calls need, which a look-up in `rules` would slow down.
@@ -170,6 +172,7 @@ class Limit:
             # A bucket in debt is at most MAX_INTEGER below full, and full again within MAX_DURATION.
             floor = capacity - min(MAX_INTEGER, rate[0] * MAX_DURATION)
             self._set(burst=burst, rate=rate[0], scale=rate[1], capacity=capacity, floor=floor)
+            self._set(max_elapsed=(MAX_INTEGER - capacity) // rate[0])
             return
         if self.burst not in (0, self.quota):
             raise ConfigError(f"requires the algorithm token_bucket, not {self.algorithm}", field="burst")

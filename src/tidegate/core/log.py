@@ -172,6 +172,15 @@ class LogEntries(NamedTuple):
 
 def charge_log(state: State | None, limit: Limit, cost: int, now: int) -> State | None:
     """Count every admitted call until exactly one period later."""
+    if state is not None and state[0] is limit:  # the common state: no entry has expired
+        _, entries, head, tail, base = state
+        times, last = entries.times, tail - 1
+        if times[head] > now - limit.length and times[last] <= now:
+            total = entries.sums[last] + cost
+            if total - base > limit.quota:
+                return None
+            entries.append(tail, now, total)
+            return (limit, entries, head, tail + 1, base)
     entries, head, tail, base, now = _log(state, limit, now)
     total = entries.sums[tail - 1] if tail > head else base
     if cost > limit.quota - (total - base):

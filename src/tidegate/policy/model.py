@@ -72,8 +72,8 @@ class Policy:
 
     def costs(self, cost: Cost) -> tuple[int, ...]:
         """Return the cost at each limit, in their order."""
-        if cost.__class__ is int and cost == 1 and self.counted:
-            return self.one
+        if type(cost) is int and 0 <= cost <= MAX_INTEGER and self.counted:
+            return self.one if cost == 1 else tuple([cost * one for one in self.one])
         units = self.units
         if cost.__class__ is dict:  # the usual mapping, without the checks that find out what is wrong with it
             for unit, amount in cost.items():
@@ -87,7 +87,7 @@ class Policy:
                 raise ConfigError(f"an integer is ambiguous in a policy with the units {known}: use a mapping such as "
                                   f"{{'{self.limits[0].unit}': {cost}}}", field="cost")  # fmt: skip
             check_cost(cost)
-            return tuple(cost if limit.unit in self.counted else 0 for limit in self.limits)
+            return self.costs(int(cost))  # of a subclass
         if not isinstance(cost, Mapping):
             raise ConfigError(f"must be an integer or a mapping of units to integers, not {cost!r}", field="cost")
         for unit, amount in cost.items():

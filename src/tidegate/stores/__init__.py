@@ -1,7 +1,7 @@
 """Stores, which keep the state of keys. Packages add URL schemes to `open_store` by entry points `tidegate.stores`."""
 
 from tidegate.errors import CollectionFull, ValueConflict
-from tidegate.stores.base import AcquireTogether, Ask, Disable, Store, TryAcquire, WaitQueue
+from tidegate.stores.base import Ask, Store, TryAcquire, WaitQueue
 from tidegate.stores.cancellation import Correction, corrections
 from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.memory.group_shares import GroupOf
@@ -12,14 +12,12 @@ from tidegate.stores.values import ANYTHING, Anything, Collection, Value, Write
 
 __all__ = [
     "ANYTHING",
-    "AcquireTogether",
     "Anything",
     "Ask",
     "Collection",
     "CollectionFull",
     "Correction",
     "DelegatingStore",
-    "Disable",
     "GroupOf",
     "MemoryStore",
     "MergedAsks",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 from weakref import ref
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.core.algorithms import View
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
@@ -24,11 +23,7 @@ if TYPE_CHECKING:
 
 Ask = tuple[Policy, Key, tuple[int, ...]]  # the policy, the key, and the cost at each limit of the policy
 T = TypeVar("T")
-# Charges a key of each policy: the time, and the view of each policy's only limit; None: nothing was charged.
-AcquireTogether = Callable[[Sequence[Key]], tuple[int, Sequence[View]] | None]
-TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what the slow path may return in place of a Decision
-Disable = Callable[[], None]  # makes a fast path call its slow path from now on
-NO_COST: Final = object()  # what a disabled fast path compares costs with: it is none of them
+TryAcquire = Callable[[Key, Cost], Decision | T]  # T: what it may return in place of a Decision
 
 
 class Alternatives(tuple[Ask, ...]):  # noqa: SLOT001 - a tuple with an attribute cannot have slots
@@ -171,28 +166,13 @@ class Store(ABC):
         """Apply the verb to one key: the common case, which a store may optimize."""
         return self.apply(verb, ((policy, key, costs),), now, at)[0]
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
-        """Build a faster `try_acquire` for a policy; None, the default, if the store has none.
+    def specialize(self, policy: Policy, try_acquire: TryAcquire[T]) -> TryAcquire[T]:
+        """Return a faster `try_acquire` for a policy, or the given one, the default, if the store has none.
 
-        It decides common calls without blocking, as `apply_one` would, and passes all others to `slow_path`. A function
-        that it appends to `disablers` makes it pass every call: the limiter calls it when its rules change.
+        It decides some calls at once, without blocking, as `try_acquire` would, and passes all others to it.
         """
-        del policy, slow_path, disablers
-        return None
-
-    def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T] | None:
-        """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
-        del policy, slow_path, disablers
-        return None
-
-    def fast_together(self, policies: Sequence[Policy]) -> AcquireTogether | None:
-        """Build a faster function that charges 1 to a key of each policy; None, the default, if the store has none.
-
-        It charges all keys together if it can decide at once and all limits allow it, and returns the time and the view
-        of the limit of each policy. Otherwise it returns None, and `apply` decides.
-        """
-        del policies
-        return None
+        del policy
+        return try_acquire
 
     async def apply_async(
         self,

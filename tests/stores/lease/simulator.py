@@ -125,7 +125,7 @@ class Process:
         inner = MemoryStore(clock=self.clock)  # never used: `drive` asks the store of the simulation
         self.store = LeasedStore(inner, simulation.lease)
         self.manager = self.store.manager
-        self.fast_path = self.store.fast_path(simulation.policy, lambda _key, _cost: None, [])
+        self.try_held = self.store.specialize(simulation.policy, lambda _key, _cost: None)
         self.alive = True
         self._scheduled = 0
 
@@ -135,7 +135,7 @@ class Process:
             return
         policy = self.simulation.policy
         costs = tuple(o * cost for o in policy.one) if isinstance(cost, int) else cost
-        decision = self.fast_path("k", cost) if isinstance(cost, int) else None
+        decision = self.try_held("k", cost) if isinstance(cost, int) else None
         if decision is not None:
             self.record_use([decision], None, costs)
             return

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
     from tidegate.inbound.limiting.charges import DecidedCharge, RequestCharge
+    from tidegate.inbound.limiting.configured_limiter import AcquireTogether
     from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.charging import Charging
     from tidegate.inbound.rules.model import Category
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import AcquireTogether
 
 Counts = Callable[[Request, int], bool]  # whether a response with this status counts
 

@@ -31,10 +31,11 @@ from tidegate.observe.logs import DEFAULT_LOG_BURST, DecisionLog
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tidegate.clock import Clock
+    from tidegate.core.algorithms import View
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
     from tidegate.observe import Observer
     from tidegate.policy import Key, Policy
     from tidegate.stores import Store
-    from tidegate.stores.base import AcquireTogether
+
+    # Charges a key of each policy: the time, and the view of each policy's only limit; None: nothing was charged.
+    AcquireTogether = Callable[[Sequence[Key]], tuple[int, Sequence[View]] | None]
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
@@ -59,6 +62,21 @@ def _describe(category_limiter: CategoryLimiter) -> str:
     """Return a category with its limits, for the log."""
     limits = " and ".join(f"{limit.quota}/{limit.period}" for limit in category_limiter.limits)
     return f"{category_limiter.category.name} ({limits})"
+
+
+def acquire_together(store: Store, policies: Sequence[Policy]) -> AcquireTogether:
+    """Return what charges 1 to a key of each policy, each with one limit."""
+
+    def acquire(keys: Sequence[Key]) -> tuple[int, Sequence[View]] | None:
+        asks = [(policy, key, policy.one) for policy, key in zip(policies, keys, strict=True)]
+        try:
+            decisions = store.apply("acquire", asks)
+        except ConfigError:
+            return None  # it cannot decide these keys together
+        first = decisions[0]
+        return (first[1], [decision.views[0] for decision in decisions]) if first[0] else None
+
+    return acquire
 
 
 def charge_nothing(keys: Sequence[Key]) -> None:
@@ -258,11 +276,16 @@ class ConfiguredLimiter:
         A store that cannot do this, an observer, or `reset_time: next` needs the complete path: then the function
         always returns None.
         """
-        acquire = None
-        if self.store.instant and self.own_clock is None and not self.observed and not self.shows_next_permit:
-            acquire = self.store.fast_together(policies)
-        if acquire is None or any(policy.mode != "enforce" for policy in policies):
-            acquire = charge_nothing
+        acquire: AcquireTogether = charge_nothing
+        simple = all(policy.mode == "enforce" and policy.one == (1,) for policy in policies)
+        if (
+            simple
+            and self.store.instant
+            and self.own_clock is None
+            and not self.observed
+            and not self.shows_next_permit
+        ):
+            acquire = acquire_together(self.store, policies)
         return acquire, self.response_writer.tightest_writer(policies, raw=self.raw)
 
     def run_maintenance(self, now: int) -> None:

@@ -17,13 +17,13 @@ from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.configured_limiter import AcquireTogether
     from tidegate.inbound.limiting.limited_functions import LimitStack
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy import Key
-    from tidegate.stores.base import AcquireTogether
 
 
 class ChargePlan:

@@ -61,7 +61,7 @@ class RequestState:
     keys: Sequence[Key] = ()
     # Writes the header fields of `written`, if nothing else was decided, is pending or depends on the response.
     write: FieldWriter | None = None
-    written: Any = None  # a decision, or what `Store.fast_together` has returned
+    written: Any = None  # a decision, or what was charged
     _made: Sequence[DecidedCharge] = NO_CHARGES
     exceeded: bool = False  # a limit of the route with `block=False` is
     chosen_client: RequestClient | None = None  # the client with the key that the middleware's `key` function chooses

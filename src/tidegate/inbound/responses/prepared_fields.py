@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.core.algorithms import View
     from tidegate.policy import Policy
 
-    Charged = tuple[int, Sequence[View]]  # as `Store.fast_together` returns it
+    Charged = tuple[int, Sequence[View]]  # the time and the view of each limit
     FieldWriter = Callable[[Any], list[Any]]  # of a decision, or of what was charged; writes bytes or strings
 
 CACHED_REMAINING: Final = 1024

@@ -81,9 +81,9 @@ class ServiceLimiter(AsyncLimiter):
 
     def acquire_from_lease(self, key: Key) -> Decision | None:
         """Take one permit that this process already holds; None if the store has to be asked."""
-        if self._fast_path is None:
+        if self.observed or self._instant_store:
             return None
-        decision = self._fast_path(key, 1)  # it cannot start the renewal of a share
+        decision: Decision | None = self._try_acquire(key, 1)  # it cannot start the renewal of a share
         return self.store.decide_held((self.policy, key, self.policy.one)) if decision is None else decision
 
 

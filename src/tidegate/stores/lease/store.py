@@ -11,7 +11,6 @@ from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.flow import run, run_async
 from tidegate.fork import at_fork
-from tidegate.stores.base import NO_COST
 from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.lease.manager import LeaseManager
 from tidegate.stores.lease.renewal import BackgroundRenewal
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores.base import Ask, Disable, Store, T, TryAcquire
+    from tidegate.stores.base import Ask, Store, T, TryAcquire
     from tidegate.stores.lease.steps import LeaseFlow, StoreRequest
     from tidegate.stores.values import Write
 
@@ -63,26 +62,20 @@ class LeasedStore(DelegatingStore):
 
     # ---- applying verbs ----------------------------------------------------------------------------------------------
 
-    def fast_path(  # noqa: C901 - with the lock written out
-        self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]
-    ) -> TryAcquire[T] | None:
-        """Build a faster `try_acquire` for calls that a share or a denial can answer; others go to `slow_path`."""
+    def specialize(  # noqa: C901 - with the lock written out
+        self, policy: Policy, try_acquire: TryAcquire[T]
+    ) -> TryAcquire[T]:
+        """Return a faster `try_acquire` for calls that a share or a denial can answer."""
         policy_leases = self.manager.find_policy_leases(policy)
         if not policy_leases.length or not any(policy.one):
-            return None
+            return try_acquire
         token, steady = self.manager.token, self.clock.steady
         release = token.append
         key_leases, limits, single = policy_leases.key_leases, policy.limits, policy.only is not None
-        fast_cost: object = 1
+        one: object = 1
 
-        def disable() -> None:
-            nonlocal fast_cost
-            fast_cost = NO_COST  # cheaper than a further check in each call
-
-        disablers.append(disable)
-
-        def try_acquire(key: Key, cost: Cost = 1) -> Decision | T:
-            if cost is fast_cost:  # not True or 1.0, which are no costs
+        def try_held(key: Key, cost: Cost = 1) -> Decision | T:
+            if cost is one:  # not True or 1.0, which are no costs
                 while True:
                     try:
                         del token[0]
@@ -111,9 +104,9 @@ class LeasedStore(DelegatingStore):
                     pass  # a key without a lease, or not a valid key
                 finally:
                     release(None)
-            return slow_path(key, cost)
+            return try_acquire(key, cost)
 
-        return try_acquire
+        return try_held
 
     def apply(
         self,

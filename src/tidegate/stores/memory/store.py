@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.clock import yield_thread
 from tidegate.core.algorithms import NEVER
-from tidegate.core.decision import VERBS, Decision, States
+from tidegate.core.decision import VERBS, ZERO_COSTS, Decision, States
 from tidegate.errors import ConfigError
 from tidegate.fork import at_fork
-from tidegate.stores.base import Store, decide_in_turn
-from tidegate.stores.memory.fast_path import StoreAccess, build_fast_path
-from tidegate.stores.memory.fast_peek import build_fast_peek
-from tidegate.stores.memory.fast_together import build_fast_together
+from tidegate.stores.base import Alternatives, Store, decide_in_turn
 from tidegate.stores.memory.group_shares import GroupShares, shared_key
+from tidegate.stores.memory.single_bucket import StoreAccess, build_try_acquire
 from tidegate.stores.memory.table import Table, expires, read_entry, write_entry
 from tidegate.stores.memory.values import MemoryValues
 from tidegate.stores.merged_asks import merge
@@ -29,10 +27,12 @@ if TYPE_CHECKING:
     from tidegate.core.algorithms import State
     from tidegate.core.limit import Limit
     from tidegate.policy import Key, Policy
-    from tidegate.stores.base import AcquireTogether, Ask, Disable, T, TryAcquire
+    from tidegate.stores.base import Ask, T, TryAcquire
     from tidegate.stores.memory.group_shares import GroupOf
     from tidegate.stores.memory.table import TableEntry
     from tidegate.stores.values import Collection, Value, Write
+
+    LocatedAsk = tuple[Policy, Key, tuple[int, ...], Table]  # an ask, and the table of its policy
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -113,22 +113,15 @@ class MemoryStore(Store):
                 self._forget(table, key)
         return True
 
-    def fast_path(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
-        """Build a faster `try_acquire` for common calls; others go to `slow_path`, as do all once it is disabled."""
-        return build_fast_path(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
+    def specialize(self, policy: Policy, try_acquire: TryAcquire[T]) -> TryAcquire[T]:
+        """Return a faster `try_acquire` if the only limit of the policy is a token bucket (`single_bucket`)."""
+        limit = policy.only
+        if limit is None or not limit.rules.refills:
+            return try_acquire
+        access = StoreAccess(self.token, self._ns, self._insert)
+        return build_try_acquire(limit, policy.limits, self._prepare_table(policy), access, try_acquire)
 
-    def fast_peek(self, policy: Policy, slow_path: TryAcquire[T], disablers: list[Disable]) -> TryAcquire[T]:
-        """Build a faster `peek` in the same way; it accepts a cost of 0 for any policy."""
-        return build_fast_peek(policy, self._prepare_table(policy), slow_path, self._access(), disablers)
-
-    def fast_together(self, policies: Sequence[Policy]) -> AcquireTogether | None:
-        """Build a function that charges 1 to a key of each policy, if all are known and allow it."""
-        return build_fast_together(policies, [self._prepare_table(policy) for policy in policies], self._access())
-
-    def _access(self) -> StoreAccess:
-        return StoreAccess(self.token, self._ns, self._insert, self._has_room_for)
-
-    def apply_one(  # noqa: C901, PLR0912 - with the lock written out
+    def apply_one(  # noqa: C901 - with the lock written out
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
@@ -141,29 +134,32 @@ class MemoryStore(Store):
             else:
                 break
         try:
-            if self._counting:
-                self._recount()
             if now is None:
                 now = self._ns() // 1000
-            table = self._tables.get(policy.name) or self._table(policy)
-            entry = table.entries.get(key)
-            limits = policy.limits
+            limit, limits = policy.only, policy.limits
+            try:
+                table = self._tables[policy.name]
+                entry = table.entries[key]
+            except KeyError:
+                return self._decide(verb, ((policy, key, costs),), now, at)[0]
+            if now >= table.due or not (entry[0] is limit or entry[0] is limits) or verb == "reset":
+                return self._decide(verb, ((policy, key, costs),), now, at)[0]
+            # A key with a state of exactly this policy: what _decide does, without the rest.
+            if limit is not None and verb == "acquire" and costs[0]:  # nor the lists of `acquire`
+                state = limit.charge(entry, limit, costs[0], now)
+                if state is None:
+                    return Decision((False, now, limits, (entry,), costs))
+                table.entries[key] = state
+                return Decision((True, now, limits, (state,), ZERO_COSTS[1]))
             traits = VERBS[verb]
-            if now < table.due and traits.changes and not traits.clears:
-                # The common case, a new key or one of this policy: what _decide does, without the rest.
-                if entry is None and not traits.corrects and self._has_room(key, self.max_entries):
-                    before: States = (None,) * len(limits)
-                elif entry is not None and entry[0] is policy.only:
-                    before = (entry,)
-                elif entry is not None and entry[0] is limits:
-                    before = entry[1]
-                else:
-                    return self._decide(verb, ((policy, key, costs),), now, at)[0]
-                allowed, states, left = traits.decide(limits, before, costs, now, at)
-                if allowed:
-                    self._write(table, key, policy, states, now)
-                return Decision((allowed, now, limits, states, left))
-            return self._decide(verb, ((policy, key, costs),), now, at)[0]
+            before = entry[1] if limit is None else (entry,)
+            allowed, states, left = traits.decide(limits, before, costs, now, at)
+            decision = Decision((allowed, now, limits, states, left))
+            if not traits.changes:
+                return decision.with_views()
+            if allowed:
+                self._write(table, key, policy, states, now)
+            return decision
         finally:
             token.append(None)
             if self._warn:
@@ -178,25 +174,28 @@ class MemoryStore(Store):
         writes: Sequence[Write] = (),
     ) -> list[Decision]:
         """Apply the verb to all keys together."""
+        token = self.token
+        while True:
+            try:
+                del token[0]
+            except IndexError:
+                yield_thread(0)
+            else:
+                break
         try:
-            return self._apply(verb, asks, now, at, writes)
+            if now is None:
+                now = self._ns() // 1000
+            if not writes and asks.__class__ is not Alternatives:
+                return self._decide(verb, asks, now, at)
+            self._values.check(writes, now)
+            decisions = decide_in_turn(asks, lambda together: self._decide(verb, together, now, at))
+            if not decisions or decisions[-1].within_limits:
+                self._values.write(writes, now)
+            return decisions
         finally:
+            token.append(None)
             if self._warn:
                 self._warn_full()
-
-    @with_token
-    def _apply(
-        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, writes: Sequence[Write]
-    ) -> list[Decision]:
-        if self._counting:
-            self._recount()
-        now = self._ns() // 1000 if now is None else now
-        if writes:
-            self._values.check(writes, now)
-        decisions = decide_in_turn(asks, lambda together: self._decide(verb, together, now, at))
-        if writes and (not decisions or decisions[-1].within_limits):
-            self._values.write(writes, now)
-        return decisions
 
     @with_token
     def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
@@ -215,31 +214,52 @@ class MemoryStore(Store):
         return self._table(policy)
 
     def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
-        slots = [self._slot(verb, policy, key, now, place) for place, (policy, key, _) in enumerate(asks)]
-        if None in slots:
-            return [self._deny_full(policy, costs, now) for policy, _, costs in asks]
-        # Keys without room share one, so asks about different keys may have to be added up.
-        merged = merge([(policy, slot[1], costs) for (policy, _, costs), slot in zip(asks, slots, strict=True) if slot])
+        """Decide asks together. Requires the lock."""
+        located: list[LocatedAsk] = []
+        for place, (policy, key, costs) in enumerate(asks):
+            table = self._tables.get(policy.name)
+            if table is None or now >= table.due or key not in table.entries:
+                slot = self._slot(verb, policy, key, now, place)
+                if slot is None:
+                    return [self._deny_full(policy, costs, now) for policy, _, costs in asks]
+                table, key = slot  # noqa: PLW2901 - of the entry that decides
+            located.append((policy, key, costs, table))
+        if len(asks) > 1 and len({(policy.name, key) for policy, key, _, _ in located}) < len(asks):
+            # The same key twice, or keys that share one because there is no room: their costs are added up.
+            merged = merge([(policy, key, costs) for policy, key, costs, _ in located])
+            located = [(*ask, self._table(ask[0])) for ask in merged.asks]
+            return merged.split(self._decide_located(verb, located, now, at))
+        return self._decide_located(verb, located, now, at)
+
+    def _decide_located(self, verb: str, located: Sequence[LocatedAsk], now: int, at: int | None) -> list[Decision]:
         limits: list[Limit] = []
         states: list[State | None] = []
         costs: list[int] = []
-        for policy, key, cost in merged.asks:
+        for policy, key, own, table in located:
             limits += policy.limits
-            states += read_entry(self._table(policy).entries.get(key), policy)
-            costs += cost
-        allowed, changed, left = VERBS[verb].decide(limits, states, costs, now, at)
-        decisions, place = [], 0
-        for policy, key, _ in merged.asks:
-            own = slice(place, place := place + len(policy.limits))
-            decision = Decision.of_states(now, policy.limits, changed[own], left[own], within_limits=allowed)
-            if not VERBS[verb].changes:  # the next charge may overwrite a log, so the views are computed now
+            costs += own
+            entry = table.entries.get(key)
+            if entry is not None and entry[0] is policy.only:
+                states.append(entry)
+            else:
+                states += read_entry(entry, policy)
+        decide, changes, clears = VERBS[verb][:3]
+        allowed, changed, left = decide(limits, states, costs, now, at)
+        decisions = []
+        end = 0
+        for policy, key, _, table in located:
+            own_limits, start = policy.limits, end
+            end += len(own_limits)
+            own_states = changed[start:end]
+            decision = Decision((allowed, now, own_limits, own_states, left[start:end]))
+            if not changes:  # the next charge may overwrite a log, so the views are computed now
                 decision = decision.with_views()
-            elif VERBS[verb].clears:
-                self._forget(self._table(policy), key)
+            elif clears:
+                self._forget(table, key)
             elif changed is not states:
-                self._write(self._table(policy), key, policy, changed[own], now)
+                self._write(table, key, policy, own_states, now)
             decisions.append(decision)
-        return merged.split(decisions)
+        return decisions
 
     def _table(self, policy: Policy) -> Table:
         table = self._tables.get(policy.name)
@@ -254,6 +274,8 @@ class MemoryStore(Store):
 
         `before` is how many keys of the same call may be inserted before this one.
         """
+        if self._counting:
+            self._recount()
         table = self._table(policy)
         self._sweep_order.rotate()  # so that keys of unused policies are dropped too
         self._sweep(table, now)
@@ -293,12 +315,6 @@ class MemoryStore(Store):
             self._shares is None or self._entries < free or self._shares.find_full_group(key, free) is None
         )
 
-    def _has_room_for(self, key: Key) -> bool:
-        """Return whether a new key may have its own entry."""
-        if self._counting:
-            self._recount()
-        return self._has_room(key, self.max_entries)
-
     def _sweep(self, table: Table, now: int) -> None:
         if table.due <= now:
             self._counting = True
@@ -328,9 +344,13 @@ class MemoryStore(Store):
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:
         """Store the new states, together with live states of limits that are no longer in the policy."""
         old = table.entries.get(key)
-        if old is not None and old[0] is policy.limits and None not in states:  # the usual case
-            table.entries[key] = (policy.limits, states)
-            return
+        if old is not None and any(states):  # the usual cases: a key with a state of exactly this policy
+            if old[0] is policy.only:
+                table.entries[key] = states[0]  # type: ignore[assignment]  # it is not None
+                return
+            if old[0] is policy.limits:
+                table.entries[key] = (policy.limits, states)
+                return
         entry = write_entry(old, policy, states, now)
         if entry is None:
             self._forget(table, key)
@@ -369,6 +389,8 @@ class MemoryStore(Store):
         return sum(len(table.entries) - (OVERFLOW_KEY in table.entries) for table in list(self._tables.values()))
 
     def _forget(self, table: Table, key: Key) -> None:
+        if self._counting:
+            self._recount()
         if key is OVERFLOW_KEY:
             table.entries.pop(key, None)
         elif key in table.entries:
