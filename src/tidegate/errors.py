@@ -73,10 +73,12 @@ class Denied(RateLimitError):
 class StoreUnavailable(RateLimitError):
     """The store is unavailable; nothing is known to have been charged.
 
-    `shard` is the part of the store that is unavailable (see `Store.shard`); None: all of it.
+    `shard` is the part of the store that is unavailable (see `Store.shard`); None: all of it. If it `concerns_key`, the
+    store is available, but cannot use a key of this call, and has charged nothing.
     """
 
     shard: Hashable = None
+    concerns_key: bool = False
 
 
 class ValueConflict(RateLimitError):

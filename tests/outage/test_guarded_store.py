@@ -13,6 +13,7 @@ from tests.outage.simulation import START, Link
 from tidegate import AsyncLimiter, ConfigError, Denied, Limit, Limiter, Policy, StoreUnavailable
 from tidegate.core.decision import LocalDecision
 from tidegate.stores import MemoryStore, Store
+from tidegate.stores.delegating import DelegatingStore
 from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
@@ -342,3 +343,51 @@ def test_socket_errors_start_an_outage_instead_of_reaching_the_caller(caplog):
     guarded = GuardedStore(Plain(), background=False)
     assert not ask(guarded)
     assert "store unavailable: by peer" in caplog.text
+
+
+class TwoParts(DelegatingStore):
+    """Two parts that fail separately; the values and keys with "y" are in another one than keys with "x"."""
+
+    lost = False
+    reached = 0
+
+    def shard(self, asks, values=()):
+        return "X" if asks and asks[0][1].startswith("x") else "Y"
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        if asks and self.shard(asks) == "X":
+            self.reached += 1
+            if self.lost:
+                error = StoreUnavailable("server X is down")
+                error.shard = "X"
+                raise error
+        return super().apply(verb, asks, now, at, writes)
+
+
+def test_a_part_that_fails_while_it_is_settled_is_one_outage_until_it_answers(clock, caplog):
+    store = TwoParts(MemoryStore(clock=clock))
+    guarded = GuardedStore(store, clock=clock, background=False, processes=1)
+    policy = Policy("p", ("100/1h",), on_store_error="local")
+    send = store.inner.apply
+
+    def fail_before_the_settlement(verb, asks, now=None, at=None, writes=()):
+        store.lost = verb == "peek"
+        return send(verb, asks, now, at, writes)
+
+    ask(guarded, policy, "x")
+    store.lost = True
+    ask(guarded, policy, "x")
+    store.lost, store.inner.apply = False, fail_before_the_settlement
+    guarded.maintain()
+    store.inner.apply = send
+    store.reached = 0
+    for _ in range(600):
+        clock.advance(0.05)
+        guarded.maintain()
+        ask(guarded, policy, "x2")
+    assert (guarded.metrics()["losses"], guarded.metrics()["returns"]) == (2, 1)
+    assert store.reached <= 65, "probes only, one in half a second"
+    store.lost = False
+    clock.advance(1)
+    assert guarded.maintain() is None
+    assert guarded.metrics()["keys_unsettled"] == 0

@@ -18,6 +18,7 @@ from tidegate.stores import MemoryStore
 from tidegate.stores.outage import GuardedStore
 from tidegate.stores.outage.local_share import MAX_KEYS
 from tidegate.stores.outage.process_share import PROCESSES, READ_INTERVAL, VALUE_TTL
+from tidegate.stores.values import MAX_LISTED
 from tidegate.testing import ManualClock
 
 LIMITS = [
@@ -350,3 +351,62 @@ def test_a_store_without_values_denies(caplog):
     store.store.lost = True
     assert not store.apply_one("acquire", local(LOG), "k", (1,))
     assert "does not know how many processes" in caplog.text
+
+
+def test_calls_admitted_while_the_part_is_being_lowered_count():
+    """What is admitted between the read of the other values and the write of the own one keeps the part."""
+    simulation = connected_processes(Limit(60, "1m", algorithm="fixed_window"), processes=1)
+    one = simulation.processes[0]
+    late = simulation.join()
+    simulation.call(late)
+    simulation.maintain()
+    simulation.clock.advance(READ_INTERVAL / 10**6)
+    read = one.link.list_values
+
+    def lose_the_store_meanwhile(collection, now=None):
+        values = read(collection, now)
+        one.link.list_values = read
+        disconnect(simulation, [one])
+        while simulation.call(one):
+            pass
+        one.link.state = "up"
+        return values
+
+    one.link.list_values = lose_the_store_meanwhile
+    one.guarded.maintain()
+    assert one.link.list_values == read
+    wait(simulation, 15)
+    disconnect(simulation, [late])
+    wait(simulation, 10, busy=[late])
+    assert len(simulation.local) == 60
+
+
+def test_a_store_that_has_lost_its_data_gives_nobody_more():
+    """Found in a review: the first process that wrote its value again took the parts of the others."""
+    simulation = connected_processes(Limit(60, "1m", algorithm="fixed_window"))
+    disconnect(simulation, simulation.processes)
+    wait(simulation, 1, busy=simulation.processes)
+    assert len(simulation.local) == 60
+    for value in simulation.server.list_values(PROCESSES):
+        simulation.server.delete_value(PROCESSES, value)
+    one = simulation.processes[0]
+    reconnect(simulation, [one])
+    wait(simulation, READ_INTERVAL / 10**6)
+    disconnect(simulation, [one])
+    wait(simulation, 20, busy=simulation.processes)
+    assert len(simulation.local) == 60
+    reconnect(simulation, simulation.processes)
+    wait(simulation, 120)
+    assert [process.guarded.metrics()["share_ppm"] for process in simulation.processes] == [333_333] * 3
+
+
+def test_a_process_without_room_for_its_value_has_no_part():
+    simulation = connected_processes(LOG, processes=1)
+    for number in range(MAX_LISTED - 1):
+        simulation.server.put_value(PROCESSES, f"killed {number}", b"0 1", VALUE_TTL / 10**6)
+    late = simulation.join()
+    assert simulation.call(late)
+    late.guarded.maintain()
+    assert (late.guarded.metrics()["share_ppm"], late.guarded.metrics()["losses"]) == (0, 0)
+    disconnect(simulation, [late])
+    assert not simulation.call(late)

@@ -7,7 +7,7 @@ from struct import unpack
 from typing import TYPE_CHECKING
 
 from tidegate.core.algorithms import ALGORITHMS
-from tidegate.stores.redis.protocol import limit_id
+from tidegate.stores.redis.protocol import FORMAT, limit_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,13 +30,13 @@ def stored_states(
     numbers = [int(number) for number in unpack(f"<{len(value) // 8}d", value)]
     states, position = {}, 0
     while position < len(numbers):
-        count, limit = numbers[position], numbers[position + 1]
+        count, limit = numbers[position] - FORMAT, numbers[position + 1]
         state = list(numbers[position + 4 : position + 4 + count])
         if limit % 8 == ALGORITHMS["token_bucket"].port_number:
             del state[3:5]  # rate and capacity of the limit that wrote it
         elif limit % 8 in LOGS:
             head, tail, base = state[:3]
-            log = get(name + b":%x" % limit) or b""
+            log = get(name + b"%%l%x" % limit) or b""
             rows = unpack(f"<{2 * (tail - head)}q", log[head * 16 : tail * 16])
             sums = [base, *rows[1::2]]
             costs = [after - before for before, after in pairwise(sums)]

@@ -15,10 +15,11 @@ from redis.crc import key_slot
 
 from tests.conformance.test_batches import BATCH_GUARANTEES
 from tests.servers.process import until
-from tests.servers.valkey import ValkeyCluster
+from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy, StoreUnavailable
 from tidegate.core.decision import LocalDecision
+from tidegate.stores.outage import GuardedStore
 from tidegate.stores.redis import RedisStore
 from tidegate.testing import random_vectors
 from tidegate.testing.reference import answer_of
@@ -26,7 +27,6 @@ from tidegate.testing.reference import answer_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.servers.valkey import ValkeyServer
     from tidegate import Decision
     from tidegate.stores import Store
 
@@ -252,3 +252,29 @@ def move_slot(cluster: ValkeyCluster, slot: int, source: ValkeyServer, target: V
                 client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
     for server in (target, source, cluster.servers[0]):
         server.ask("CLUSTER", "SETSLOT", str(slot), "NODE", names[target])
+
+
+@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
+def test_slots_that_get_a_server_later_are_found(tasks: bool) -> None:
+    with ValkeyServer(None, *ValkeyCluster.OPTIONS) as server, asyncio.Runner() as runner:
+        server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
+        until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"), "the first half")
+        address = address_of(server, kind="cluster", hosts=(("127.0.0.1", server.port),))
+        guarded = GuardedStore(RedisStore(address), background=False)
+        asks = [(POLICY, f"k{number}", (1, 1, 1)) for number in range(40)]
+
+        def count_allowed() -> int:
+            calls = (("acquire", (ask,)) for ask in asks)
+            if tasks:
+                answers = [runner.run(guarded.apply_async(*call)) for call in calls]
+            else:
+                answers = [guarded.apply(*call) for call in calls]
+            return sum(answer[0].allowed for answer in answers)
+
+        assert 0 < count_allowed() < 40
+        assert guarded.metrics()["losses"] == 1, "all slots without a server are one part of the store"
+        server.ask("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
+        until(lambda: b"cluster_slots_assigned:16384" in server.ask("CLUSTER", "INFO"), "the second half")
+        until(lambda: guarded.maintain() is None, "the end of the outage")
+        assert count_allowed() == 40
+        runner.run(guarded.close_async())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from struct import pack, unpack
 from typing import TYPE_CHECKING
@@ -10,10 +11,17 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from tests.servers.process import until
 from tests.stores.redis.conftest import address_of
 from tidegate import Limit, Limiter, Policy
+from tidegate.core.bounds import SECOND
 from tidegate.core.limit import PERIOD_UNITS
+from tidegate.errors import StoreUnavailable
+from tidegate.stores.base import Alternatives
+from tidegate.stores.outage import open_guarded
 from tidegate.stores.redis import RedisStore
+from tidegate.stores.redis.protocol import FORMAT
+from tidegate.stores.values import Collection, Write
 from tidegate.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 
     from tests.servers.valkey import ValkeyServer
     from tidegate import Decision
+    from tidegate.stores.redis.address import Tag
 
 ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
 MIXED = tuple(Limit(10, "1m", algorithm, name=algorithm) for algorithm in ALGORITHMS)
@@ -165,3 +174,118 @@ def test_closing_an_unused_store_in_a_thread(server: ValkeyServer) -> None:
     thread = threading.Thread(target=store.close)
     thread.start()
     thread.join()
+
+
+# ---- keys that cannot be used ----------------------------------------------------------------------------------------
+
+LOGGED = Policy("p", (Limit(5, "1h", "sliding_log"),))
+BUCKET = Policy("p", (Limit(1000, "1h"),))
+
+
+@pytest.mark.parametrize("tag", ["key", "policy", "all"])
+def test_no_key_is_that_of_the_log_of_another_key(server: ValkeyServer, client: redis.Redis, tag: Tag) -> None:
+    store = RedisStore(address_of(server, hash_tag=tag))
+    store.apply("acquire", ((LOGGED, "victim", (1,)),))
+    entry, log = sorted(stored(client), key=len)
+    start = {"key": b"/", "policy": b"/}", "all": b"/"}[tag]
+    ends = b"}" if tag == "key" else b""
+    for name in (log, log.replace(b"%l", b":")):  # ":" separated them in format 0
+        hostile = name.partition(start)[2].decode()
+        assert store.apply("acquire", ((LOGGED, hostile, (1,)),))[0].remaining == 4
+        assert store.apply("acquire", ((LOGGED, hostile.replace("}", ""), (1,)),))[0].allowed
+    assert entry.partition(start)[2] == b"victim" + ends
+    assert store.apply("acquire", ((LOGGED, "victim", (1,)),))[0].remaining == 3
+    store.close()
+
+
+@pytest.mark.parametrize("tag", ["key", "policy", "all"])
+def test_no_collection_is_that_of_the_ends_of_another(server: ValkeyServer, tag: Tag) -> None:
+    store = RedisStore(address_of(server, hash_tag=tag))
+    names = ("a", "a:ends", "a%e")
+    collections = [Collection(name) for name in names] + [Collection("a", ("p", key)) for key in names]
+    for number, collection in enumerate(collections):
+        store.put_value(collection, "x", b"%d" % number, 10)
+    for number, collection in enumerate(collections):
+        assert {name: value.data for name, value in store.list_values(collection).items()} == {"x": b"%d" % number}
+    store.close()
+
+
+async def test_a_key_of_another_type_fails_only_its_own_call(server: ValkeyServer, client: redis.Redis) -> None:
+    store = RedisStore(address_of(server, prefix="t"))
+    await store.apply_async("peek", ((BUCKET, "k", (0,)),))
+    client.lpush("t:{p/bad}", "1")
+    keys = ("one", "two", "bad", "three", "four")
+    scripts = store.metrics()["scripts"]
+    calls = [store.apply_async("acquire", ((BUCKET, key, (1,)),)) for key in keys]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert store.metrics()["scripts"] == scripts + 1
+    error = answers.pop(2)
+    assert isinstance(error, StoreUnavailable)
+    assert error.concerns_key
+    assert "WRONGTYPE" in str(error)
+    assert "set another prefix" in str(error)
+    assert [answer[0].remaining for answer in answers] == [999] * 4  # type: ignore[index]  # decisions
+    await store.close_async()
+
+
+def test_nothing_is_charged_or_written_beside_a_key_that_cannot_be_used(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    store = RedisStore(address_of(server, prefix="t"))
+    collection = Collection("c")
+    store.put_value(collection, "a", b"1", 60)
+    client.lpush("t:{p/bad}", "1")
+    asks = ((BUCKET, "good", (1,)), (BUCKET, "bad", (1,)))
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        store.apply("acquire", asks, writes=(Write(collection, "b", b"2", SECOND),))
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        store.apply("acquire", Alternatives.of([(ask,) for ask in reversed(asks)]))
+    assert store.apply("peek", ((BUCKET, "good", (0,)),))[0].used == [0]
+    assert set(store.list_values(collection)) == {"a"}
+    [key] = [key for key in stored(client) if b"%v/" in key and not key.endswith(b"%e")]
+    client.hset(key, "a", "short")
+    with pytest.raises(StoreUnavailable, match="delete the key"):
+        store.list_values(collection)
+    store.close()
+
+
+@pytest.mark.parametrize(("count", "age"), [(-FORMAT, "an older"), (FORMAT, "a newer")])
+def test_a_state_of_another_format_is_refused(server: ValkeyServer, client: redis.Redis, count: int, age: str) -> None:
+    store = RedisStore(address_of(server))
+    store.apply("acquire", ((LOGGED, "k", (1,)),))
+    entry, _ = sorted(stored(client), key=len)
+    value = client.get(entry)
+    client.set(entry, pack("<d", unpack("<d", value[:8])[0] + count) + value[8:], keepttl=True)
+    with pytest.raises(StoreUnavailable, match=f"written by {age} tidegate: .*prefix"):
+        store.apply("acquire", ((LOGGED, "k", (1,)),))
+    store.close()
+
+
+def test_a_key_that_cannot_be_used_is_no_outage(
+    server: ValkeyServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.lpush("tidegate:{default/bad}", "1")
+    with Limiter("5/1h", store=open_guarded(server.url + "?deadline=5s")) as limiter:
+        for _ in range(3):
+            denied = limiter.try_acquire("bad")
+            assert (denied.allowed, denied.retry_after) == (False, 1.0)
+            assert limiter.try_acquire("good")
+        with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+            limiter.refund("bad")
+        assert limiter.store.metrics()["losses"] == 0
+        assert caplog.text.count("WRONGTYPE") == 1
+        limiter.store.close()
+
+
+def test_an_outage_that_began_at_a_key_that_cannot_be_used_ends(server: ValkeyServer, client: redis.Redis) -> None:
+    client.lpush("tidegate:{default/bad}", "1")
+    with Limiter("5/1h", store=open_guarded(server.url + "?deadline=5s")) as limiter:
+        assert limiter.try_acquire("good")
+        server.kill()
+        assert not limiter.try_acquire("bad")
+        assert limiter.store.unavailable
+        server.start()
+        client.lpush("tidegate:{default/bad}", "1")
+        until(lambda: not limiter.store.unavailable, "the outage ends")
+        assert limiter.try_acquire("good")
+        limiter.store.close()

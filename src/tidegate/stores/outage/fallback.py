@@ -79,18 +79,25 @@ class Fallback:
         return ", ".join(found) or "calls are decided by on_store_error of their policies"
 
     def decide(
-        self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None, *, in_doubt: bool = False
+        self,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None,
+        at: int | None,
+        *,
+        in_doubt: bool = False,
+        wait: int = MIN_RETRY,
     ) -> list[Decision]:
         """Apply a verb without the store.
 
         A correction that is `in_doubt` was sent to the store and not answered. The store may have made it, so its
-        refunds are not repeated.
+        refunds are not repeated. A denied call may be repeated after `wait`, at the earliest.
         """
         if VERBS[verb].clears:
             names = ", ".join(repr(key) for _, key, _ in asks)
             raise StoreUnavailable(f"could not reset {names}: the store is unavailable; try again later")
         with self.lock:
-            wait = max(MIN_RETRY, self._breakers.retry_after(self._steady.steady()))
+            wait = max(wait, self._breakers.retry_after(self._steady.steady()))
             now = self._clock.ns() // 1000 if now is None else now
             if VERBS[verb].corrects:
                 return [self._correct(ask, now, at, in_doubt=in_doubt) for ask in asks]
@@ -189,7 +196,12 @@ class Fallback:
             policy, key, costs, at = self.pending_corrections.popleft()
             if any(charges := only_charges(costs)):  # a refund is sent once: it may have arrived unanswered
                 self.pending_corrections.appendleft((policy, key, charges, at))
-            ask("adjust", policy, key, costs, at)
+            try:
+                ask("adjust", policy, key, costs, at)
+            except StoreUnavailable as error:
+                if not error.concerns_key:
+                    raise
+                self.dropped_corrections += 1
             if any(charges):
                 self.pending_corrections.popleft()
         for place in list(self.spending):
@@ -202,7 +214,10 @@ class Fallback:
             spending.uncharged = [min(left, most) for left, most in zip(spending.uncharged, used, strict=True)]
         try:
             charge_store(ask, place[1], spending.share_policy.policy, spending.uncharged)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StoreUnavailable) and error.concerns_key:
+                self.dropped_corrections += 1
+                return
             with self.lock:
                 later = self.spending.setdefault(place, spending)
                 if later is not spending:

@@ -47,6 +47,8 @@ OUTAGE_ERRORS: Final = (
     OSError,
 )  # raised by a store that is unavailable; OSError by one that does not translate errors of its driver
 FIRST_CALL_TRIES: Final = 3
+REFUSED_RETRY: Final = SECOND  # after which a call may be repeated whose key the store cannot use
+REFUSED_PAUSE: Final = 60 * SECOND  # between two log messages about such keys
 
 
 class FailedKey(NamedTuple):
@@ -115,6 +117,7 @@ class GuardedStore(DelegatingStore):
         self._failed_keys: dict[Hashable, FailedKey] = {}  # by part of the store: what its probes ask for
         self._decided_before: dict[Hashable, int] = {}  # calls that were decided here before an outage
         self._at_exit: Callable[[], None] | None = None
+        self._refused_log_due = 0
 
     def _tries_for(self, verb: str) -> int:
         """Return how often a call is sent: a correction once, since an unanswered attempt may have arrived."""
@@ -134,9 +137,7 @@ class GuardedStore(DelegatingStore):
         try:
             return self.store.apply_one(verb, policy, key, costs, now, at)
         except OUTAGE_ERRORS as error:
-            asks = ((policy, key, costs),)
-            self._record_failure(error, outages, asks)
-            return self._fallback.decide(verb, asks, now, at, in_doubt=True)[0]
+            return self._decide_failed(error, outages, verb, ((policy, key, costs),), now, at)[0]
 
     def apply(
         self,
@@ -169,8 +170,7 @@ class GuardedStore(DelegatingStore):
             try:
                 return await self.store.apply_async(verb, asks, now, at)
             except OUTAGE_ERRORS as error:
-                self._record_failure(error, outages, asks)
-                return self._fallback.decide(verb, asks, now, at, in_doubt=True)
+                return self._decide_failed(error, outages, verb, asks, now, at)
         flow = self._apply_flow(verb, asks, now, at, writes)
         return await run_async(flow, lambda _: super(GuardedStore, self).apply_async(verb, asks, now, at, writes))
 
@@ -180,21 +180,50 @@ class GuardedStore(DelegatingStore):
         """Decide with the store, or without it in an outage; yields to send the call."""
         self._count_processes(asks)
         values = [(write.collection, write.name) for write in writes]
-        outages, sent = self._breakers.outages, not self._is_lost(asks, values)
-        for left in range(self._tries_for(verb) if sent else 0, 0, -1):
+        outages, lost = self._breakers.outages, self._is_lost(asks, values)
+        for left in range(0 if lost else self._tries_for(verb), 0, -1):
             try:
                 decisions: list[Decision] = yield None
             except OUTAGE_ERRORS as error:
-                if left == 1:
-                    self._record_failure(error, outages, asks, values)
-                    if not asks:
-                        raise
+                if left == 1 or concerns_key(error):
+                    return self._decide_failed(error, outages, verb, asks, now, at, values)
             else:
                 self._tries = 1
                 return decisions
         if not asks:
             raise self._unavailable_error()
-        return self._fallback.decide(verb, asks, now, at, in_doubt=sent)
+        return self._fallback.decide(verb, asks, now, at)
+
+    def _decide_failed(
+        self,
+        error: Exception,
+        outages: int,
+        verb: str,
+        asks: Sequence[Ask],
+        now: int | None,
+        at: int | None,
+        values: Sequence[tuple[Collection, str]] = (),
+    ) -> list[Decision]:
+        """Decide a call that the store has not answered, or refused because of one of its keys."""
+        if concerns_key(error):
+            if not VERBS[verb].asks or not asks:
+                raise error
+            self._log_refused(error)
+            return self._fallback.decide(verb, asks, now, at, wait=REFUSED_RETRY)
+        self._record_failure(error, outages, asks, values)
+        if not asks:
+            raise error
+        return self._fallback.decide(verb, asks, now, at, in_doubt=True)
+
+    def _log_refused(self, error: Exception) -> None:
+        """Log that a key cannot be used, at most once in REFUSED_PAUSE."""
+        with self._lock:
+            now = self._steady.steady()
+            due = now >= self._refused_log_due
+            if due:
+                self._refused_log_due = now + REFUSED_PAUSE
+        if due:
+            self.outage_log.error("a call is decided without the store, and others are not: %s", error)
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -348,6 +377,8 @@ class GuardedStore(DelegatingStore):
         asks: Sequence[Ask] = (),
         values: Sequence[tuple[Collection, str]] = (),
     ) -> None:
+        if concerns_key(error):
+            return
         shard = error.shard if isinstance(error, StoreUnavailable) else None
         if shard is not None and self.store.shard(asks, values) is None:  # a wrapper that does not know of parts
             shard = None
@@ -384,15 +415,12 @@ class GuardedStore(DelegatingStore):
                     self._probe(shard)
             if None in breakers.lost:
                 return breakers.probe_due
-            outages = breakers.outages
-            try:
+            with suppress(*OUTAGE_ERRORS):  # recorded as the start of an outage
                 if not breakers.lost:
-                    self._fallback.settle(self._ask_background)
+                    self._fallback.settle(self._ask_to_settle)
                 if self._counts_processes and self._steady.steady() >= self._share.due:
-                    self._share.synchronize(self.store, self._horizon, held=self._fallback.held)
-            except OUTAGE_ERRORS as error:
-                self._record_failure(error, outages, (), ((PROCESSES, self._share.name),))
-                return breakers.probe_due
+                    with self.observe_call(((PROCESSES, self._share.name),)):
+                        self._share.synchronize(self.store, self._horizon, self._fallback)
             due = [breakers.probe_due] if breakers.lost else []
             return min(due + [self._share.due] * self._counts_processes, default=None)
 
@@ -408,8 +436,8 @@ class GuardedStore(DelegatingStore):
                 self._ask_background("peek", policy, key, (0,) * len(costs))
             elif value is not None and shard is not None:
                 self.store.get_value(*value)
-        except OUTAGE_ERRORS:
-            answered = False
+        except OUTAGE_ERRORS as error:
+            answered = concerns_key(error)
         else:
             answered = True
         with self._lock:
@@ -434,6 +462,17 @@ class GuardedStore(DelegatingStore):
         decision = self.store.apply_one(verb, policy, key, costs, None, at)
         self._tries = 1
         return decision
+
+    def _ask_to_settle(
+        self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], at: int | None = None
+    ) -> Decision:
+        """Call the store to settle; a failure is one of this key, so that its part of the store is probed."""
+        outages = self._breakers.outages
+        try:
+            return self._ask_background(verb, policy, key, costs, at)
+        except OUTAGE_ERRORS as error:
+            self._record_failure(error, outages, ((policy, key, costs),))
+            raise
 
     # ---- the background thread ---------------------------------------------------------------------------------------
 
@@ -469,6 +508,11 @@ class GuardedStore(DelegatingStore):
             with self._maintenance_lock, suppress(*OUTAGE_ERRORS):
                 self._fallback.settle(self._ask_background)
                 self._share.leave(self.store, held=self._fallback.held)
+
+
+def concerns_key(error: Exception) -> bool:
+    """Return whether an error concerns a key of one call, and not the store."""
+    return isinstance(error, StoreUnavailable) and error.concerns_key
 
 
 def _leave_at_exit(reference: weakref.ref[GuardedStore]) -> None:

@@ -9,8 +9,13 @@ request that arrives late changes nothing.
 
 A value ends with its time to live. Its process stops using its part so long before that everything that it has admitted
 has left its window when the value ends (`horizon` is the longest window), and does not lower its part while there is
-something left. A killed process therefore keeps its part for at most VALUE_TTL and the longest window; this matters
-only during an outage. The number of processes can be configured instead: then nothing is stored or read.
+something left: it looks for that and lowers the part under the lock of the decisions. A killed process therefore keeps
+its part for at most VALUE_TTL and the longest window; this matters only during an outage.
+
+A process whose value is gone before its end concludes that the store has lost its data. It writes its part again, and
+does not raise it before the other processes have written theirs.
+
+The number of processes can be configured instead: then nothing is stored or read.
 """
 
 from __future__ import annotations
@@ -18,13 +23,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
-from tidegate.errors import ValueConflict
+from tidegate.errors import CollectionFull, ValueConflict
 from tidegate.stores.values import MAX_TTL, Collection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.stores.base import Store
+    from tidegate.stores.outage.fallback import Fallback
 
 WHOLE_PARTS: Final = 720_720  # divisible by every number up to 16
 PROCESSES: Final = Collection("tidegate.processes")
@@ -32,6 +38,7 @@ VALUE_TTL: Final = 600 * SECOND
 TTL_MARGIN: Final = 10 * SECOND  # a process stops using its part so long before its value ends
 RENEW_BEFORE: Final = 300 * SECOND  # a value is written again when it has less than this left
 READ_INTERVAL: Final = 20 * SECOND  # between two looks at the other processes
+LOSS_INTERVAL: Final = 2 * READ_INTERVAL  # after which every process has written its value again
 SETTLE_INTERVAL: Final = 10 * SECOND  # the same, while the parts are not equal yet
 
 
@@ -52,6 +59,7 @@ class ProcessShare:
         self._ends = 0  # when the value ends, in steady time; 0: there is none
         self._horizon = 0  # the longest window for which the value was written
         self._writes = 0
+        self._raise_due = 0  # when the part may be raised again, in steady time
 
     def usable(self, window: int = 0) -> int:
         """Return how many units of WHOLE_PARTS this process may use now, of a policy with this longest window."""
@@ -61,20 +69,26 @@ class ProcessShare:
             return 0
         return self._part
 
-    def synchronize(self, store: Store, horizon: int, *, held: bool) -> None:
+    def synchronize(self, store: Store, horizon: int, fallback: Fallback) -> None:
         """Move the part towards a fair one. Raises what a call to the store raises.
 
-        `horizon` is the longest window of all policies. While the part is `held`, because something that was admitted
-        with it is still in its window, it is not lowered.
+        `horizon` is the longest window of all policies. While something that `fallback` has admitted is still in its
+        window, the part is not lowered.
         """
         self.due = self._steady() + SETTLE_INTERVAL
         if self._steady() >= self._ends - TTL_MARGIN:
             self._part = 0  # others may have taken it
         own, others = self._read(store)
         self.processes = len(others) + 1
+        if own is None and self._steady() < self._ends:  # the store has lost its data
+            self._raise_due = self._steady() + LOSS_INTERVAL
         fair = WHOLE_PARTS // self.processes
-        target = max(0, min(fair, WHOLE_PARTS - sum(others.values())), self._part if held else 0)
-        self._part = min(self._part, target)
+        target = max(0, min(fair, WHOLE_PARTS - sum(others.values())))
+        if self._steady() < self._raise_due:
+            target = min(target, self._part)
+        with fallback.lock:
+            target = max(target, self._part) if fallback.held else target
+            self._part = min(self._part, target)
         ends_soon = self._ends - self._horizon - self._steady() < RENEW_BEFORE
         try:
             if own is None or read_part(own) != target or ends_soon or horizon > self._horizon:
@@ -85,6 +99,8 @@ class ProcessShare:
                 else:  # another process was faster
                     self._write(store, self._part, own, horizon)
         except ValueConflict:  # an earlier write, whose answer was lost, has arrived
+            return
+        except CollectionFull:  # too many values of killed processes: no part until they end
             return
         if self._part == fair:
             self.due = self._steady() + READ_INTERVAL

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
-from tidegate.stores.redis.cluster import no_server_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +93,7 @@ class ClusterPipeline(AsyncPipeline):
         for node, node_scripts in self.slot_map.by_node(scripts).items():
             if node is None:
                 for script in node_scripts:
-                    script.fail(no_server_error(script.slot))
+                    script.fail(self.slot_map.no_server_error(script.slot))
             else:
                 if node not in self._nodes:
                     self._nodes[node] = NodePipeline(self, node)

@@ -1,7 +1,8 @@
 """The slot map of a cluster: one for all threads and event loops of a store.
 
-A server that does not answer, or redirects a call, makes the map stale. Then it is loaded again, from a server that
-answers; until then calls go by the map as it is, so that those for other servers do not wait.
+A server that does not answer or redirects a call makes the map stale, and so does a call for a slot without a server.
+Then it is loaded again, from a server that answers; until then calls go by the map as it is, so that those for other
+servers do not wait.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     Node = tuple[str, int]
 
 SLOT_COUNT: Final = 16_384
+NO_SERVER: Final = "no server"  # the shard of all slots without a server
 MAX_REDIRECTIONS: Final = 200  # how often a call is sent again while its slot moves, key by key; it was not run
 
 
@@ -93,9 +95,9 @@ class SlotMap:
         script.form = None
         return True
 
-
-def no_server_error(slot: int) -> StoreUnavailable:
-    """Return the error for a slot without a server."""
-    error = StoreUnavailable(f"no server of the cluster serves slot {slot}: run CLUSTER INFO on any of its servers")
-    error.shard = slot
-    return error
+    def no_server_error(self, slot: int) -> StoreUnavailable:
+        """Return the error for a slot without a server; the next call loads the map again."""
+        self.stale = True
+        error = StoreUnavailable(f"no server of the cluster serves slot {slot}: run CLUSTER INFO on any of its servers")
+        error.shard = NO_SERVER
+        return error

@@ -13,7 +13,8 @@
 --   reply    one string of 64-bit integers: for each group whether it is allowed and the instant, then for each limit
 --            remaining (negative if more is in use than the limit allows), retry and reset, then the values that were
 --            read; or 2 and an instant whose calendar window the client must send; or 3, the number of a write whose
---            condition does not hold, and the value; or 4 and the number of a write for which the collection has no room.
+--            condition does not hold, and the value; or 4 and the number of a write for which the collection has no room;
+--            or 5, a 0, and why one of its keys cannot be used: nothing was charged or written.
 --            Bytes are their length, then the bytes, padded to a multiple of 8
 --
 -- Groups are decided one after another, each all or nothing. An entry holds a record for each limit that has a state:
@@ -31,7 +32,7 @@ local call, pack, unpack_ints, sub, rep = redis.call, struct.pack, struct.unpack
 local keys, args, clock, answer, answered, reply
 
 local MAX, NEVER, PEAKS = 9007199254740991, -1, 16
-local NEWER_FORMAT = 65536  -- a later format adds a multiple of this to the count of its records
+local FORMAT = 65536  -- added to the count of each record; a later format adds a multiple of it
 local EMPTY, BLANK = {}, rep('\0', 16)
 local concat, max, min = table.concat, math.max, math.min
 
@@ -80,6 +81,28 @@ local function write_ints(numbers, count)
     some[#some + 1] = pack('<' .. rep('i8', to - from + 1), unpack(numbers, from, to))
   end
   return concat(some)
+end
+
+-- Add the numbers so far to the reply.
+local function flush()
+  reply = reply or {}
+  if answered > 0 then reply[#reply + 1] = write_ints(answer, answered) end
+  answered = 0
+end
+
+local function write_bytes(bytes)
+  answered = answered + 1
+  answer[answered] = #bytes
+  flush()
+  reply[#reply + 1] = bytes .. rep('\0', -#bytes % 8)
+end
+
+-- Answer, in place of all that follows `parts` parts of the reply and `count` numbers, that a group cannot be decided.
+local function refuse(parts, count, reason)
+  for i = reply and #reply or 0, parts + 1, -1 do reply[i] = nil end
+  answer[count + 1], answer[count + 2] = 5, 0
+  answered = count + 2
+  write_bytes(reason)
 end
 
 -- Return the state, or nil if it had expired under the limit that wrote it before that limit was changed.
@@ -877,12 +900,12 @@ local function build_decide()
     if algorithm == 1 then
       local peaks = state.peaks
       if #peaks == 0 then return limit.prefix .. pack('<ddd', expires, state.level, state.at) .. limit.suffix end
-      return pack('<dddddd', 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
+      return pack('<dddddd', FORMAT + 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
         .. pack('<' .. rep('d', #peaks), unpack(peaks))
     elseif algorithm <= 3 then
       if not state.seen then return limit.prefix .. pack('<ddd', expires, state.used, state.start) end
       local older = state.older
-      return pack('<dddddd', 5 + #older, limit.id, limit.owner, expires, state.used, state.start)
+      return pack('<dddddd', FORMAT + 5 + #older, limit.id, limit.owner, expires, state.used, state.start)
         .. pack('<ddd' .. rep('d', #older), state.ends, state.seen, state.ended, unpack(older))
     elseif algorithm == 4 then
       return limit.prefix .. pack('<ddddd', expires, state.count, state.previous, state.start, state.length)
@@ -892,7 +915,7 @@ local function build_decide()
   end
 
   local function size_of(value, from)
-    return 32 + 8 * (unpack_ints('<d', value, from))
+    return 32 + 8 * (unpack_ints('<d', value, from) - FORMAT)
   end
 
   local function read_entry(ask, place, states)
@@ -911,7 +934,8 @@ local function build_decide()
     end
     while from < size do
       local count, id, owner = unpack_ints('<ddd', value, from)
-      if count >= NEWER_FORMAT then error('the state was written by a newer tidegate') end
+      if count >= 2 * FORMAT then error('the state was written by a newer tidegate', 0) end
+      if count < FORMAT then error('the state was written by an older tidegate', 0) end
       local i = policy.places[id]
       if not i then
         if ask.others == EMPTY then ask.others = {} end
@@ -1014,7 +1038,7 @@ local function build_decide()
       done, trouble = pcall(decide, ...)
     end
     if done then return end
-    if type(trouble) ~= 'table' or not trouble.need then error(trouble) end
+    if type(trouble) ~= 'table' or not trouble.need then error(trouble, 0) end
     answer[answered + 1], answer[answered + 2] = 2, trouble.need
     answered = answered + 2
   end
@@ -1034,7 +1058,7 @@ local function read_policy(bytes)
     if numbers[from + 12] > 0 then windows = {unpack(numbers, from + 13, from + 12 + numbers[from + 12])} end
     policy.limits[#policy.limits + 1] = {
       prefix = sub(bytes, from * 8 - 7, from * 8 + 16), suffix = sub(bytes, from * 8 + 17, from * 8 + 40),
-      size = 32 + 8 * numbers[from], id = numbers[from + 1], owner = numbers[from + 2], scale = numbers[from + 3],
+      size = 32 + 8 * (numbers[from] - FORMAT), id = numbers[from + 1], owner = numbers[from + 2], scale = numbers[from + 3],
       rate = numbers[from + 4], capacity = numbers[from + 5], algorithm = algorithm, quota = numbers[from + 7],
       length = numbers[from + 8], burst = numbers[from + 9], floor = numbers[from + 10], tick = numbers[from + 11],
       windows = windows, rules = ALGORITHMS[algorithm],
@@ -1058,14 +1082,6 @@ local function build_values()
   local PUT, DELETE, GET, ABSENT = 1, 2, 3, -1
   local MAX_LISTED = 10000
   local SCANNED, PAGE_BYTES, STEP_BYTES = 16, 262144, 1024  -- a page ends after so many bytes; a step of the scan counts
-
-  local function write_bytes(bytes)
-    reply = reply or {}
-    answered = answered + 1
-    answer[answered] = #bytes
-    reply[#reply + 1] = write_ints(answer, answered) .. bytes .. rep('\0', -#bytes % 8)
-    answered = 0
-  end
 
   local function read_operations(bytes)
     local operations, from = {}, 1
@@ -1324,6 +1340,22 @@ local function read_ask(number, count, asked, place, key)
   return policy, key
 end
 
+-- Why a group cannot be decided, if only this one is concerned: a key of another type, or a state that cannot be read.
+-- Other errors of the server concern all calls, and are raised.
+local function reason_of(trouble)
+  if type(trouble) ~= 'table' then return tostring(trouble) end
+  local reason = trouble.err or ''
+  if string.find(reason, '^%-?WRONGTYPE') then return reason end
+  error(trouble, 0)
+end
+
+local function decide_one(policy, verb, asked, place, now, slack, at)
+  if verb ~= 1 or not policy.buckets or not acquire_buckets(policy, keys[1], asked, place, now, slack) then
+    read_ask(1, 0, asked, place, 1)
+    attempt(policy.fails, verb, 1, now, slack, at)
+  end
+end
+
 -- Decide one group of one ask, without operations on values.
 local function one(call_keys, call_args)
   start(call_keys, call_args)
@@ -1334,18 +1366,30 @@ local function one(call_keys, call_args)
     if now == NONE then now = nil end
     if at == NONE then at = nil end
   end
-  now = now or server_time()
-  local policy = policy_of(args[2])
-  if verb ~= 1 or not policy.buckets or not acquire_buckets(policy, keys[1], asked, place, now, slack) then
-    read_ask(1, 0, asked, place, 1)
-    attempt(policy.fails, verb, 1, now, slack, at)
-  end
+  local done, trouble = pcall(decide_one, policy_of(args[2]), verb, asked, place, now or server_time(), slack, at)
+  if not done then refuse(0, 0, reason_of(trouble)) end
+  if reply then return concat(reply) end
   return write_ints(answer, answered)
 end
 
+-- Decide one group, whose asks were read; return its status. The operations on values are checked before the first
+-- alternative, and performed after the one that is allowed.
+local function decide_group(verb, number, fails, first, operations, now, slack, at)
+  if first and operations and not check(operations, now) then return 3 end
+  local status, before = 1, answered
+  if number == 0 then
+    answer[before + 1], answer[before + 2] = 1, now
+    answered = before + 2
+  else
+    attempt(fails, verb, number, now, slack, at)
+    status = answer[before + 1]
+  end
+  if operations and status == 1 then perform(operations, now, slack) end
+  return status
+end
+
 -- Decide groups. A verb above ALTERNATIVE is decided only if what was decided just before it was denied; otherwise it has no
--- answer. The operations on values are those of the first alternative: they are checked before it, and performed after the
--- one that is allowed.
+-- answer. The operations on values are those of the first alternative.
 local function batch(call_keys, call_args)
   start(call_keys, call_args)
   local asked, size = read_doubles(args[1])
@@ -1363,8 +1407,13 @@ local function batch(call_keys, call_args)
     if at == NONE then at = nil end
     if first then operations = nil end
     if argument > 0 then operations = read_operations(args[argument + 1]) end
+    if operations then flush() end
+    local parts, before, done, result = reply and #reply or 0, answered, true, false
     local policy = number == 1 and verb == 1 and first and not operations and policy_of(args[asked[place] + 1])
-    if policy and policy.buckets and acquire_buckets(policy, keys[key + 1], asked, place, now, slack) then
+    if policy and policy.buckets then
+      done, result = pcall(acquire_buckets, policy, keys[key + 1], asked, place, now, slack)
+    end
+    if done and result then
       status = answer[answered - 3 * #policy.limits - 1]
       key, place = key + 1, place + 1 + #policy.limits
     else
@@ -1374,18 +1423,14 @@ local function batch(call_keys, call_args)
         count, place = count + #policy.limits, place + 1 + #policy.limits
         fails = fails or policy.fails
       end
-      if first and operations and not check(operations, now) then
-        status = 3
-      elseif number == 0 then
-        status = 1
-        answer[answered + 1], answer[answered + 2] = 1, now
-        answered = answered + 2
-      elseif not skipped then
-        local before = answered
-        attempt(fails, verb, number, now, slack, at)
-        status = answer[before + 1]
+      if done and not skipped then
+        done, result = pcall(decide_group, verb, number, fails, first, operations, now, slack, at)
+        if done then status = result end
       end
-      if operations and status == 1 and not skipped then perform(operations, now, slack) end
+      if not done then
+        refuse(parts, before, reason_of(result))
+        status = 5
+      end
     end
   end
   if not reply then return write_ints(answer, answered) end

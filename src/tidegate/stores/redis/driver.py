@@ -50,6 +50,7 @@ __all__ = [
     "TryAgainError",
     "close_pool",
     "explain",
+    "explain_refused",
     "find_server",
     "handshake",
     "key_slot",
@@ -97,6 +98,7 @@ ADVICE: Final = (  # the first entry whose text is part of the message applies
     ("LOADING", "the server is loading its data; calls succeed when it has finished"),
     ("BUSY", "another script keeps the server busy: find it with SLOWLOG, stop it with SCRIPT KILL or FUNCTION KILL"),
     ("newer tidegate", "upgrade this program, or set another prefix (?prefix=)"),
+    ("older tidegate", "delete the keys of the older program, or set another prefix (?prefix=)"),
     ("WRONGTYPE", "another program uses these keys: set another prefix (?prefix=)"),
     ("unknown command", "the store needs functions or scripts: use Redis 7 or Valkey, and allow FCALL or EVALSHA"),
     ("MASTERDOWN", "the sentinels have not elected a primary yet"),
@@ -122,11 +124,24 @@ def explain(address: RedisAddress, error: BaseException, load_error: Exception |
     for secret in filter(None, secrets):
         reason = reason.replace(secret, "***")
     reason = reason.rstrip(".")
-    advice = next((text for part, text in ADVICE if part in reason), "check that the server runs and is reachable")
+    advice = find_advice(reason, "check that the server runs and is reachable")
     unavailable = StoreUnavailable(f"Redis at {address} could not decide: {reason}: {advice}")
     if address.kind == "node":
         unavailable.shard = address.hosts[0]
     return unavailable
+
+
+def explain_refused(address: RedisAddress, reason: str) -> StoreUnavailable:
+    """Return the error of a call that the server refused because of one of its keys."""
+    advice = find_advice(reason, "delete the key")
+    refused = StoreUnavailable(f"Redis at {address} cannot use a key of this call: {reason}: {advice}")
+    refused.concerns_key = True
+    return refused
+
+
+def find_advice(reason: str, default: str) -> str:
+    """Return what to do about an error."""
+    return next((text for part, text in ADVICE if part in reason), default)
 
 
 def settings(address: RedisAddress) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailabl
 from tidegate.stores.base import Alternatives, check_ported
 from tidegate.stores.redis import driver
 from tidegate.stores.redis.library import MAX_LOADS, SOURCE, Form, Library, pack_command, pack_words
-from tidegate.stores.redis.value_steps import Reply
+from tidegate.stores.redis.value_steps import KEY_REFUSED, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +50,12 @@ MAX_IN_FLIGHT: Final = 8  # scripts in flight on a connection: a few millisecond
 COST_UNIT_TIMEOUT: Final = 0.000_05  # seconds for one unit of `Algorithm.port_cost`, on a slow and busy machine
 ASK_STRUCTS: Final = [Struct(f"<{1 + count}d") for count in range(MAX_LIMITS_PER_CALL + 1)]
 LIMIT_NUMBERS: Final = Struct("<13d")
+FORMAT: Final = 65_536  # added to the count of each record, as in core.lua
 ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "{": "%7B", "}": "%7D"})
-VALUES: Final = "%v/"  # begins the name of a value; no policy and no key has it, since they are escaped
+# No policy, key or collection contains these in its name in the store, since they are escaped.
+VALUES: Final = "%v/"  # begins the name of a value
+LOG: Final = "%l"  # follows the name of a key in that of its logs
+ENDS: Final = b"%e"  # follows the name of a listed collection in that of the ends of its values
 
 
 class PendingCall(ABC):
@@ -199,12 +203,19 @@ class Script:
                 if status and call.values is not None:
                     position = call.values.receive(Reply(reply, numbers), position)
                 call.set_answer(decisions)
-            elif status != NEEDS_WINDOW and call.values is not None:
-                error, position = call.values.refusal(Reply(reply, numbers), position - 2)
+            elif status != NEEDS_WINDOW:
+                error, position = self._read_refusal(call, Reply(reply, numbers), position - 2)
                 call.set_answer(error)
             elif self._add_window(call, at):
                 repeated.append(call)
         return repeated
+
+    def _read_refusal(self, call: PendingCall, reply: Reply, position: int) -> tuple[RateLimitError, int]:
+        """Return why the server refused a call, from the answer at a position, and the position after it."""
+        if reply.numbers[position] != KEY_REFUSED and call.values is not None:
+            return call.values.refusal(reply, position)
+        reason, position = reply.read_bytes(position + 2)
+        return driver.explain_refused(self.protocol.address, reason.decode(errors="replace")), position
 
     def _add_window(self, call: PendingCall, at: int) -> bool:
         """Add the window of an instant to a call; return whether it can be sent again."""
@@ -231,6 +242,7 @@ class ScriptProtocol:
     ) -> None:
         """Encode for the server at `address`; `slot` returns the cluster slot of a key."""
         self.library: Library = Library(source)
+        self.address = address
         self.batch: int = address.batch
         self._clock = clock
         self._slot = slot
@@ -275,7 +287,7 @@ class ScriptProtocol:
             before, after = self._around_key(collection.beside[0])
             own = f"{before}{escape_key(collection.beside[1]) if after else ''}{after}{own}"
         key = own.encode("utf-8", "surrogatepass")
-        return [key, key + b":ends"] if collection.listed else [key]
+        return [key, key + ENDS] if collection.listed else [key]
 
     def scripts(self, calls: Sequence[PendingCall]) -> Iterator[Script]:
         """Divide calls into scripts, for a cluster one or more per slot.
@@ -405,7 +417,7 @@ class EncodedPolicy:
         self.policy: Policy = policy  # kept alive, so that its id() stays unique
         self._before = before
         self._after = after
-        self.logs: list[bytes] = [b":%x" % limit_id(limit) for limit in policy.limits if limit.rules.logged]
+        self.logs: list[bytes] = [f"{LOG}{limit_id(limit):x}".encode() for limit in policy.limits if limit.rules.logged]
         self.cost: int = sum(limit.rules.port_cost for limit in policy.limits)
         self.encoded: bytes = b""
         self._recent, self._since, self._until = b"", 0, 0
@@ -486,7 +498,7 @@ def encode_limit(limit: Limit, instants: tuple[int, ...]) -> bytes:
     check_ported(limit)
     rules = limit.rules
     numbers = LIMIT_NUMBERS.pack(
-        rules.port_size,
+        FORMAT + rules.port_size,
         limit_id(limit),
         owner_id(limit),
         limit.scale,

@@ -15,7 +15,7 @@ from tidegate.stores.redis import driver
 from tidegate.stores.redis.address import RedisAddress, read_url
 from tidegate.stores.redis.async_cluster import ClusterPipeline
 from tidegate.stores.redis.async_pipeline import AsyncPipeline, ServerPipeline
-from tidegate.stores.redis.cluster import SlotMap
+from tidegate.stores.redis.cluster import NO_SERVER, SlotMap
 from tidegate.stores.redis.library import SOURCE
 from tidegate.stores.redis.protocol import Script, ScriptProtocol
 from tidegate.stores.redis.sync_cluster import SyncCluster
@@ -193,11 +193,11 @@ class RedisStore(Store):
         return pipeline
 
     def shard(self, asks: Sequence[Ask], values: Sequence[tuple[Collection, str]] = ()) -> Hashable:
-        """Return the server of a cluster that has these keys; if none has them, their slot."""
+        """Return the server of a cluster that has these keys; NO_SERVER if none has them."""
         if self.address.kind != "cluster":
             return None
         slot = self.protocol.first_slot(asks, values)
-        return self._slot_map.owner(slot) or slot
+        return self._slot_map.owner(slot) or NO_SERVER
 
     def metrics(self) -> dict[str, int]:
         """Return counters.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from tidegate.errors import Closed, StoreUnavailable
 from tidegate.stores.redis import driver
-from tidegate.stores.redis.cluster import no_server_error
 from tidegate.stores.redis.sync_pipeline import SyncPipeline
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class SyncCluster:
                 self._load_slots()
             node = call.asking or self.slot_map.owner(call.slot)
             if node is None:
-                raise no_server_error(call.slot)
+                raise self.slot_map.no_server_error(call.slot)
             try:
                 return self._pipeline(node).ask(call)
             except Redirected:

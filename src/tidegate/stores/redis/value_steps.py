@@ -26,6 +26,7 @@ ABSENT, ANY = -1, -2  # in place of the length of what is expected
 OPERATION: Final = Struct("<6d")  # the kind, the key, the time to live; the lengths of name, expected and data
 TIMES: Final = Struct("<2d")  # stored in front of the data: when it was written, and when it ends
 CONFLICT: Final = 3  # the status of a call with a write whose condition does not hold
+KEY_REFUSED: Final = 5  # the status of a call with a key that cannot be used
 FIRST_PAGE: Final = b"0"
 OPERATION_COST: Final = 2  # in units of `Algorithm.port_cost`
 BYTES_PER_COST: Final = 4096
