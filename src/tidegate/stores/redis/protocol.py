@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from hashlib import blake2b
 from struct import Struct, unpack
+from struct import error as StructError  # noqa: N812 - a class
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.decision import VERBS, Decision
@@ -168,7 +169,11 @@ class Script:
     def handle_reply(self, reply: bytes | Exception, address: RedisAddress) -> list[Script]:
         """Answer the calls; return the scripts to be sent next."""
         if isinstance(reply, bytes):
-            again = self.receive(reply)
+            try:
+                again = self.receive(reply)
+            except (IndexError, StructError):  # not a reply of core.lua
+                self.fail(driver.explain(address, ValueError(f"a reply of {len(reply)} bytes cannot be read")))
+                return []
             return list(self.protocol.scripts(again)) if again else []
         following = self.form.following(reply, self.loads) if self.form is not None else None
         if following is not None:
