@@ -1,9 +1,9 @@
 """Charges several limiters together, all or nothing, now or after waiting; a call of one limiter is the simple case.
 
-    acquire_flow ──► nobody waits for one of the keys: ask at once
+    acquire_flow ──► nobody waits for the keys of an alternative: ask at once
          │           denied, or somebody waits: wait_flow, in the queue of each key
          ▼
-    JointCall.ask_flow ──► the first of the alternatives that is allowed
+    JointCall.ask_flow ──► the first that is allowed, of the alternatives that nobody ahead waits for
          ▼
     charge_flow ──► one call of the store, if all keys are in one store and slot
                     otherwise one call per group, in a fixed order; if one denies, the earlier ones are cancelled
@@ -210,15 +210,15 @@ class JointCall:
         self.charged: Charged | None = None
         self.chosen: int = 0  # the place of the alternative that was charged
 
-    def ask_flow(self, verb: str) -> JointFlow:
-        """Apply a verb to the first alternative that is allowed; returns its decision, or the soonest denial."""
-        if len(self.alternatives) == 1:
-            return (yield from self._try_flow(verb, 0))
-        together = self._one_step()
+    def ask_flow(self, verb: str, numbers: Sequence[int]) -> JointFlow:
+        """Apply a verb to the first of some alternatives that is allowed; returns it, or the soonest denial."""
+        if len(numbers) == 1:
+            return (yield from self._try_flow(verb, numbers[0]))
+        together = self._one_step(numbers)
         if together is not None:
-            return (yield from self._choose_flow(verb, *together))
+            return (yield from self._choose_flow(verb, numbers, *together))
         denials: list[Decision] = []
-        for place in range(len(self.alternatives)):
+        for place in numbers:
             decision = yield from self._try_flow(verb, place)
             if decision.allowed:
                 return decision
@@ -231,41 +231,36 @@ class JointCall:
             self.charged, self.chosen = charged, place
         return charged.join()
 
-    def _one_step(self) -> tuple[BaseLimiter, Alternatives] | None:
-        """Return the alternatives as one call of a store, if it can decide them in one step."""
-        asked = [each for alternative in self.alternatives for each in alternative]
+    def _one_step(self, numbers: Sequence[int]) -> tuple[BaseLimiter, Alternatives] | None:
+        """Return some alternatives as one call of a store, if it can decide them in one step."""
+        asked = [each for number in numbers for each in self.alternatives[number]]
         limiter = asked[0].limiter
         store = limiter.store
         if not store.decides_alternatives or any(
             each.limiter.store is not store or each.limiter.policy.mode == "shadow" for each in asked
         ):
             return None
-        alternatives = Alternatives.of([each.ask() for each in alternative] for alternative in self.alternatives)
+        alternatives = Alternatives.of([each.ask() for each in self.alternatives[number]] for number in numbers)
         return (limiter, alternatives) if len(set(store.key_slots(alternatives))) == 1 else None
 
-    def _choose_flow(self, verb: str, limiter: BaseLimiter, asks: Alternatives) -> JointFlow:
+    def _choose_flow(self, verb: str, numbers: Sequence[int], limiter: BaseLimiter, asks: Alternatives) -> JointFlow:
         """Choose in one step of the store."""
         decisions = yield ApplyStep(limiter.store, verb, asks, limiter.current_time())
         groups = asks.split(decisions)
         charged: list[Charged] = []
-        for alternative, own, found in zip(self.alternatives, asks.groups(), groups, strict=False):
-            pairs = [(each.limiter, ask) for each, ask in zip(alternative, own, strict=True)]
+        for number, own, found in zip(numbers, asks.groups(), groups, strict=False):
+            pairs = [(each.limiter, ask) for each, ask in zip(self.alternatives[number], own, strict=True)]
             seen = [one.observe(verb, ask, decision) for (one, ask), decision in zip(pairs, found, strict=True)]
             charged.append(Charged(pairs, seen))
         if not charged[-1].allowed:
             return soonest([each.join() for each in charged])
         if VERBS[verb].changes:
-            self.charged, self.chosen = charged[-1], len(charged) - 1
+            self.charged, self.chosen = charged[-1], numbers[len(charged) - 1]
         return charged[-1].join()
 
     def places(self) -> Places:
         """Return the queues in which it waits."""
-        asked = [each for alternative in self.alternatives for each in alternative]
-        if len(asked) == 1:
-            return Places(((asked[0].limiter.queues, asked[0].key),))
-        return Places(
-            tuple({(id(each.limiter.queues), each.key): (each.limiter.queues, each.key) for each in asked}.values())
-        )
+        return Places([[(each.limiter.queues, each.key) for each in alternative] for alternative in self.alternatives])
 
     def is_impossible(self) -> bool:
         """Return whether each alternative has a cost above the burst of a limit, so that waiting is of no use."""
@@ -316,7 +311,7 @@ def acquire_flow(
     make_signal: Callable[[], Signal],
     denied: Denial | None = None,
 ) -> JointFlow:
-    """Ask at once if no other call waits for one of the keys; otherwise, or if denied, wait until the deadline.
+    """Ask at once for what no other call waits for; if that is nothing, or if denied, wait until the deadline.
 
     `denied` is the answer of a caller that has asked at once.
     """
@@ -324,13 +319,14 @@ def acquire_flow(
     timeout = None if timeout is None else seconds("timeout", timeout)
     ahead = round(check_priority(priority, first.max_priority) * first.ageing)
     places = call.places()
-    if denied is None and (not places.occupied or call.is_impossible()):
+    numbers = () if denied is not None else places.open_to(None) or (places.everything if call.is_impossible() else ())
+    if numbers:
         wakes = places.wakes
-        decision: Decision = yield from call.ask_flow(verb)
+        decision: Decision = yield from call.ask_flow(verb, numbers)
         if decision.allowed:
             return decision
-        denied = Denial(decision, wakes)
-    if denied is not None and (denied.decision.retry == NEVER or (timeout is not None and timeout <= 0)):
+        denied = Denial(decision, wakes, numbers)
+    if denied is not None and ((timeout is not None and timeout <= 0) or is_final(call, denied)):
         return raise_if_denied(call, denied.decision, timeout)
     steady = first.clock.steady
     now = steady()
@@ -338,6 +334,12 @@ def acquire_flow(
     waiter, max_sleep = Waiter(now - ahead, make_signal()), call.max_sleep(verb)
     decision = yield from wait_flow(places, waiter, verb, call.ask_flow, deadline, max_sleep, steady, denied)
     return raise_if_denied(call, decision, timeout)
+
+
+def is_final(call: JointCall, denied: Denial) -> bool:
+    """Return whether waiting cannot help: no alternative can ever be allowed."""
+    never = denied.decision.retry == NEVER
+    return never and (len(denied.numbers) == len(call.alternatives) or call.is_impossible())
 
 
 def raise_if_denied(call: JointCall, decision: Decision, timeout: float | None) -> Decision:

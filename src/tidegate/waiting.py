@@ -2,8 +2,9 @@
 
 Each key has its own wait queue. A call that waits for several keys stands in the queue of each of them. It asks the
 store only while it is the first in all of its queues: then it sleeps for exactly the `retry_after` of the decision, and
-asks again; the others sleep until they are first. So no call polls, one permit wakes one waiter, calls with a small
-cost do not overtake one with a large cost, and calls that share no key do not wait for each other.
+asks again; the others sleep until they are first. A call with alternatives stands in the queues of all of them, and
+asks for those alternatives in whose queues it is the first. So no call polls, one permit wakes one waiter, calls with a
+small cost do not overtake one with a large cost, and calls that share no key do not wait for each other.
 
 Queues are ordered by time of arrival, moved forward by `ageing` seconds for each step of priority. Equal priorities are
 served in order of arrival, and a waiter is overtaken only by higher priorities that arrive within that time. The order
@@ -64,7 +65,8 @@ class Sleep(NamedTuple):
 
 Step = ApplyStep | Sleep
 WaitFlow = Flow[Any, Decision]  # yields Steps, or what the flow that asks yields
-AskFlow = Callable[[str], Generator[Any, Any, Decision]]  # applies a verb to the keys of a call
+# Applies a verb to the keys of a call: to those of the alternatives with these numbers.
+AskFlow = Callable[[str, Sequence[int]], Generator[Any, Any, Decision]]
 
 
 class Waiter:
@@ -202,30 +204,39 @@ def wake_waiters(queue: Sequence[QueueEntry]) -> None:
 
 
 class Denial(NamedTuple):
-    """A decision that denied a call, and the `wakes` of its queues before it was made."""
+    """A decision that denied a call, the `wakes` of its queues before it was made, and the alternatives it is about."""
 
     decision: Decision
     wakes: int
+    numbers: Sequence[int] = (0,)
 
 
-class Places(NamedTuple):
-    """The queues in which a call waits: one for each of its keys."""
+class Places:
+    """The queues in which a call waits: for each of its alternatives, one for each key."""
 
-    queues: Sequence[tuple[WaitQueues, Key]]
+    __slots__ = ("_alternatives", "everything", "queues")
 
-    @property
-    def occupied(self) -> bool:
-        """Whether another call waits for one of the keys."""
-        return any(key in queues for queues, key in self.queues)
+    def __init__(self, alternatives: Sequence[Sequence[tuple[WaitQueues, Key]]]) -> None:
+        """Wait for the first of these that is allowed."""
+        self._alternatives = alternatives
+        self.everything: Sequence[int] = tuple(range(len(alternatives)))
+        self.queues: Sequence[tuple[WaitQueues, Key]] = alternatives[0]
+        if len(alternatives) > 1 or len(self.queues) > 1:
+            found = {(id(queues), key): (queues, key) for places in alternatives for queues, key in places}
+            self.queues = tuple(found.values())
+
+    def open_to(self, waiter: Waiter | None) -> Sequence[int]:
+        """Return the numbers of the alternatives in whose queues the waiter is the first; None: no call waits."""
+        return tuple(
+            number
+            for number, places in enumerate(self._alternatives)
+            if all(queues.first(key) is waiter for queues, key in places)
+        )
 
     @property
     def wakes(self) -> int:
         """A number that changes with every wake-up."""
         return sum([queues.wakes for queues, _ in self.queues])
-
-    def is_first(self, waiter: Waiter) -> bool:
-        """Return whether the waiter is the first in all of its queues."""
-        return all(queues.first(key) is waiter for queues, key in self.queues)
 
     def check_open(self) -> None:
         """Raise Closed if a limiter was closed."""
@@ -279,18 +290,21 @@ def _wait_flow(
         waiter.signal.clear()
         places.check_open()
         until = deadline
-        if places.is_first(waiter):
-            if denied is not None and denied.wakes == places.wakes:  # after the signal was cleared: none is missed
+        numbers = places.open_to(waiter)
+        if numbers:
+            seen = denied is not None and denied.wakes == places.wakes and denied.numbers == numbers
+            if denied is not None and seen:  # after the signal was cleared: none is missed
                 decision = denied.decision
             else:
-                decision = yield from ask_flow(verb)
-            if decision.allowed or decision.retry == NEVER:
+                decision = yield from ask_flow(verb, numbers)
+            never = decision.retry == NEVER
+            if decision.allowed or (never and numbers == places.everything):
                 return decision
-            again = steady() + min(decision.retry, max_sleep)
+            again = steady() + (max_sleep if never else min(decision.retry, max_sleep))
             until = again if deadline is None else min(deadline, again)
         denied = None
         if deadline is not None and steady() >= deadline:
-            return deny_unserved((yield from ask_flow("peek"))) if decision is None else decision
+            return deny_unserved((yield from ask_flow("peek", places.everything))) if decision is None else decision
         yield Sleep(waiter.signal, until)
 
 

@@ -351,6 +351,65 @@ async def test_alternatives_wait_for_the_first_that_has_room(clock):
     assert (place, clock.now()) == (1, START + 10)
 
 
+async def test_a_waiter_of_one_alternative_does_not_hold_up_the_others(clock):
+    """Found in a review: a pool was denied while its second member was free."""
+    store = MemoryStore(clock=clock)
+    a, b, c = (AsyncLimiter(f"{quota}/10s fixed_window", name=f"n{quota}", store=store) for quota in (1, 2, 3))
+    await a.acquire("k")
+    waiting = asyncio.create_task(a.acquire("k", timeout=None))
+    await settle()
+    choices = [[(a, "k", 1), (c, "k", 1)], [(b, "k", 1)]]
+    assert [(await reserve_first_async(choices))[0] for _ in range(2)] == [1, 1]
+    with pytest.raises(Denied) as denied:
+        await reserve_first_async(choices)
+    assert denied.value.decision.violated == ("10s",)
+    assert denied.value.decision.retry_after == 10
+    clock.advance(10)
+    await waiting
+    assert (await c.usage("k"))["10s"].used == 0
+
+
+async def test_a_choice_asks_only_for_what_nobody_ahead_of_it_waits_for(clock):
+    store = CountingStore(MemoryStore(clock=clock))
+    store.instant = True
+    a, b = (AsyncLimiter(f"1/{period}s fixed_window", name=f"n{period}", store=store) for period in (10, 25))
+    for limiter in (a, b):
+        await limiter.acquire("k")
+    order = []
+
+    async def choose(name, *alternatives):
+        place, _ = await reserve_first_async([[(limiter, "k", 1)] for limiter in alternatives], timeout=None)
+        order.append((name, place, clock.now() - START))
+
+    tasks = []
+    for call in (("first", a), ("both", a, b), ("last", b)):
+        tasks.append(asyncio.create_task(choose(*call)))
+        await settle()
+    for _ in range(60):
+        clock.advance(1)
+        await settle()
+    assert order == [("first", 0, 10), ("both", 0, 20), ("last", 0, 25)]
+    await asyncio.gather(*tasks)
+
+
+async def test_an_alternative_that_can_never_be_allowed_does_not_end_the_wait_for_others(clock):
+    store = MemoryStore(clock=clock)
+    a, b = AsyncLimiter("1/10s", name="a", store=store), AsyncLimiter("1/10s", name="b", store=store)
+    await a.acquire("k")
+    waiting = asyncio.create_task(a.acquire("k", timeout=None))
+    await settle()
+    task = asyncio.create_task(reserve_first_async([[(a, "k", 1)], [(b, "k", 2)]], timeout=None))
+    await settle()
+    assert not task.done()
+    for _ in range(2):
+        clock.advance(10)
+        await settle()
+    await waiting
+    assert (await task)[0] == 0
+    with pytest.raises(Denied, match="can ever allow"):
+        await reserve_first_async([[(a, "k", 2)], [(b, "k", 2)]], timeout=None)
+
+
 # ---- against an oracle that counts what was admitted -----------------------------------------------------------------
 
 step = st.tuples(

@@ -189,8 +189,8 @@ class Choice:
         self.verb: str = "acquire" if all(candidate.plain for candidate in candidates) else "hold"
         self.chosen: tuple[Candidate, Charge] | None = None
 
-    def ask_flow(self, verb: str) -> CallFlow[Decision]:
-        """Ask, as a flow."""
+    def ask_flow(self, verb: str, _: Sequence[int]) -> CallFlow[Decision]:
+        """Ask, as a flow; the call stands in one queue for all candidates."""
         decision: Decision = yield partial(self.ask, verb)
         return decision
 
@@ -332,14 +332,14 @@ class Chooser:
         # As in Limiter: another process may return permits, and cannot wake this one.
         returned = any(each.account.settles for each in candidates)
         max_sleep = SECOND if returned and not self._store.instant else MAX_DURATION
-        places, waiter = Places(((self._queues, queue),)), Waiter(rank, self._make_signal())
+        places, waiter = Places([[(self._queues, queue)]]), Waiter(rank, self._make_signal())
         self._queues.keys[queue] = waited_for
         flow = wait_flow(places, waiter, choice.verb, choice.ask_flow, deadline, max_sleep, steady)
         try:
             step = flow.send(None)
             while True:
                 try:
-                    value = yield self._to_call(step, candidates, is_first=places.is_first(waiter))
+                    value = yield self._to_call(step, candidates, is_first=bool(places.open_to(waiter)))
                 except GeneratorExit:
                     raise
                 except BaseException as error:  # noqa: BLE001 - the flow leaves its queue, and raises it again
