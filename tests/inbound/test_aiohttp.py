@@ -9,8 +9,8 @@ from aiohttp import WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from tidegate import ConfigError, Limiter, Policy
-from tidegate.inbound import common_request, current_limits
-from tidegate.inbound.aiohttp import LIMITED, RateLimitMiddleware, exempt, limit
+from tidegate.inbound import common_request, current_limits, limited
+from tidegate.inbound.aiohttp import RateLimitMiddleware, exempt, limit
 from tidegate.inbound.client.request import by_api_key, by_header
 from tidegate.testing import ManualClock
 
@@ -276,9 +276,9 @@ async def test_an_exempt_handler_a_block_and_a_limit_that_only_reports(clock):
         async with exports.check(request):
             return web.Response(text=str([each.name for each in current_limits(request)]))
 
-    @limit("1/1m", block=False)
+    @limit("1/1m", mode="shadow")
     async def reported(request):
-        return web.Response(text=f"{request[LIMITED]} {common_request(request).address}")
+        return web.Response(text=f"{limited(request)} {common_request(request).address}")
 
     middleware = RateLimitMiddleware(CONFIG, clock=clock)
     async with serve(web.get("/api/f", free), web.get("/r", reported), middlewares=[middleware]) as client:

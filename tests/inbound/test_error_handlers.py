@@ -125,13 +125,13 @@ def test_a_caught_denial_leaves_the_response_alone(clock):
 
 
 def test_a_block_may_only_report(clock):
-    maybe = flask.limit("1/1m", scope="maybe", block=False, clock=clock)
+    maybe = flask.limit("1/1m", scope="maybe", mode="shadow", clock=clock)
     app = flask_module.Flask(__name__)
 
     @app.get("/")
     def page():
-        with maybe.check(flask_module.request):
-            return "cached" if flask_module.g.limited else "fresh"
+        with maybe.check(flask_module.request) as decision:
+            return "fresh" if decision.within_limits else "cached"
 
     assert [FlaskClient(app).get("/").text for _ in range(3)] == ["fresh", "cached", "cached"]
 

@@ -114,7 +114,7 @@ def test_a_path_that_is_encoded_twice_does_not_close_an_exempt_endpoint():
     assert statuses(client, "/é/health", 3) == [200] * 3
 
 
-def test_only_the_first_denied_request_to_a_path_reaches_an_application_with_exempt_endpoints():
+def test_no_denied_request_reaches_an_application_with_exempt_endpoints():
     reached = []
 
     class Inner:
@@ -131,4 +131,4 @@ def test_only_the_first_denied_request_to_a_path_reaches_an_application_with_exe
     assert statuses(client, "/page", 5) == [200] + [429] * 4
     assert statuses(client, "/other", 5) == [429] * 5
     assert statuses(client, "/health", 2) == [200, 200]
-    assert reached == ["/page", "/page", "/other", "/health", "/health"]
+    assert reached == ["/page", "/health", "/health"]

@@ -30,7 +30,7 @@ def app():
         "/own", "own", limit("5/1m")(limit(["9/1h", "50/1d"], name="slow", per_method=True)(lambda: "own"))
     )
     app.add_url_rule("/posted", "posted", limit("3/1m", methods=["POST"])(lambda: "posted"), methods=["GET", "POST"])
-    app.add_url_rule("/plan", "plan", limit(plan, override_defaults=False, block=False)(lambda: "plan"))
+    app.add_url_rule("/plan", "plan", limit(plan, override_defaults=False, mode="shadow")(lambda: "plan"))
     app.add_url_rule("/free", "free", exempt(lambda: "free"))
     app.add_url_rule("/classy", view_func=Classy.as_view("classy"))
     reports.add_url_rule("/daily", "daily", lambda: "daily")
@@ -59,7 +59,7 @@ def test_the_limits_of_views_and_blueprints(app):
         "GET /free": ["exempt from the limits of the middleware"],
         "GET /own": ["view by_address/1m  5/1m", "view slow  9/1h, 50/1d; per method"],
         "GET /plain/<int:number>": ["no limit"],
-        "GET /plan": ["view by_address/dynamic  by plan; reports only"],
+        "GET /plan": ["view by_address/dynamic  by plan; shadow"],
         "GET /posted": ["no limit"],
         "POST /posted": ["view by_address/1m POST  3/1m"],
         "GET /reports/daily": ["blueprint by_address/1m  30/1m"],
@@ -81,7 +81,7 @@ def test_the_limits_of_the_middleware(app):
     assert "default_limits  2/1m" not in found["GET /own"]
     assert found["GET /posted"] == [application, "default_limits  2/1m"]
     assert found["POST /posted"] == ["view by_address/1m POST  3/1m"]
-    assert found["GET /plan"] == [application, "default_limits  2/1m", "view by_address/dynamic  by plan; reports only"]
+    assert found["GET /plan"] == [application, "default_limits  2/1m", "view by_address/dynamic  by plan; shadow"]
     assert found["GET /free"] == ["exempt from the limits of the middleware"]
     assert found["POST /classy"] == ["default_limits  2/1m"]
 

@@ -296,14 +296,14 @@ async def test_a_websocket_of_a_limited_blueprint_in_quart(clock):
 
 def test_a_block_that_reports_shows_its_own_limit(clock):
     app = flask_module.Flask(__name__)
-    first, second = (flask.limit(text, scope=text, block=False, clock=clock) for text in ("1/1m", "9/1m"))
+    first, second = (flask.limit(text, scope=text, mode="shadow", clock=clock) for text in ("1/1m", "9/1m"))
 
     @app.get("/")
     def page():
         found = []
         for each in (first, second):
-            with each.check(flask_module.request):
-                found.append(flask_module.g.limited)
+            with each.check(flask_module.request) as decision:
+                found.append(not decision.within_limits)
         return found
 
     assert [FlaskClient(app).get("/").json for _ in range(2)] == [[False, False], [True, False]]

@@ -113,8 +113,9 @@ def test_nested_middlewares_write_their_headers_once(make_app):
     for reply in replies:
         assert [value for name, value in reply.fields if name.lower() == "x-ratelimit-limit"] == ["2"]
     assert [reply.headers.get("retry-after") for reply in replies] == [None, None, "60", "60"]
-    assert inner.limiter.category_limiters["read"].denied == 2
-    assert outer.limiter.category_limiters["read"].denied == 0, "what the inner one denies is not charged to the outer"
+    assert inner.limiter.category_limiters["read"].denied_requests == 2
+    outer_read = outer.limiter.category_limiters["read"]
+    assert outer_read.denied_requests == 0, "what the inner one denies is not charged to the outer"
 
 
 @cases(
@@ -149,7 +150,7 @@ def test_the_fast_and_slow_paths_count_requests_alike(make_app):
     category_limiter = api.limiter.category_limiters["read"]
     for sent in range(1, 7):  # new, known (fast path), known with maintenance due, denied
         api.request()
-        assert (category_limiter.allowed, category_limiter.denied) == (min(sent, 4), max(0, sent - 4))
+        assert (category_limiter.allowed, category_limiter.denied_requests) == (min(sent, 4), max(0, sent - 4))
         assert category_limiter.last_decisions["203.0.113.9"].remaining == max(0, 4 - sent)
         api.clock.advance(0.6)
 

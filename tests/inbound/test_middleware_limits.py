@@ -278,7 +278,6 @@ def test_an_application_without_a_framework_uses_the_base_class(make_app, option
         ({"store": "memory://"}, "store"),
         ({"denied": lambda request, decision: "no"}, "denied"),
         ({"on_denied": lambda request, decision: None}, "on_denied"),
-        ({"block": False}, "block"),
     ],
 )
 def test_options_that_the_middleware_has_are_rejected(option, given, name):

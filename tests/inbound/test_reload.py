@@ -152,7 +152,7 @@ def test_a_reload_keeps_the_statistics(make_app, config):
     api.clock.advance(1)
     api.statuses(2)
     read = api.limiter.category_limiters["read"]
-    assert (read.allowed, read.denied, list(read.last_decisions)) == (3, 2, ["203.0.113.9"])
+    assert (read.allowed, read.denied_requests, list(read.last_decisions)) == (3, 2, ["203.0.113.9"])
 
 
 async def test_a_reload_applies_to_the_messages_of_an_open_websocket(config):

@@ -202,6 +202,9 @@ class FailingPeeks(MemoryStore):
             raise self.error
         return super().apply(verb, asks, now, *args, **options)
 
+    def apply_one(self, verb, policy, key, costs, now=None, at=None):
+        return self.apply(verb, [(policy, key, costs)], now, at)[0]
+
 
 def test_without_an_answer_of_the_store_the_whole_limit_is_shown():
     clock = ManualClock(start=START)

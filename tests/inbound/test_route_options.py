@@ -30,6 +30,7 @@ from tidegate.inbound import (
     django,
     fastapi,
     flask,
+    limited,
     quart,
     starlette,
     wsgi,
@@ -466,10 +467,10 @@ def test_django_functions_receive_the_real_request_and_limits_may_report_only(cl
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import RequestFactory  # noqa: PLC0415 - as above
 
-    @django.limit("1/1m", key=lambda request: request.user, block=False, clock=clock)
+    @django.limit("1/1m", key=lambda request: request.user, mode="shadow", clock=clock)
     @django.limit("3/1m", clock=clock)
     def view(request):
-        return HttpResponse(str(request.limited))
+        return HttpResponse(str(limited(request)))
 
     def ask(user):
         request = RequestFactory().get("/")
@@ -484,10 +485,10 @@ def test_request_limited_is_set_where_the_limit_does_not_apply(clock):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import RequestFactory  # noqa: PLC0415 - as above
 
-    @django.limit(lambda request: request.GET.get("limit"), name="dynamic", block=False, clock=clock)
-    @django.limit("1/1m", methods=["POST"], block=False, clock=clock)
+    @django.limit(lambda request: request.GET.get("limit"), name="dynamic", mode="shadow", clock=clock)
+    @django.limit("1/1m", methods=["POST"], mode="shadow", clock=clock)
     def view(request):
-        return HttpResponse(str(request.limited))
+        return HttpResponse(str(limited(request)))
 
     requests = RequestFactory()
     assert view(requests.get("/")).content == b"False"
@@ -498,11 +499,11 @@ def test_request_limited_is_set_where_the_limit_does_not_apply(clock):
 @pytest.mark.parametrize("first", [True, False])
 def test_a_limit_that_reports_later_does_not_hide_an_earlier_one(clock, first):
     app = FastAPI()
-    exceeded = Depends(fastapi.limit("1/1m", key=lambda request: "all", name="exceeded", block=False))
-    other = Depends(fastapi.limit("9/1m", key=lambda request: "all", name="other", block=False))
+    exceeded = Depends(fastapi.limit("1/1m", key=lambda request: "all", name="exceeded", mode="shadow"))
+    other = Depends(fastapi.limit("9/1m", key=lambda request: "all", name="other", mode="shadow"))
 
     async def page(request: Request):
-        return request.state.limited
+        return limited(request)
 
     app.get("/", dependencies=[exceeded, other] if first else [other, exceeded])(page)
     client = Client(asgi.RateLimitMiddleware(app, NO_LIMITS, clock=clock))

@@ -63,20 +63,7 @@ async def test_a_handshake_is_denied_whether_or_not_there_is_a_route(clock, path
     assert codes == [1000, 1000, 1008, 1008]
 
 
-@pytest.mark.parametrize(
-    "limited",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="issue 34: the denial of a limited endpoint is written by the framework, with its body",
-            ),
-        ),
-    ],
-)
+@cases("limited", [False, True])
 def test_the_denial_of_a_head_request_has_no_body(clock, limited):
     limit = starlette.limit("5/1m") if limited else lambda function: function
     site = Starlette(routes=[Route("/page", limit(page))])

@@ -58,8 +58,7 @@ async def test_the_store_is_closed_with_the_application(url):
     async def send(message):
         sent.append(message["type"])
 
-    category_limiter = middleware.request_limiter.category_limiters["read"]
-    assert (await category_limiter.decide("a", 1)).allowed
+    assert (await middleware.request_limiter.check_async("203.0.113.9", "read")).allowed
     await middleware({"type": "lifespan"}, receive, send)
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     await asyncio.sleep(0)

@@ -81,7 +81,7 @@ def test_the_messages_of_a_websocket_leave_nothing_in_its_state(clock):
 
     with TestClient(site, client=("203.0.113.9", 1)).websocket_connect("/chat") as socket:
         assert exchange(socket, 50) == ["ok"] * 50
-    assert not scopes[0][STATE_KEY].has_charges
+    assert [made.charge.policy.name for made in scopes[0][STATE_KEY].made] == ["all"]
 
 
 @pytest.mark.parametrize("config", [None, NO_CATEGORY], ids=["alone", "no-category"])

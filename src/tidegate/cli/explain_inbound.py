@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import call
 from typing import TYPE_CHECKING, Any
 
 from tidegate.cli.explanation import Explanation, RuleVerdict, show_key
@@ -11,6 +10,7 @@ from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.client.request import Request
+from tidegate.inbound.limiting.charges import perform
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_targets import RequestTarget
 from tidegate.inbound.responses.response import fit_to_status
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.explanation import ApplicableLimit
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import RequestCharge
+    from tidegate.inbound.limiting.charges import Charge
     from tidegate.inbound.rules.model import Rules
     from tidegate.inbound.rules.path_readings import Route
 
@@ -69,12 +69,11 @@ class Explainer:
         self.peer = peer
         self.request = Request(method, self.path, self.client.address, None, lambda name: fields.get(name.lower()))
         target = limiter.targets.find((method, self.path), (method,), self.routes, None)
-        self.target: RequestTarget = target or RequestTarget(None, 0)
-        self.charges: tuple[RequestCharge, ...] = ()
+        self.target: RequestTarget = target or RequestTarget(())
+        self.charges: list[Charge] = []
         if self.client.key is not None:
-            self.charges = limiter.make_charges(
-                limiter.plan_limiters.choose(self.request, self.target), self.client.key
-            )
+            categories = limiter.plan_limiters.choose(self.request, self.target.categories)
+            self.charges = limiter.make_charges(categories, self.client.key)
 
     def explain(self) -> Explanation:
         """Explain the request."""
@@ -137,12 +136,12 @@ class Explainer:
             return
         if strictest is not None and not self.client.blocked:
             self._use_up(strictest)
-        outcome = run(self.limiter.check_flow(self.request, self.target, self.client), call)
-        limiter, decision = outcome.category_limiter, outcome.decision
-        if outcome.allowed or decision is None or limiter is None:
+        result = run(self.limiter.check_flow(self.request, self.target, self.client), perform)
+        decision = result.decision
+        if result.allowed or decision is None:
             return
         writer = self.limiter.response_writer
-        response = writer.write_denial(self.request, decision, limiter.limiter.policy, outcome.kind)
+        response = result.write_denial(self.request, self.request)
         fields = fit_to_status(writer.fields(decision), response.status)
         body = response.body.decode()
         when = "every request is denied:"

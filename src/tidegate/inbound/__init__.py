@@ -10,7 +10,7 @@ testing                             limits_disabled(…) and reset_limits(…), 
 from tidegate.inbound.client.address import AddressSet, Header, Headers, TrustedProxies, address_key, client_address
 from tidegate.inbound.client.request import FrameworkRequest, KeyOf, Request, by_address, by_api_key, by_header
 from tidegate.inbound.limiting.category_limiter import Counts
-from tidegate.inbound.limiting.common_request import common_request, current_limits
+from tidegate.inbound.limiting.common_request import common_request, current_limits, limited
 from tidegate.inbound.limiting.limited_call import LimitedBlock
 from tidegate.inbound.limiting.options import OnMessage, Options, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
@@ -45,4 +45,5 @@ __all__ = [
     "client_address",
     "common_request",
     "current_limits",
+    "limited",
 ]

@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from operator import call
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
-from tidegate.inbound.limiting.denials import write_result
-from tidegate.inbound.limiting.fast_decision import decide_deferred
+from tidegate.inbound.limiting.charges import ALLOWED, perform_async
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
-from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
-from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
-from tidegate.inbound.limiting.request_state import NO_CHARGES, STATE_KEY, RequestState, make_state
+from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, route_name, stack_of
+from tidegate.inbound.limiting.matched_route import MatchedRoute, class_handler
+from tidegate.inbound.limiting.request_limiter import RequestLimiter
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.request_targets import MISSING
-from tidegate.inbound.limiting.route_hooks import class_handler
 from tidegate.inbound.responses import admin
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import asgi_routes
@@ -48,22 +46,21 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.limiting.charges import Result
+    from tidegate.inbound.limiting.limited_functions import F
     from tidegate.inbound.limiting.options import Options
     from tidegate.inbound.limiting.request_targets import RequestTarget
-    from tidegate.inbound.limiting.route_limit import F
     from tidegate.inbound.responses.response import Response
     from tidegate.stores import Store
 
     Fields = list[tuple[str, str]]
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["LIMITED", "RateLimitMiddleware", "exempt", "limit"]
+__all__ = ["RateLimitMiddleware", "exempt", "limit"]
 
 MIDDLEWARE_VERSION: Final = 1  # as `aiohttp.web.middleware` marks functions
 # Where a request keeps the mapping with the state. aiohttp 3.14 and later warn about keys that are strings.
 REQUEST_KEY: Final[Any] = web.RequestKey(STATE_KEY, dict) if hasattr(web, "RequestKey") else STATE_KEY
-# The key of a request under which a limit with `block=False` leaves whether it is exceeded.
-LIMITED: Final[Any] = web.RequestKey("limited", bool) if hasattr(web, "RequestKey") else "limited"
 
 
 class AiohttpFramework:
@@ -130,10 +127,6 @@ class AiohttpFramework:
         error.headers.update(response.headers)
         return error
 
-    def report(self, native: web.Request, *, exceeded: bool) -> None:
-        """Set `request[LIMITED]`."""
-        native[LIMITED] = exceeded
-
     def is_websocket(self, native: web.Request) -> bool:
         """Return whether the request opens a WebSocket."""
         return native.headers.get("Upgrade", "").lower() == "websocket"
@@ -171,89 +164,50 @@ class RateLimitMiddleware:
             request_limiter.run_idle_maintenance()
         mapping = FRAMEWORK.mapping(request)
         outer: RequestState | None = mapping.get(STATE_KEY)
-        client, charges = None, NO_CHARGES
+        client, result = None, ALLOWED
         if target is not None or request_limiter.special:
             client = request_limiter.client_identifier.find(*FRAMEWORK.sender(request, mapping))
             seen = make_request(request, client)
             if request_limiter.client_identifier.awaits_key:
                 await request_limiter.client_identifier.await_key_function(seen)
             client = request_limiter.exempt_client(seen, client)
-        if target is None and client is not None and client.key is not None:
-            client = None  # the limits of the handler identify it
-        if target is not None and target.category_limiter is not None and client is not None and client.key is not None:
-            seen = make_request(request, client)
-            prepared = await run_async(request_limiter.prepare_flow(seen, target, client), call)
-            if not isinstance(prepared, LimitOutcome):
-                charges = prepared
-            elif not prepared.allowed:
-                return await self._deny_blocked(seen, prepared, outer)
-        request_state = mapping[STATE_KEY] = make_state(request_limiter, client, None, outer, charges)
-        if target is not None and target.admin:
-            handler = self._admin
-            denial = await self._decide_pending(request, request_state)
-        else:
-            denial = await self._decide_before_handler(request, request_state)
-        return denial or await self._call(request, handler, request_state)
-
-    async def _decide_before_handler(self, request: web.Request, request_state: RequestState) -> web.Response | None:
-        """Decide what is pending, unless limits of the handler do; return the response to a denied request."""
-        handler = request.match_info.handler
-        if is_exempt(handler):
-            request_state.pending = NO_CHARGES
-        function = class_handler(handler, request.method) if isinstance(handler, type) else handler
-        if is_limited(function):
-            return None
-        if request_state.by_route and request.match_info.http_exception is None:
-            request_state.choose_route(route_name(handler))
-        return await self._decide_pending(request, request_state)
-
-    async def _decide_pending(self, request: web.Request, request_state: RequestState) -> web.Response | None:
-        """Decide what is pending; return the response to a denied request."""
-        if not request_state.is_pending or decide_deferred(request_state):
-            return None
-        seen = make_request(request, request_state.client)
-        result = await run_async(request_state.charge_flow((), seen, tasks=True), call)
-        if result.allowed:
-            return None
-        response = FRAMEWORK.make_response(write_result(result, seen, seen))
-        self._add_fields(response, request_state)
-        return response
+            if target is not None:
+                uses = () if target.route is None else (*target.route.uses, *target.route.late)
+                flow = request_limiter.check_flow(seen, target, client, uses, request)
+                result = await run_async(flow, perform_async)
+                if not result.allowed and not result.by_route:
+                    return await self._deny(seen, result, outer)
+            elif client.key is not None:
+                client = None  # the limits of the handler identify it
+        request_state = mapping[STATE_KEY] = RequestState.of(request_limiter, client, outer)
+        request_state.start(result, target)
+        return await self._call(request, self._admin if target is not None and target.admin else handler, request_state)
 
     async def _call(self, request: web.Request, handler: Handler, request_state: RequestState) -> web.StreamResponse:
         """Call the handler, correct the charges by its response, and add the headers."""
+        seen = make_request(request, request_state.client)
         try:
             try:
                 response = await handler(request)
             except web.HTTPException as raised:  # it is a response, too
-                denial = await self._finish(request, raised, request_state)
-                if denial is None:
+                if request_state.denied is None:
+                    await self._finish(seen, raised, request_state)
                     raise
-                return denial
-            except Exception:
-                await self._decide_pending(request, request_state)
-                raise
-            return await self._finish(request, response, request_state) or response
+                response = raised
+            if request_state.denied is not None and not response.prepared:  # the handler was not reached
+                response = FRAMEWORK.make_response(request_state.denied.write_denial(seen, request))
+            await self._finish(seen, response, request_state)
+            return response
         finally:
-            if request_state.response_charge is not None:
-                await run_async(request_state.response_charge.settle_flow(), call)
+            await run_async(request_state.settle_flow(seen), perform_async)
 
-    async def _finish(
-        self, request: web.Request, response: web.StreamResponse, request_state: RequestState
-    ) -> web.Response | None:
-        """Add the headers to a response; return the one that replaces it, if the request is denied only now."""
-        denial = await self._decide_pending(request, request_state)
-        if denial is not None and not response.prepared:
-            return denial
-        charge = request_state.response_charge
-        if charge is not None:
-            charge.status = response.status
-            if charge.settles_at_start:
-                request_state.replace_decisions(await run_async(charge.settle_at_start_flow(), call))
+    async def _finish(self, seen: Request, response: web.StreamResponse, request_state: RequestState) -> None:
+        """Settle what depends on the response, and add the headers."""
+        await run_async(request_state.settle_start_flow(seen, response.status), perform_async)
         self._add_fields(response, request_state)
-        return None
 
     def _add_fields(self, response: web.StreamResponse, request_state: RequestState) -> None:
-        decision = None if request_state.nested else request_state.shown_decision  # nested: the outer one adds them
+        decision = None if request_state.nested else request_state.combined_decision  # nested: the outer one adds them
         if decision is not None:
             FRAMEWORK.add_fields(response, self.request_limiter.response_writer.fields(decision))
 
@@ -266,23 +220,25 @@ class RateLimitMiddleware:
             overrides = tuple(value.strip()[:MAX_METHOD_LENGTH] for value in values)
         resource = request.match_info.route.resource
         template = None if resource is None else resource.canonical
-        cache_key = (request.method, request.path, template, *overrides)
+        handler = request.match_info.handler
+        matched = request.match_info.http_exception is None
+        cache_key: tuple[Any, ...] = (request.method, request.path, template, *overrides)
         target: RequestTarget | None = request_limiter.targets.cached.get(cache_key, MISSING)
         if target is MISSING:
             routes = asgi_routes(request.path, "", request_limiter.root_path)
-            target = request_limiter.targets.find(cache_key, (request.method, *overrides), routes, template)
+            route = find_route(handler, request.method) if matched else None
+            target = request_limiter.targets.find(cache_key, (request.method, *overrides), routes, template, route)
         return target
 
-    async def _deny_blocked(self, seen: Request, outcome: LimitOutcome, outer: RequestState | None) -> web.Response:
-        """Build the response to a blocked client."""
-        assert outcome.decision is not None and outcome.category_limiter is not None  # noqa: S101, PT018 - a denial
-        decision = outcome.decision.with_views()  # a denial reads them several times
-        writer, policy = self.request_limiter.response_writer, outcome.category_limiter.category.policy
-        response = FRAMEWORK.make_response(writer.write_denial(seen, decision, policy, outcome.kind))
+    async def _deny(self, seen: Request, result: Result, outer: RequestState | None) -> web.Response:
+        """Build the response to a request that the middleware denies."""
+        decision = result.decision
+        assert decision is not None  # noqa: S101 - a denial has a decision
+        response = FRAMEWORK.make_response(result.write_denial(seen, seen))
         if outer is None:
-            FRAMEWORK.add_fields(response, writer.fields(decision))
+            FRAMEWORK.add_fields(response, self.request_limiter.response_writer.fields(decision))
         else:
-            await run_async(outer.deny_flow(decision, tasks=True), call)
+            await run_async(outer.deny_flow(decision), perform_async)
         return response
 
     async def _admin(self, request: web.Request) -> web.StreamResponse:
@@ -296,7 +252,8 @@ class RateLimitMiddleware:
                 if not piece:
                     break
                 body += piece
-            response = await run_async(admin.handle_flow(self.request_limiter, seen, request.query_string, body), call)
+            flow = admin.handle_flow(self.request_limiter, seen, request.query_string, body)
+            response = await run_async(flow, perform_async)
         return FRAMEWORK.make_response(response)
 
     async def close(self, app: web.Application | None = None) -> None:
@@ -327,6 +284,15 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     def check(self, request: web.Request) -> LimitedBlock:
         """Limit a block: `async with limit.check(request):`; a denial raises aiohttp's HTTPTooManyRequests."""
         return LimitedBlock(self, request, FRAMEWORK)
+
+
+def find_route(handler: Any, method: str) -> MatchedRoute:  # noqa: ANN401 - any handler
+    """Return what is known about a route that was matched."""
+    stack = stack_of(class_handler(handler, method) if isinstance(handler, type) else handler)
+    stacks = () if stack is None else (stack, *stack.covers)
+    uses = () if stack is None else stack.uses
+    marks = [mark for each in stacks for mark in each.marks]
+    return MatchedRoute.of(route_name(handler), uses, marks, method, exempt=is_exempt(handler))
 
 
 def make_request(request: web.Request, client: RequestClient | None) -> Request:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from operator import call
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
-from tidegate.flow import run_async
 from tidegate.inbound.client.request import FrameworkRequest, Request, forwarding_headers, wsgi_header
-from tidegate.inbound.limiting.denials import write_result
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
-from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, is_limited, route_name
+from tidegate.inbound.limiting.limited_functions import exempt, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_hooks import RouteHooks, class_handler
-from tidegate.inbound.wsgi import decide_pending
 
 try:
     from django.core.exceptions import (  # type: ignore[import-untyped]  # Django has no types
@@ -29,9 +24,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.request_limiter import RequestLimiter
-    from tidegate.inbound.limiting.request_state import RequestState
-    from tidegate.inbound.limiting.route_limit import F
+    from tidegate.inbound.limiting.limited_functions import F
 
 __all__ = ["ViewLimitExceeded", "exempt", "limit"]
 
@@ -112,14 +105,12 @@ class DjangoFramework:
         del decision, native
         return self.make_response(response)
 
-    def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
-        """Return the exception for a denied request."""
-        del native
+    def make_error(self, response: responses.response.Response, decision: Decision, native: Any) -> Exception:  # noqa: ANN401 - as above
+        """Return the exception for a denied request; the middleware replaces Django's 403."""
+        request_state = self.mapping(native).get(STATE_KEY)
+        if request_state is not None:
+            request_state.raised = response
         return ViewLimitExceeded(self.make_response(response), decision)
-
-    def report(self, native: Any, *, exceeded: bool) -> None:  # noqa: ANN401 - Django has no types
-        """Set `request.limited`."""
-        native.limited = exceeded
 
     def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - as above
         """Return False: Django has no WebSockets."""
@@ -142,65 +133,3 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     def check(self, request: FrameworkRequest) -> LimitedBlock:
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises ViewLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
-
-
-class DjangoViewHook(RouteHooks):
-    """Decides what the middleware left pending, before a view without limits runs."""
-
-    def __init__(self, handler: Any, request_limiter: RequestLimiter) -> None:  # noqa: ANN401 - Django's WSGIHandler or ASGIHandler
-        """Decide in this handler, before its own view middlewares."""
-        super().__init__(request_limiter)
-        self.exempts = True  # the views are not known
-        is_async = hasattr(handler, "read_body")  # ASGIHandler
-        decide = decide_before_view_async if is_async else decide_before_view
-        if decide not in handler._view_middleware:  # noqa: SLF001 - Django offers no other way
-            handler._view_middleware.insert(0, decide)  # noqa: SLF001 - as above
-            handler._exception_middleware.append(send_denial)  # noqa: SLF001 - after those of the application
-
-    def find_limits(self) -> bool:
-        """Return whether some view may have limits: this module was imported to make them."""
-        return True
-
-
-def send_denial(request: object, error: Exception) -> HttpResponse | None:
-    """Return the response to a request that a block has denied: as `process_exception` of a middleware."""
-    del request
-    return error.response if isinstance(error, ViewLimitExceeded) else None
-
-
-def decide_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:  # noqa: ANN401 - Django has no types
-    """Decide what is pending, unless limits of the view do: as `process_view` of a middleware."""
-    del args, kwargs
-    request_state = FRAMEWORK.mapping(request).get(STATE_KEY)
-    if not is_pending(request_state, request, view):
-        return None
-    denial = decide_pending(request.META)
-    return None if denial is None else FRAMEWORK.make_response(denial)
-
-
-async def decide_before_view_async(request: Any, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:  # noqa: ANN401 - as above
-    """Decide in the same way behind an ASGI middleware."""
-    del args, kwargs
-    mapping = FRAMEWORK.mapping(request)
-    request_state = mapping.get(STATE_KEY)
-    if not is_pending(request_state, request, view):
-        return None
-    seen = FRAMEWORK.common(request, mapping, request_state.client)
-    result = await run_async(request_state.charge_flow((), seen, tasks=True), call)
-    return None if result.allowed else FRAMEWORK.make_response(write_result(result, seen, seen))
-
-
-def is_pending(request_state: RequestState | None, request: Any, view: Any) -> bool:  # noqa: ANN401 - as above
-    """Return whether charges are pending that no limit of the view decides; default limits are charged to the view."""
-    if request_state is None or not request_state.is_pending:
-        return False
-    view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    if is_exempt(view) or is_exempt(view_class):
-        request_state.pending = ()
-        return False
-    handlers = () if view_class is None else (view_class.dispatch, class_handler(view_class, request.method))
-    if is_limited(view) or any(map(is_limited, handlers)):
-        return False
-    if request_state.by_route:
-        request_state.choose_route(route_name(view))
-    return True

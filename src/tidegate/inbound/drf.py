@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import threading
 from functools import lru_cache
-from operator import call
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.algorithms import NEVER
@@ -29,6 +28,7 @@ from tidegate.fork import fork_safe
 from tidegate.inbound.client.address import address_key, parse_node
 from tidegate.inbound.client.request import forwarding_headers
 from tidegate.inbound.django import FRAMEWORK
+from tidegate.inbound.limiting.charges import perform
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import read_exact_limits
@@ -300,8 +300,8 @@ def _decide(
     except ConfigError:
         raise
     except RateLimitError as error:
-        outcome = request_limiter.handle_policy_store_error(asks[0][0], error)
-        failed = _Outcome(outcome.allowed, 0 if outcome.decision is None else outcome.decision.retry)
+        denial = request_limiter.deny_without_store(asks[0][0], error)
+        failed = _Outcome(denial is None, 0 if denial is None else denial.retry)
         return {count: [failed] * times for count, (_, times) in together.items()}
     allowed = all(decision.within_limits for decision in decisions)
     # If one ask is denied, all are; those that are not the reason could be retried at once.
@@ -310,7 +310,7 @@ def _decide(
         reasons = [True] * len(reasons)
     request_state: RequestState | None = FRAMEWORK.mapping(request).get(STATE_KEY)
     if not allowed and request_state is not None:  # the middleware in front has charged its categories
-        run(request_state.give_back_flow(tasks=False), call)
+        run(request_state.refund_flow(), perform)
     outcomes: _Outcomes = {}
     for (count, (ask, times)), decision, denied in zip(together.items(), decisions, reasons, strict=True):
         if denied or allowed:

@@ -12,28 +12,27 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from operator import call
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any, ClassVar, Final, get_args, overload
 
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import is_async_callable
-from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
+from tidegate.inbound.limiting.asgi_routes import limit_dependencies
+from tidegate.inbound.limiting.charges import perform_async
 from tidegate.inbound.limiting.limited_call import (
     FrameworkLimit,
     LimitedBlock,
     check_flow,
-    report_exceeded,
+    denied_before,
+    make_error,
     require_response,
+    standalone_fields,
 )
-from tidegate.inbound.limiting.limited_functions import LimitStack, RouteUse, check_names, exempt, route_name
-from tidegate.inbound.limiting.matched_route import has_fixed_mount, matched_route_name
-from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.route_decisions import deny, standalone_fields
-from tidegate.inbound.limiting.route_hooks import NO_OVERRIDES, dependency_overrides, limit_dependencies
-from tidegate.inbound.limiting.route_limit import F
+from tidegate.inbound.limiting.limited_functions import F, check_names, exempt, route_name
+from tidegate.inbound.limiting.matched_route import RouteUse, has_fixed_mount, matched_route_name
+from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
 from tidegate.inbound.starlette import AsgiFramework
@@ -49,7 +48,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 __all__ = ["RateLimitExceeded", "exempt", "limit"]
 
 POLICY_VIOLATION = 1008
-MAX_CACHED_STACKS: Final = 1000  # a root path may have parameters
+MAX_CACHED_USES: Final = 1000  # a root path may have parameters
 PARAMETER_PREFIX: Final = "tidegate_limit_"  # the parameters that a decorator adds start with it
 USES_KEY: Final = "tidegate_route_limits"  # in the scope: the limits of the route, once they are known
 
@@ -128,86 +127,69 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
 
     async def _check(self, connection: HTTPConnection, response: Response) -> None:
         scope = connection.scope
-        request_state = scope.get(STATE_KEY)
-        if request_state is not None and request_state.covered is not None and self in request_state.covered:
-            request_state.covered.discard(self)  # decided with another limit of this route
-            return
-        stack, more = self._stack(scope)
-        uses = stack.uses
-        if stack.is_plain and not more:  # otherwise, a limit that is decided later may deny
-            if request_state is not None:
-                decided = request_state if decide_fast(stack, request_state, connection) else None
-            else:
-                decided = decide_standalone(stack, connection, scope)
-            if decided is not None:
-                self._cover(decided, uses)
-                if decided.standalone:
-                    decided.sees_response = False
-                    response.headers.update(dict(standalone_fields(decided)))
-                return
-        if any(use.limit.reserves for use in uses):
-            require_response(request_state, "a concurrency limit or count= in FastAPI")
+        dependant = route_dependant(scope)
+        mark = (self, id(dependant))
+        request_state: Any = scope.get(STATE_KEY)
+        taken = request_state is not None and request_state.take(mark)
+        if taken:
+            scope[USES_KEY] = True
+        if taken and request_state.denied is None:
+            return  # the middleware, or another limit of this route, has decided it
         # FastAPI passes the request itself, whose body a key function may read; the endpoint gets the same one.
         native = connection if isinstance(connection, (Request, WebSocket)) else Request(scope)
-        check = await run_async(check_flow(uses, native, scope, FRAMEWORK, tasks=True, more=more), call)
-        state = check.request_state
+        check = denied_before(request_state, native, FRAMEWORK) if taken else None
+        if check is None:
+            uses, more = self._uses(scope, dependant)
+            if request_state is not None and len(uses) > 1:  # some are decided
+                uses = [use for use in uses if use.limit == self or not request_state.take((use.limit, id(dependant)))]
+            if any(use.limit.reserves for use in uses):
+                require_response(request_state, "a concurrency limit or count= in FastAPI")
+            check = await run_async(check_flow(uses, native, scope, FRAMEWORK, more=more), perform_async)
+            check.request_state.cover([(use.limit, id(dependant)) for use in uses if use.limit != self])
         if check.result.allowed:
-            report_exceeded(check, uses, native, FRAMEWORK)
-            self._cover(state, uses)
-            response.headers.update(dict(standalone_fields(state)))
-            return
-        if scope["type"] == "websocket":
+            response.headers.update(dict(standalone_fields(check.request_state)))
+        elif scope["type"] == "websocket":
             raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
-        decision = check.result.decision
-        assert decision is not None  # noqa: S101 - a denial has a decision
-        raise FRAMEWORK.make_error(deny(check.result, check.request, native, state), decision, native)
-
-    def _cover(self, state: RequestState, uses: Sequence[RouteUse]) -> None:
-        """Mark the other limits of the route as decided."""
-        if len(uses) > 1:
-            state.covered = {*(state.covered or ()), *(use.limit for use in uses if use.limit is not self)}
+        else:
+            raise make_error(check, native, FRAMEWORK)
 
     def check(self, request: HTTPConnection) -> LimitedBlock:
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
-    def _stack(self, scope: Any) -> tuple[LimitStack, bool]:  # noqa: ANN401 - a scope is any mapping
+    def _uses(self, scope: Any, dependant: Any) -> tuple[list[RouteUse], bool]:  # noqa: ANN401 - a scope is any mapping
         """Return what to decide now: this limit and, for the first limit of a request, those that have no functions.
 
         Functions may need what other dependencies add to the request. Also returns whether limits are decided later.
         """
-        dependant, root = route_dependant(scope), scope.get("root_path") or ""
+        root = scope.get("root_path") or ""
         is_first = USES_KEY not in scope
         scope[USES_KEY] = True
-        overrides = dependency_overrides(scope)
+        overrides = getattr(scope.get("app"), "dependency_overrides", None)
         if overrides:  # only in tests: not cached
-            limits = route_limits(dependant, overrides)
-            return self._make_stack(matched_route_name(scope, scope.get("route")), limits, is_first=is_first)
+            return self._make_uses(scope, route_limits(dependant, overrides), is_first=is_first)
         cache_key = (id(dependant), is_first, root, has_fixed_mount(scope) if root else None)  # the name of the route
-        found = self._stacks.get(cache_key)
+        found = self._cached.get(cache_key)
         if found is None:
-            if len(self._stacks) >= MAX_CACHED_STACKS:
-                self._stacks.clear()
-            found = self._stacks[cache_key] = (
+            if len(self._cached) >= MAX_CACHED_USES:
+                self._cached.clear()
+            found = self._cached[cache_key] = (
                 dependant,
-                *self._make_stack(
-                    matched_route_name(scope, scope.get("route")), route_limits(dependant), is_first=is_first
-                ),
+                *self._make_uses(scope, route_limits(dependant), is_first=is_first),
             )
         return found[1], found[2]
 
-    def _make_stack(self, route: str, limits: list["limit"], *, is_first: bool) -> tuple[LimitStack, bool]:
+    def _make_uses(self, scope: Any, limits: list["limit"], *, is_first: bool) -> tuple[list[RouteUse], bool]:  # noqa: ANN401 - as above
+        route = matched_route_name(scope, scope.get("route"))
         check_names([RouteUse(each, route) for each in limits])
         others = [each for each in limits if each is not self]
         for other in others:
             self.share_store(other)
         now = [each for each in others if not each.has_functions] if is_first else []
-        stack = LimitStack(None, [RouteUse(each, route) for each in (self, *now)], frozenset())
-        stack.framework = FRAMEWORK
-        return stack, len(now) < len(others)
+        return [RouteUse(each, route) for each in (self, *now)], len(now) < len(others)
 
     @functools.cached_property
-    def _stacks(self) -> dict[Any, Any]:
+    def _cached(self) -> dict[Any, Any]:
         return {}
 
     def _decorate(self, endpoint: Any) -> Any:  # noqa: ANN401 - any function
@@ -260,7 +242,7 @@ def route_dependant(scope: Any) -> Any:  # noqa: ANN401 - FastAPI's
     return getattr(included if getattr(included, "original_route", None) is route else route, "dependant", None)
 
 
-def route_limits(dependant: Any, overrides: Mapping[Any, Any] = NO_OVERRIDES) -> list[limit]:  # noqa: ANN401 - FastAPI's
+def route_limits(dependant: Any, overrides: Mapping[Any, Any] | None = None) -> list[limit]:  # noqa: ANN401 - FastAPI's
     """Return all limits among the dependencies of a route; `overrides` replace dependencies, as in tests."""
     return [] if dependant is None else list(dict.fromkeys(limit_dependencies(dependant, overrides)))
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from operator import attrgetter, call
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.client.request import forwarding_headers, is_async_callable
-from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate, settle_standalone_flow
+from tidegate.inbound.limiting.blueprint_limits import check_blueprints_flow
+from tidegate.inbound.limiting.charges import perform
+from tidegate.inbound.limiting.limited_call import (
+    FrameworkLimit,
+    LimitedBlock,
+    decorate,
+    settle_standalone_flow,
+    standalone_fields,
+)
 from tidegate.inbound.limiting.limited_functions import exempt
-from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_decisions import standalone_fields
-from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
-from tidegate.inbound.wsgi import decide_pending, make_request
+from tidegate.inbound.limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
+from tidegate.inbound.wsgi import make_request
 
 try:
     import flask
@@ -101,11 +106,6 @@ class FlaskFramework:
         """Raise the exception, which the error handlers of the application see."""
         raise self.make_error(response, decision, native)
 
-    def report(self, native: flask.Request, *, exceeded: bool) -> None:
-        """Set `flask.g.limited`."""
-        del native
-        flask.g.limited = exceeded
-
     def is_websocket(self, native: flask.Request) -> bool:
         """Return False: WSGI has no WebSockets."""
         del native
@@ -143,7 +143,7 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
 def check_blueprints() -> flask.Response | None:
     """Decide the limits of all blueprints of the current route, together with those of its view."""
     request = FRAMEWORK.find_request(None, (), {})
-    standalone, denial = run(check_blueprints_flow(flask.current_app, request, FRAMEWORK, tasks=False), call)
+    standalone, denial = run(check_blueprints_flow(flask.current_app, request, FRAMEWORK), perform)
     if standalone is not None:
         flask.after_this_request(functools.partial(finish_standalone, standalone))
     return denial  # type: ignore[no-any-return]  # of Flask
@@ -151,28 +151,6 @@ def check_blueprints() -> flask.Response | None:
 
 def finish_standalone(request_state: RequestState, response: flask.Response) -> flask.Response:
     """Settle what depends on the response and add the header fields: no middleware does."""
-    run(settle_standalone_flow(request_state, response.status_code), call)
+    run(settle_standalone_flow(request_state, response.status_code), perform)
     response.headers.update(dict(standalone_fields(request_state)))
     return response
-
-
-class FlaskViewHook(ViewHook):
-    """Decides what the middleware left pending, before the view of a route without limits runs."""
-
-    def install(self) -> None:
-        """Decide before the functions that the application has registered with `before_request`."""
-        preprocess = self.app.preprocess_request
-
-        current_request = flask.request._get_current_object  # type: ignore[attr-defined]  # noqa: SLF001 - a public method of proxies
-
-        def preprocess_request(*args: Any) -> Any:  # noqa: ANN401 - as Flask has it
-            request = current_request()
-            environ = request.environ
-            request_state = environ.get(STATE_KEY)
-            if request_state is not None and request_state.is_pending and self.decides(request, request_state):
-                denial = decide_pending(environ)
-                if denial is not None:
-                    return FRAMEWORK.make_response(denial)
-            return preprocess(*args)
-
-        self.app.preprocess_request = preprocess_request

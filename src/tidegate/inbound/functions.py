@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from operator import call
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import Denied
 from tidegate.flow import run, run_async
-from tidegate.inbound.limiting.charges import RequestCharge, charge_all_flow
-from tidegate.inbound.limiting.limited_functions import check_names, policy_name, route_name
-from tidegate.inbound.limiting.request_limiter import LimitOutcome, RequestLimiter
-from tidegate.inbound.limiting.route_limit import F, default_name, named_limits, read_exact_limits
-from tidegate.limiter import AsyncLimiter, Limiter
+from tidegate.inbound.limiting._group import LimiterGroup
+from tidegate.inbound.limiting.charges import perform, perform_async
+from tidegate.inbound.limiting.limited_functions import F, check_names, policy_name, route_name
+from tidegate.inbound.limiting.route_limit import default_name, named_limits
+from tidegate.inbound.responses.response import combine_decisions
+from tidegate.inbound.rules.extra_limits import read_exact_limits
+from tidegate.limiter import Limiter
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.clock import Clock
-    from tidegate.core.decision import Decision
-    from tidegate.flow import CallFlow
-    from tidegate.inbound.limiting.route_limit import Limits
+    from tidegate.flow import Flow
+    from tidegate.inbound.rules.extra_limits import Limits
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
@@ -70,24 +70,22 @@ class limit:  # noqa: N801 - used as a decorator
 
             @functools.wraps(inner)
             async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
-                await run_async(stack.decide_flow(args, kwargs), call)
+                await run_async(stack.decide_flow(args, kwargs), perform_async)
                 return await inner(*args, **kwargs)
 
         else:
 
             @functools.wraps(inner)
             def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
-                run(stack.decide_flow(args, kwargs), call)
+                run(stack.decide_flow(args, kwargs), perform)
                 return inner(*args, **kwargs)
 
         setattr(limited, FUNCTION_STACK, (stack, limited))
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
-    def make_limiter(self, count_name: str, *, tasks: bool) -> Limiter | AsyncLimiter:
+    def make_limiter(self, count_name: str) -> Limiter:
         """Return the limiter of one function. All functions that this instance decorates share its store."""
-        limiter = (AsyncLimiter if tasks else Limiter)(
-            Policy(count_name, self._limits), store=self._store, clock=self.clock
-        )
+        limiter = Limiter(Policy(count_name, self._limits), store=self._store, clock=self.clock)
         self._store = limiter.store
         return limiter
 
@@ -107,24 +105,7 @@ class FunctionUse(NamedTuple):
     """A limit of a function, and its limiter."""
 
     limit: limit
-    limiter: Limiter | AsyncLimiter
-    owner: FunctionLimiter | None = None  # needed if a function has several limits
-
-
-class FunctionLimiter(RequestLimiter):
-    """Charges the limits of a function together. Store errors are raised: the caller of the function handles them."""
-
-    def __init__(self, store: Store, clock: Clock | None) -> None:
-        """Decide in this store."""
-        super().__init__({"defaults": False, "unmatched": None}, store, clock=clock)
-
-    def handle_policy_store_error(self, policy: Policy, error: Exception) -> LimitOutcome:
-        """Raise the error."""
-        del policy
-        raise error
-
-    def _log_start(self, *, has_config: bool) -> None:
-        """Log nothing: it has no categories."""
+    limiter: Limiter
 
 
 class FunctionStack(NamedTuple):
@@ -133,30 +114,19 @@ class FunctionStack(NamedTuple):
     function: Any
     route: str
     uses: tuple[FunctionUse, ...]
-    tasks: bool
+    group: LimiterGroup
 
-    def decide_flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFlow[None]:
-        """Charge all limits of a call, or raise Denied and charge none."""
-        if len(self.uses) == 1:
-            each, limiter, _ = self.uses[0]
-            key, cost = each.key_and_cost(args, kwargs)
-            decision: Decision = yield functools.partial(limiter.try_acquire, key, cost)
-            self._check([decision], decision)
-            return
-        charges = [
-            RequestCharge(owner, limiter, *each.key_and_cost(args, kwargs))
-            for each, limiter, owner in self.uses
-            if owner is not None
-        ]
-        result = yield from charge_all_flow(charges, tasks=self.tasks)
-        if not result.allowed:
-            self._check([each.decision for each in result.denials], result.decision)
-
-    def _check(self, decisions: list[Decision], combined: Decision | None) -> None:
-        violated = [name for decision in decisions if not decision for name in decision.violated]
-        if violated and combined is not None:
+    def decide_flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow[Any, None]:
+        """Charge all limits of a call, or raise Denied and charge none. Store errors are raised, too."""
+        keys, costs = zip(*[use.limit.key_and_cost(args, kwargs) for use in self.uses], strict=True)
+        decisions = self.group.charge(keys, costs)
+        if decisions is None:
+            decisions = yield from self.group.charge_flow(keys, costs)
+        decided = [decision for decision in decisions if decision is not None]
+        if not all(decided):
+            violated = [name for decision in decided for name in decision.violated]
             message = f"{self.route}: limit exceeded: {', '.join(violated)}; try again later"
-            raise Denied(message, combined)
+            raise Denied(message, combine_decisions(decided))
 
 
 def _stack_on(outer: limit, function: Any) -> FunctionStack:  # noqa: ANN401 - any function
@@ -169,19 +139,5 @@ def _stack_on(outer: limit, function: Any) -> FunctionStack:  # noqa: ANN401 - a
         function, below = inner.function, inner.uses
         outer.share_store(below[0].limit)
     check_names([(each, route) for each in (outer, *(use.limit for use in below))])
-    tasks = inspect.iscoroutinefunction(function)
-    use = FunctionUse(outer, outer.make_limiter(policy_name(outer, route), tasks=tasks))
-    uses = _with_owners((use, *below)) if below else (use,)
-    return FunctionStack(function, outer.scope or route, uses, tasks)
-
-
-def _with_owners(uses: tuple[FunctionUse, ...]) -> tuple[FunctionUse, ...]:
-    """Give limits with the same store and clock the same owner."""
-    owners = {id(use.limiter.store): use.owner for use in uses if use.owner is not None}
-    found = []
-    for use in uses:
-        store = use.limiter.store
-        if id(store) not in owners:
-            owners[id(store)] = FunctionLimiter(store, use.limit.clock)
-        found.append(use._replace(owner=owners[id(store)]))
-    return tuple(found)
+    uses = (FunctionUse(outer, outer.make_limiter(policy_name(outer, route))), *below)
+    return FunctionStack(function, outer.scope or route, uses, LimiterGroup([use.limiter for use in uses]))

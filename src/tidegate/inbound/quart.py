@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from operator import call
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate.errors import ConfigError
 from tidegate.flow import run_async
-from tidegate.inbound.limiting.asgi_responses import ScopeRequests, make_request
-from tidegate.inbound.limiting.blueprint_limits import add_limit, check_blueprints_flow
-from tidegate.inbound.limiting.denials import write_result
-from tidegate.inbound.limiting.fast_decision import decide_deferred
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate, settle_standalone_flow
+from tidegate.inbound.limiting.asgi_responses import SWITCHING_PROTOCOLS, ScopeRequests
+from tidegate.inbound.limiting.blueprint_limits import check_blueprints_flow
+from tidegate.inbound.limiting.charges import perform_async
+from tidegate.inbound.limiting.limited_call import (
+    FrameworkLimit,
+    LimitedBlock,
+    decorate,
+    settle_standalone_flow,
+    standalone_fields,
+)
 from tidegate.inbound.limiting.limited_functions import exempt
-from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_decisions import standalone_fields
-from tidegate.inbound.limiting.view_hook import ViewHook, add_missing_headers, status_of
+from tidegate.inbound.limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
 
 try:
     import quart
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["RequestLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | quart.Blueprint)  # what is limited
-SWITCHING_PROTOCOLS: Final = 101  # the status of a websocket
 
 
 class QuartFramework(ScopeRequests):
@@ -92,11 +93,6 @@ class QuartFramework(ScopeRequests):
         """Raise the exception, which the error handlers of the application see."""
         raise self.make_error(response, decision, native)
 
-    def report(self, native: object, *, exceeded: bool) -> None:
-        """Set `quart.g.limited`."""
-        del native
-        quart.g.limited = exceeded
-
 
 FRAMEWORK: Final = QuartFramework()
 
@@ -123,7 +119,7 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
 async def check_blueprints() -> Any:  # noqa: ANN401 - a response, or None
     """Decide the limits of all blueprints of the current route, together with those of its view."""
     request = FRAMEWORK.find_request(None, (), {})
-    standalone, denial = await run_async(check_blueprints_flow(quart.current_app, request, FRAMEWORK, tasks=True), call)
+    standalone, denial = await run_async(check_blueprints_flow(quart.current_app, request, FRAMEWORK), perform_async)
     if standalone is not None:
         after = quart.after_this_request if quart.has_request_context() else quart.ctx.after_this_websocket
         after(functools.partial(finish_standalone, standalone))
@@ -133,33 +129,7 @@ async def check_blueprints() -> Any:  # noqa: ANN401 - a response, or None
 async def finish_standalone(request_state: RequestState, response: Any) -> Any:  # noqa: ANN401 - None for a websocket
     """Settle what depends on the response and add the header fields: no middleware does."""
     status = SWITCHING_PROTOCOLS if response is None else response.status_code
-    await run_async(settle_standalone_flow(request_state, status), call)
+    await run_async(settle_standalone_flow(request_state, status), perform_async)
     if response is not None:
         response.headers.update(dict(standalone_fields(request_state)))
     return response
-
-
-class QuartViewHook(ViewHook):
-    """Decides what the middleware left pending, before the view of a route without limits runs."""
-
-    def install(self) -> None:
-        """Decide before the functions that the application has registered with `before_request`."""
-        preprocess = self.app.preprocess_request
-
-        async def preprocess_request(*args: Any) -> Any:  # noqa: ANN401 - as Quart has it
-            denial = await self._decide_before_view()
-            return await preprocess(*args) if denial is None else denial
-
-        self.app.preprocess_request = preprocess_request
-
-    async def _decide_before_view(self) -> quart.Response | None:
-        request = FRAMEWORK.find_request(None, (), {})
-        scope = request.scope
-        request_state = scope.get(STATE_KEY)
-        if request_state is None or not request_state.is_pending or not self.decides(request, request_state):
-            return None
-        if decide_deferred(request_state):
-            return None
-        seen = make_request(scope, request_state.client)
-        result = await run_async(request_state.charge_flow((), seen, tasks=True), call)
-        return None if result.allowed else FRAMEWORK.make_response(write_result(result, seen, seen))

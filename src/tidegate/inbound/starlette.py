@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from tidegate.errors import ConfigError
 from tidegate.inbound.limiting.asgi_responses import ScopeRequests
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
-from tidegate.inbound.limiting.limited_functions import exempt, route_name
+from tidegate.inbound.limiting.limited_functions import F, exempt, route_name
 from tidegate.inbound.responses.response import BODY_HEADERS
 
 try:
@@ -21,7 +21,6 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
-    from tidegate.inbound.limiting.route_limit import F
 
 __all__ = ["EndpointLimitExceeded", "exempt", "limit"]
 
@@ -113,10 +112,6 @@ class AsgiFramework(ScopeRequests):
         if handler is None or handler is send_denial or is_default_handler(handler):
             return self.make_response(response)
         raise error
-
-    def report(self, native: HTTPConnection, *, exceeded: bool) -> None:
-        """Set `request.state.limited`."""
-        native.state.limited = exceeded
 
 
 def without_body_fields(response: responses.response.Response) -> dict[str, str]:

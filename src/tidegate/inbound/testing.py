@@ -59,7 +59,7 @@ def _find_all(targets: tuple[object, ...]) -> list[RequestLimiter]:
 def _find(target: object) -> list[RequestLimiter]:
     """Find the middlewares that an application is wrapped in, or wraps, as far as attributes show them."""
     if isinstance(target, RouteLimit):
-        return [target.request_limiter_for(None)]
+        return [target.own_request_limiter()]
     found: list[RequestLimiter] = []
     waiting: list[Any] = [target]
     seen: set[int] = set()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import RateLimitError
 from tidegate.inbound.client.temporary_list import TemporaryList
 from tidegate.observe.logs import shown
 from tidegate.policy.key import show_key
+from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.flow import CallFlow
+    from tidegate.core.decision import Decision
+    from tidegate.flow import Flow
     from tidegate.inbound.rules.block_rule import BlockRules
-    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.limiter import Limiter
     from tidegate.policy import Cost, Key, Policy
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
@@ -27,7 +28,7 @@ MAX_LISTED: Final = 1000  # blocked clients that the statistics of this process 
 class DenialBlocks:
     """Counts the denials of each client, and blocks clients that have too many."""
 
-    def __init__(self, rules: BlockRules, make_limiter: Callable[[Policy], Limiter | AsyncLimiter]) -> None:
+    def __init__(self, rules: BlockRules, make_limiter: Callable[[Policy], Limiter]) -> None:
         """Block clients by these rules."""
         self._make_limiter = make_limiter
         self._blocks = make_limiter(rules.blocks)
@@ -41,24 +42,24 @@ class DenialBlocks:
         self._block_costs = [{unit: 1} for unit in rules.blocks.units]
         self._all_blocks: Cost = dict.fromkeys(rules.blocks.units, 1)
 
-    def blocked_until_flow(self, key: Key) -> CallFlow[int]:
+    def blocked_until_flow(self, key: Key) -> Flow[ApplyStep, int]:
         """Return until when a client is blocked; 0 if it is not, or if the store is unavailable."""
         try:
-            decision = yield partial(self._blocks.peek, key, self._all_blocks)
+            decision = yield from _ask_flow("peek", self._blocks, key, self._all_blocks)
         except RateLimitError:
             return 0  # the limits report the outage
         return 0 if decision else self._list(key, decision.at, decision.at + decision.retry)
 
-    def count_denial_flow(self, key: Key) -> CallFlow[int]:
+    def count_denial_flow(self, key: Key) -> Flow[ApplyStep, int]:
         """Count a denial; return until when the client is blocked from now on, or 0."""
         blocked = False
         try:
             for denials, cost in zip(self._denials, self._block_costs, strict=True):
-                decision = yield partial(denials.try_acquire, key)
+                decision = yield from _ask_flow("acquire", denials, key)
                 if not decision or not decision.remaining:
                     blocked = True
-                    yield partial(denials.reset, key)
-                    yield partial(self._blocks.try_acquire, key, cost)
+                    yield from _ask_flow("reset", denials, key, {})
+                    yield from _ask_flow("acquire", self._blocks, key, cost)
         except RateLimitError:
             return 0
         until: int = (yield from self.blocked_until_flow(key)) if blocked else 0
@@ -66,11 +67,11 @@ class DenialBlocks:
             log.warning("client blocked because it was denied too often: %s", shown(show_key(key)))
         return until
 
-    def remove_flow(self, key: Key) -> CallFlow[bool]:
+    def remove_flow(self, key: Key) -> Flow[ApplyStep, bool]:
         """Unblock a client and forget its denials; return whether it was blocked. Raises if the store fails."""
-        decision = yield partial(self._blocks.peek, key, self._all_blocks)
+        decision = yield from _ask_flow("peek", self._blocks, key, self._all_blocks)
         for limiter in (self._blocks, *self._denials):
-            yield partial(limiter.reset, key)
+            yield from _ask_flow("reset", limiter, key, {})
         self.listed.remove(show_key(key))
         return not decision
 
@@ -84,3 +85,10 @@ class DenialBlocks:
     def policies(self) -> tuple[Policy, ...]:
         """The policies that the store keeps."""
         return (*(each.policy for each in self._denials), self._blocks.policy)
+
+
+def _ask_flow(verb: str, limiter: Limiter, key: Key, cost: Cost = 1) -> Flow[ApplyStep, Decision]:
+    """Apply a verb to a key of a limiter."""
+    policy = limiter.policy
+    asks = ((policy, key, policy.costs(cost)),)
+    return (yield ApplyStep(limiter.store, verb, asks, limiter.current_time()))[0]  # type: ignore[no-any-return]  # a decision

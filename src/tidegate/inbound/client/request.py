@@ -82,6 +82,9 @@ def by_address(request: FrameworkRequest) -> Key | None:
     return None
 
 
+by_address.reads_headers = True  # type: ignore[attr-defined]  # it needs nothing that an application adds to a request
+
+
 def by_header(name: str, *, secret: bool = False) -> KeyOf:
     """Limit by the value of a header; requests without it are limited by address.
 

@@ -1,21 +1,18 @@
-"""Sends responses of ASGI applications: adds the header fields, decides what is pending, sends denials."""
+"""Sends responses of ASGI applications: adds the header fields, settles charges, sends denials."""
 
 from __future__ import annotations
 
-from operator import attrgetter, call
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import Request, asgi_header, asgi_path
-from tidegate.inbound.limiting.denials import write_result
-from tidegate.inbound.limiting.fast_decision import decide_deferred
-from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.limiting.charges import perform_async
 from tidegate.inbound.responses.response import PLAIN_DENIAL, RAW_PLAIN_HEADERS, Response, fit_to_status, raw
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tidegate.core.decision import Decision
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.request_state import RequestState
 
@@ -24,9 +21,9 @@ if TYPE_CHECKING:
     Message = Any
     Receive = Callable[[], Awaitable[Any]]
     Send = Callable[[Any], Awaitable[None]]
-    Writer = Callable[[Decision], RawFields]
 
 POLICY_VIOLATION: Final = 1008  # the close code of a websocket that exceeds its limit
+SWITCHING_PROTOCOLS: Final = 101  # the status of a websocket that is accepted
 START_MESSAGES: Final = frozenset(("http.response.start", "websocket.accept", "websocket.http.response.start"))
 
 
@@ -47,46 +44,47 @@ def add_fields(request_state: RequestState, scope: Scope, receive: Receive, send
             message = {**message, "headers": [*message.get("headers", ()), *write(request_state.written)]}
         elif request_state.replaced:
             return ignore()
-        elif message["type"] == "websocket.close" and request_state.is_pending:
-            return reject_handshake(request_state, scope, receive, send, message)
+        elif message["type"] == "websocket.close" and request_state.denied is not None:
+            message = {"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"}
         return send(message)
 
     return send_with_fields
 
 
-async def reject_handshake(
-    request_state: RequestState, scope: Scope, receive: Receive, send: Send, message: Message
-) -> None:
-    """Decide what is pending when the application rejects a websocket; a denial replaces its message."""
-    if await decide_pending(scope, receive, add_fields(request_state, scope, receive, send), started=True):
-        await send(message)
-    else:
-        request_state.replaced = True
-
-
 async def start_response(
     request_state: RequestState, scope: Scope, receive: Receive, send: Send, message: Message
 ) -> None:
-    """Decide what is pending, settle what depends on the response, and start the response with its header fields.
+    """Settle what depends on the response, and start the response with its header fields.
 
-    A response to a request that is denied only now is replaced by the denial.
+    If the request was denied and its endpoint was not reached, the denial replaces the response.
     """
-    if request_state.is_pending:
-        with_denial_fields = add_fields(request_state, scope, receive, send)
-        if not await decide_pending(scope, receive, with_denial_fields, started=True):
-            request_state.replaced = True
+    if request_state.denied is not None or request_state.raised is not None:
+        replacement = request_state.replacement(message.get("status", 0), make_request(scope, request_state.client))
+        if replacement is not None:
+            await replace_response(replacement, request_state, scope, receive, send)
             return
-    response_charge = request_state.response_charge
-    if response_charge is not None:
-        response_charge.status = message.get("status", 101)
-        if response_charge.settles_at_start:
-            request_state.replace_decisions(await run_async(response_charge.settle_at_start_flow(), call))
+    if request_state.is_open:
+        request, status = make_request(scope, request_state.client), message.get("status", SWITCHING_PROTOCOLS)
+        await run_async(request_state.settle_start_flow(request, status), perform_async)
     await send(with_fields(request_state, message))
+
+
+async def replace_response(
+    response: Response, request_state: RequestState, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Send the denial of a request in place of the response of the application."""
+    request_state.replaced = True
+    if scope["type"] == "http":
+        decision = None if request_state.nested else request_state.combined_decision
+        fields = [] if decision is None else request_state.request_limiter.response_writer.raw_fields(decision)
+        await respond(scope, receive, send, response, fit_to_status(fields, response.status))
+    else:
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
 
 
 def with_fields(request_state: RequestState, message: Message) -> Message:
     """Return the first message of a response with the header fields; nested: the outer middleware adds them."""
-    decision = None if request_state.nested else request_state.shown_decision
+    decision = None if request_state.nested else request_state.combined_decision
     if decision is None:
         return message
     fields = request_state.request_limiter.response_writer.raw_fields(decision)
@@ -99,32 +97,11 @@ async def ignore() -> None:
     """Send nothing."""
 
 
-async def finish(scope: Scope, request_state: RequestState, *, cancelled: bool = False) -> None:
-    """Settle what depends on the response; before, charge what is pending, unless the application was cancelled."""
-    try:
-        if request_state.is_pending and not cancelled:
-            request = make_request(scope, request_state.client)
-            await run_async(request_state.charge_flow((), request, tasks=True), call)
-    finally:
-        if request_state.response_charge is not None:
-            await run_async(request_state.response_charge.settle_flow(), call)
-
-
-async def decide_pending(scope: Scope, receive: Receive, send: Send, *, started: bool = False) -> bool:
-    """Decide the pending charges of a request; a denied request gets its response. Returns whether it is allowed."""
-    request_state: RequestState = scope[STATE_KEY]
-    if not request_state.is_pending or decide_deferred(request_state):
-        return True
-    request = make_request(scope, request_state.client)
-    result = await run_async(request_state.charge_flow((), request, tasks=True), call)
-    if result.allowed:
-        return True
-    response = write_result(result, request, request)
-    if started and scope["type"] != "http":
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
-    else:
-        await respond(scope, receive, send, response, [])
-    return False
+async def finish(scope: Scope, request_state: RequestState) -> None:
+    """Settle what depends on the response, at its end; without a response, the application has failed."""
+    if request_state.is_open:
+        request = make_request(scope, request_state.client)
+        await run_async(request_state.settle_flow(request), perform_async)
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, response: Response, fields: RawFields) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.core.decision import Decision, shadow
+from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.request import Request
-from tidegate.inbound.limiting.category_limiter import holds_slots
-from tidegate.inbound.limiting.charges import RequestCharge, charge_all_flow
+from tidegate.inbound.limiting.charges import decide_flow, has_slots
 from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from tidegate.flow import CallFlow
-    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.flow import Flow
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
-    from tidegate.policy import Cost, Key
+    from tidegate.policy import Cost
 
 CHECK_METHOD: Final = "CHECK"  # the method in log lines and records: there is no request
 
 
 def check_client_flow(
     request_limiter: RequestLimiter, address: str | None, category: str, cost: Cost
-) -> CallFlow[Decision]:
+) -> Flow[Any, Decision]:
     """Charge a client in a category, as a request of the client would; raises ConfigError for an unknown category.
 
     The lists of exempt and blocked clients and `block_after` apply. Functions of a request (`key`, `plan`,
@@ -36,28 +34,17 @@ def check_client_flow(
     client = request_limiter.client_identifier.find(address, ())
     if not request_limiter.rules.enabled or client.key is None:
         return allow_freely(request_limiter, category_limiter)
-    return (yield from _charge_flow(request_limiter, category_limiter, client, client.key, cost))
-
-
-def _charge_flow(
-    request_limiter: RequestLimiter, category_limiter: CategoryLimiter, client: RequestClient, key: Key, cost: Cost
-) -> CallFlow[Decision]:
-    """Charge a client that is not exempt, unless it is on a list."""
-    category = category_limiter.category.name
+    charges = request_limiter.make_charges(((category_limiter, cost),), client.key)
+    request = Request(CHECK_METHOD, category, client.address, {}, lambda _: None)
+    result = None
     if request_limiter.has_special_clients or client.blocked:
-        request = Request(CHECK_METHOD, category, client.address, {}, lambda _: None)
-        known = yield from request_limiter.special_client_flow(request, category_limiter, client, key)
-        if known is not None:
-            return allow_freely(request_limiter, category_limiter) if known.decision is None else known.decision
-    charge = RequestCharge(request_limiter, category_limiter.limiter, key, cost, category_limiter)
-    result = yield from charge_all_flow([charge], tasks=request_limiter.tasks)
-    result.record(CHECK_METHOD, category)
-    if not result.allowed:
-        result = yield from request_limiter.count_denial_flow(result, key)
+        result = yield from request_limiter.special_client_flow(request, charges[0], client, client.key)
+    if result is None:
+        result = yield from decide_flow(charges)
+        result.record(CHECK_METHOD, category)
+        result = yield from request_limiter.count_denial_flow(result, client.key)
     decision = result.decision
-    if decision is None:  # the store failed, and `on_store_error` is "allow"
-        return allow_freely(request_limiter, category_limiter)
-    return decision if decision.allowed == result.allowed else shadow(decision)  # `unknown` may allow it
+    return allow_freely(request_limiter, category_limiter) if decision is None else decision
 
 
 def find_category(request_limiter: RequestLimiter, name: str) -> CategoryLimiter:
@@ -67,7 +54,7 @@ def find_category(request_limiter: RequestLimiter, name: str) -> CategoryLimiter
         expected = did_you_mean(name, names) or f"expected one of {', '.join(names)}"
         raise ConfigError(f"unknown category {name!r}: {expected}", field="category")
     found = request_limiter.category_limiters[name]
-    if holds_slots(found.limits):
+    if has_slots(found.policy):
         raise ConfigError(
             f"category {name!r} limits concurrent requests, which hold a slot until their response ends: "
             "a check has no response",

@@ -70,6 +70,12 @@ def current_limits(request: FrameworkRequest) -> tuple[LimitDecision, ...]:
     return () if decision is None else decision.limits
 
 
+def limited(request: FrameworkRequest) -> bool:
+    """Return whether a limit in shadow mode is exceeded, of those that were decided for a request so far."""
+    state = find_state(request)
+    return state is not None and state.limited
+
+
 def find_state(request: FrameworkRequest) -> RequestState | None:
     """Return the state that a middleware or a route limit has left in a request."""
     raw: Any = request.raw if isinstance(request, Request) else request

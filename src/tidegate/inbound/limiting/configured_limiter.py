@@ -13,7 +13,10 @@ from tidegate.errors import ConfigError
 from tidegate.inbound.client.denial_blocks import DenialBlocks
 from tidegate.inbound.client.identify import ClientIdentifier
 from tidegate.inbound.client.temporary_list import TemporaryList
+from tidegate.inbound.limiting._group import LimiterGroup
 from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+from tidegate.inbound.limiting.charges import refills
+from tidegate.inbound.limiting.matched_route import RouteFinder
 from tidegate.inbound.limiting.options import check_options
 from tidegate.inbound.limiting.plan_limiters import PlanLimiters
 from tidegate.inbound.limiting.request_targets import RequestTargets
@@ -24,34 +27,28 @@ from tidegate.inbound.responses.response import ResponseWriter
 from tidegate.inbound.rules.block_rule import read_block
 from tidegate.inbound.rules.closed_limit import is_closed
 from tidegate.inbound.rules.extra_limits import ExtraLimits
-from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS
+from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS, Category
 from tidegate.inbound.rules.reload import RulesSource
-from tidegate.limiter import AsyncLimiter, Limiter
+from tidegate.limiter import Limiter
 from tidegate.observe.logs import DEFAULT_LOG_BURST, DecisionLog
+from tidegate.policy import Policy
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from tidegate.clock import Clock
-    from tidegate.core.algorithms import View
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import Counts
+    from tidegate.inbound.limiting.options import MiddlewareLimit
     from tidegate.inbound.limiting.request_targets import RequestTarget
-    from tidegate.inbound.limiting.route_hooks import RouteHooks
-    from tidegate.inbound.limiting.route_limit import RouteLimit
-    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.extra_limits import Limits
-    from tidegate.inbound.rules.model import Category, ResetTime, Rules
+    from tidegate.inbound.rules.model import ResetTime, Rules
     from tidegate.observe import Observer
-    from tidegate.policy import Key, Policy
     from tidegate.stores import Store
-
-    # Charges a key of each policy: the time, and the view of each policy's only limit; None: nothing was charged.
-    AcquireTogether = Callable[[Sequence[Key]], tuple[int, Sequence[View]] | None]
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
@@ -62,26 +59,6 @@ def _describe(category_limiter: CategoryLimiter) -> str:
     """Return a category with its limits, for the log."""
     limits = " and ".join(f"{limit.quota}/{limit.period}" for limit in category_limiter.limits)
     return f"{category_limiter.category.name} ({limits})"
-
-
-def acquire_together(store: Store, policies: Sequence[Policy]) -> AcquireTogether:
-    """Return what charges 1 to a key of each policy, each with one limit."""
-
-    def acquire(keys: Sequence[Key]) -> tuple[int, Sequence[View]] | None:
-        asks = [(policy, key, policy.one) for policy, key in zip(policies, keys, strict=True)]
-        try:
-            decisions = store.apply("acquire", asks)
-        except ConfigError:
-            return None  # it cannot decide these keys together
-        first = decisions[0]
-        return (first[1], [decision.views[0] for decision in decisions]) if first[0] else None
-
-    return acquire
-
-
-def charge_nothing(keys: Sequence[Key]) -> None:
-    """Charge nothing and return None: used where there is no fast path."""
-    del keys
 
 
 class ConfiguredLimiter:
@@ -114,7 +91,7 @@ class ConfiguredLimiter:
         self.denial_blocks: DenialBlocks | None = None
         self.disabled: bool = False  # by `tidegate.inbound.testing`
         # `application_limits` and `default_limits` that are given as `limit(…)`, by the name of the option.
-        self.middleware_limits: dict[str, RouteLimit] = {
+        self.middleware_limits: dict[str, MiddlewareLimit] = {
             name: options[name].for_middleware(name, coroutines=tasks)
             for name in EXTRA_LIMITS
             if getattr(get(name), "limits_routes", False)
@@ -146,7 +123,6 @@ class ConfiguredLimiter:
         self.clock: Clock = clock or self.store.clock
         self.tasks: bool = tasks and not self.store.instant
         self.raw: bool = raw
-        self.write: FieldWriter = self.response_writer.raw_fields if raw else self.response_writer.fields
         every = get("log_every", 0)
         self.log: DecisionLog = DecisionLog(log, every=every, burst=get("log_burst", DEFAULT_LOG_BURST))
         burst = get("log_burst") or DEFAULT_LOG_BURST  # at least some errors are logged
@@ -159,10 +135,10 @@ class ConfiguredLimiter:
         self.special: bool = False  # whether every request needs the slow path: see update_special
         self._maintenance_interval = round(get("reload", 1.0) * SECOND)
         self.maintenance_due: int = 0  # the time of the next maintenance
-        self.fast_path_until: int = 0  # the fast path is used before this time; 0: never, because of observers
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
-        self.route_hooks: RouteHooks | None = None  # of the application; they depend on the rules
+        self.routes: RouteFinder = RouteFinder()  # of the application; the middleware replaces it
+        self.groups: dict[tuple[Limiter, ...], LimiterGroup] = {}  # limiters that are charged together
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
         self._log_start(has_config=config is not None or bool(extra))
@@ -246,7 +222,12 @@ class ConfiguredLimiter:
             self.store.limit_entries(rules.max_entries)
         self.client_identifier.update_rules(rules)
         # A new one: see ClientIdentifier.update_rules.
-        self.targets: RequestTargets = RequestTargets(rules, category_limiters, self.admin_path)
+        self.groups.clear()
+        # What blocked clients are shown if only routes are limited.
+        self.blocked_category = CategoryLimiter(Category("routes", Policy("routes", "1/1s")), self._make_limiter)
+        self.targets: RequestTargets = RequestTargets(
+            rules, category_limiters, self.route_limiters, self.admin_path, self._prepare_target
+        )
         self.plain_targets: dict[tuple[str | None, ...], RequestTarget] = self.targets.plain
         self.plan_limiters.update(
             category_limiters, partial(self._make_category_limiter, max_clients=rules.max_entries)
@@ -259,39 +240,48 @@ class ConfiguredLimiter:
         else:
             self.denial_blocks.update(block)
         self.update_special()
-        if self.route_hooks is not None:
-            self.route_hooks.invalidate()
 
-    def _make_limiter(self, policy: Policy) -> Limiter | AsyncLimiter:
-        return (AsyncLimiter if self.tasks else Limiter)(policy, store=self.store, clock=self.own_clock)
+    def _make_limiter(self, policy: Policy) -> Limiter:
+        return Limiter(policy, store=self.store, clock=self.own_clock)
 
     def _make_category_limiter(self, category: Category, max_clients: int) -> CategoryLimiter:
         count = self._counts.get(category.name)
-        limiter = self._make_limiter(category.policy)
-        return CategoryLimiter(category, limiter, self.prepare_fast_path, count, max_clients)
+        return CategoryLimiter(category, self._make_limiter, count, max_clients)
 
-    def prepare_fast_path(self, *policies: Policy) -> tuple[AcquireTogether, FieldWriter]:
-        """Return what charges a key of each policy in one step, and what writes the header fields of that.
+    def _prepare_target(self, target: RequestTarget) -> None:
+        """Prepare the short way of requests to a target: one step of a store in memory, without a flow.
 
-        A store that cannot do this, an observer, or `reset_time: next` needs the complete path: then the function
-        always returns None.
+        Requests whose charges depend on anything but the client's address, or that an observer sees, have none.
         """
-        acquire: AcquireTogether = charge_nothing
-        simple = all(policy.mode == "enforce" and policy.one == (1,) for policy in policies)
-        if (
-            simple
-            and self.store.instant
-            and self.own_clock is None
-            and not self.observed
-            and not self.shows_next_permit
-        ):
-            acquire = acquire_together(self.store, policies)
-        return acquire, self.response_writer.tightest_writer(policies, raw=self.raw)
+        if not self.store.instant or self.observed or self.shows_next_permit or target.admin or target.dropped:
+            return
+        owners: list[tuple[Limiter, Any]] = []
+        for category, cost in target.categories:
+            if category.reserves or cost != 1 or category.policy.mode != "enforce":
+                return
+            limiter = category.limiter
+            if category.category.name == DEFAULT_LIMITS and target.route is not None:
+                limiter = self.route_limiters.at_route(category.policy, target.route.name)
+            owners.append((limiter, category))
+        for use in () if target.route is None else target.route.uses:
+            limit = use.limit
+            by_client = limit.is_plain and (limit.by_address or not limit.has_key)
+            if not by_client or limit.request_limiter_for(self) is not self:
+                return
+            owners.append((limit.plain_limiter(self, use.policy_name), limit))
+        has_late = target.route is not None and bool(target.route.late)
+        if not owners or (has_late and any(refills(limiter.policy) for limiter, _ in owners)):
+            return
+        limiters = tuple(limiter for limiter, _ in owners)
+        target.owners, target.size = tuple(owners), len(owners)
+        target.recorded = tuple([category for category, _ in target.categories])
+        target.charge = LimiterGroup(limiters).charge
+        target.write = self.response_writer.tightest_writer([each.policy for each in limiters], raw=self.raw)
+        target.special = False
 
     def run_maintenance(self, now: int) -> None:
         """Reload the file if it has changed, and remove expired clients."""
         self.maintenance_due = now + self._maintenance_interval
-        self.fast_path_until = 0 if self.observed else self.maintenance_due
         self.log.flush(now)
         # All clients are checked once per interval, a few at a time, so that no request waits for a full scan.
         fraction = (now - self._last_maintenance) / SECOND / self.rules.cleanup_interval
@@ -302,8 +292,8 @@ class ConfiguredLimiter:
         self.blocked_clients.remove_expired(now)
         self.allowed_clients.remove_expired(now)
         self.update_special()
-        if self.route_hooks is not None:
-            self.route_hooks.update_replaced()
+        if self.routes.update():
+            self.targets.clear()
         if self._source.is_file:
             self._reload(self._source.changed())
 
@@ -350,6 +340,10 @@ class ConfiguredLimiter:
         else:
             self.update_rules(rules)
 
+    def has_default_limits(self) -> bool:
+        """Return whether there are default limits, whose counts depend on the route."""
+        return bool(self.route_limiters)
+
     def disable(self, *, disabled: bool = True) -> None:
         """Disable all limits, or enable them again; `tidegate.inbound.testing` does this."""
         self.disabled = disabled
@@ -359,7 +353,7 @@ class ConfiguredLimiter:
         """Return the limiters of a category: its own and those of its plans."""
         return (self.category_limiters[category], *self.plan_limiters.of(category))
 
-    def all_limiters_of(self, category: str) -> list[Limiter | AsyncLimiter]:
+    def all_limiters_of(self, category: str) -> list[Limiter]:
         """Return all limiters of a category: of plans, of routes if it has the default limits, of a `limit(…)`."""
         routes = self.route_limiters.limiters if category == DEFAULT_LIMITS else ()
         given = self.middleware_limits.get(category)

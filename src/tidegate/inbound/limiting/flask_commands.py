@@ -10,9 +10,9 @@ import flask
 from flask.cli import AppGroup
 
 from tidegate.inbound.limiting.limited_functions import is_exempt
+from tidegate.inbound.limiting.matched_route import wrapped_apps
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.route_hooks import wrapped_apps
-from tidegate.inbound.limiting.view_hook import blueprint_limits, current_blueprints, current_view, view_stack
+from tidegate.inbound.limiting.werkzeug_routes import blueprint_names, limits_of_blueprint, view_stack
 from tidegate.inbound.rules.extra_limits import limits_text
 from tidegate.inbound.rules.model import DEFAULT_LIMITS
 from tidegate.inbound.rules.path_readings import wsgi_routes
@@ -33,12 +33,6 @@ class RouteRequest(NamedTuple):
     endpoint: str
     method: str
     path: str
-
-    @property
-    def blueprints(self) -> list[str]:
-        """The names of the blueprints of the route, the innermost first, as Flask reads them from the endpoint."""
-        parts = self.endpoint.split(".")[:-1]
-        return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 class ListedLimit(NamedTuple):
@@ -65,13 +59,15 @@ def list_limits() -> None:
 
 def limits_of_route(app: Any, request: RouteRequest) -> list[ListedLimit]:  # noqa: ANN401 - a Flask application
     """Return the limits that apply to a route, found by the functions that decide about requests."""
-    stack = view_stack(app, request)
-    uses = [("blueprint", limit) for limit in blueprint_limits(app, request)]
+    view = app.view_functions.get(request.endpoint)
+    blueprints = [app.blueprints[name] for name in blueprint_names(request.endpoint) if name in app.blueprints]
+    stack = view_stack(view, request.method)
+    uses: list[tuple[str, Any]] = [("blueprint", limit) for each in blueprints for limit in limits_of_blueprint(each)]
     uses += [("view", use.limit) for use in (() if stack is None else stack.uses)]
     own = [
         ListedLimit(f"{place} {limit.name}", limit.text) for place, limit in uses if limit.applies_to(request.method)
     ]
-    if any(map(is_exempt, (current_view(app, request), *current_blueprints(app, request)))):
+    if any(map(is_exempt, (view, *blueprints))):
         return [ListedLimit("exempt from the limits of the middleware", ""), *own]
     replaced = any(limit.override_defaults and limit.applies_to(request.method) for _, limit in uses)
     return [each for each in middleware_limits(app, request) if not (replaced and each.place == DEFAULT_LIMITS)] + own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from operator import call
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from tidegate.entered import EnteredBlocks
@@ -11,28 +10,23 @@ from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.identify import RESULTS_KEY
 from tidegate.inbound.client.request import is_async_callable
-from tidegate.inbound.limiting.fast_decision import decide_fast, decide_standalone
-from tidegate.inbound.limiting.limited_functions import RouteUse, attach, stack_on
-from tidegate.inbound.limiting.request_state import STATE_KEY, make_state
-from tidegate.inbound.limiting.route_decisions import (
-    decide_uses_flow,
-    deny,
-    find_client,
-    standalone_fields,
-    standalone_state,
-)
+from tidegate.inbound.limiting.charges import Charge, Result, perform, perform_async
+from tidegate.inbound.limiting.limited_functions import attach, stack_on
+from tidegate.inbound.limiting.matched_route import RouteUse
+from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_limit import RouteLimit
+from tidegate.inbound.responses.response import fit_to_status
+from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, Sequence
 
     from tidegate.core.decision import Decision
-    from tidegate.flow import CallFlow
+    from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import FrameworkRequest, Request
-    from tidegate.inbound.limiting.charges import ChargeResult
     from tidegate.inbound.limiting.limited_functions import LimitStack
-    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.responses.response import Response
     from tidegate.policy import Cost
 
@@ -74,9 +68,6 @@ class Framework(Protocol):
     def status(self, response: Any) -> int:  # noqa: ANN401 - as above
         """Return the status of the response of the function."""
 
-    def report(self, native: Any, *, exceeded: bool) -> None:  # noqa: ANN401 - as above
-        """Tell the function whether a limit with `block=False` is exceeded."""
-
     def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - as above
         """Return whether the request opens a WebSocket."""
 
@@ -92,11 +83,11 @@ class FrameworkLimit(RouteLimit):
         `cost` replaces the cost of the limit: with 0, `remaining` is what is left now.
         """
         self.require_plain_functions("in peek(request): use peek_async(request)")
-        return run(peek_flow(self, request, self._framework, cost, tasks=False), call)
+        return run(peek_flow(self, request, self._framework, cost), perform)
 
     async def peek_async(self, request: FrameworkRequest, cost: Cost | None = None) -> Decision | None:
         """Return the same as `peek`, from a coroutine."""
-        return await run_async(peek_flow(self, request, self._framework, cost, tasks=True), call)
+        return await run_async(peek_flow(self, request, self._framework, cost), perform_async)
 
 
 def use_of_scope(limit: RouteLimit, place: str) -> RouteUse:
@@ -106,14 +97,7 @@ def use_of_scope(limit: RouteLimit, place: str) -> RouteUse:
     return RouteUse(limit, limit.scope)
 
 
-def peek_flow(
-    limit: RouteLimit,
-    native: Any,  # noqa: ANN401 - any request
-    framework: Framework,
-    cost: Cost | None,
-    *,
-    tasks: bool,
-) -> CallFlow[Decision | None]:
+def peek_flow(limit: RouteLimit, native: Any, framework: Framework, cost: Cost | None) -> Flow[Any, Decision | None]:  # noqa: ANN401 - any request
     """Return the decision about a request that is not charged; None if the limit does not apply to it.
 
     If the store fails, the result is None or, with `on_store_error="deny"`, a denial.
@@ -121,24 +105,21 @@ def peek_flow(
     use = use_of_scope(limit, "that is read")
     mapping = framework.mapping(native)
     request_state: RequestState | None = mapping.get(STATE_KEY)
-    request_limiter = limit.request_limiter_for(request_state)
-    client = request_state.client if request_state is not None else None
-    if client is None:
-        client = find_client(None, request_limiter, *framework.sender(native, mapping))
+    request_limiter = middleware_of(request_state) or limit.own_request_limiter()
+    client = find_client(request_state, request_limiter, *framework.sender(native, mapping))
     request = framework.common(native, mapping, client)
     if not limit.by_address:
-        identifier = (request_limiter if request_state is None else request_state.request_limiter).client_identifier
-        client = identifier.choose_client(request, client)
-    charge = yield from limit.make_charge_flow(request, native, request_limiter, client, use.policy_name, tasks=tasks)
+        client = request_limiter.client_identifier.choose_client(request, client)
+    limiter = limit.request_limiter_for(middleware_of(request_state))
+    charge: Charge | None = yield from limit.make_charge_flow(request, native, limiter, client, use.policy_name)
     if charge is None:
         return None
+    ask = charge.policy, charge.key, charge.policy.costs(charge.cost if cost is None else cost)
     try:
-        decision: Decision = yield functools.partial(
-            charge.limiter.peek, charge.key, charge.cost if cost is None else cost
-        )
+        decisions = yield ApplyStep(charge.limiter.store, "peek", (ask,), charge.limiter.current_time())
     except RateLimitError as error:
-        return request_limiter.handle_policy_store_error(charge.policy, error).decision
-    return decision
+        return charge.reporter.deny_without_store(charge.policy, error)
+    return charge.limiter.observe("peek", ask, decisions[0])
 
 
 class LimitedBlock:
@@ -157,49 +138,44 @@ class LimitedBlock:
         self._framework = framework
         self._checks: EnteredBlocks[RequestCheck] = EnteredBlocks()
 
-    def __enter__(self) -> None:
-        """Charge the limit, from a function."""
+    def __enter__(self) -> Decision | None:
+        """Charge the limit, from a function; returns the decision, None if the limit does not apply."""
         self._limit.require_plain_functions("in a 'with' block: use 'async with'")
-        self._finish(run(self._check_flow(tasks=False), call))
+        return self._finish(run(self._check_flow(), perform))
 
     def __exit__(self, *_: object) -> None:
         """Leave the block."""
-        run(self._leave_flow(), call)
+        run(self._leave_flow(), perform)
 
-    async def __aenter__(self) -> None:
-        """Charge the limit, from a coroutine."""
-        self._finish(await run_async(self._check_flow(tasks=True), call))
+    async def __aenter__(self) -> Decision | None:
+        """Charge the limit, from a coroutine; returns the decision, None if the limit does not apply."""
+        return self._finish(await run_async(self._check_flow(), perform_async))
 
     async def __aexit__(self, *_: object) -> None:
         """Leave the block."""
-        await run_async(self._leave_flow(), call)
+        await run_async(self._leave_flow(), perform_async)
 
-    def _check_flow(self, *, tasks: bool) -> CallFlow[RequestCheck]:
+    def _check_flow(self) -> Flow[Any, RequestCheck]:
         framework, native = self._framework, self._native
         mapping = framework.mapping(native)
         if self._limit.counts_by_response:
             require_response(mapping.get(STATE_KEY), "count= of a limit on a block")
         if framework.is_websocket(native):
             mapping = separate_state(mapping)
-        return check_flow(self._uses, native, mapping, framework, tasks=tasks)
+        return check_flow(self._uses, native, mapping, framework)
 
-    def _leave_flow(self) -> CallFlow[None]:
+    def _leave_flow(self) -> Flow[Any, None]:
         """Release the slots that the block holds, unless the response may change the charge."""
         check = self._checks.remove()
-        response_charge = None if check is None else check.request_state.response_charge
-        if check is not None and response_charge is not None and not self._limit.counts_by_response:
-            yield from response_charge.settle_early_flow([each.charge for each in check.result.decided])
+        if check is not None and not self._limit.counts_by_response:
+            yield from check.request_state.settle_block_flow([each.charge for each in check.result.decided])
 
-    def _finish(self, check: RequestCheck) -> None:
-        state, result, request = check
-        if result.allowed:
-            self._checks.add(check)
-            if not self._limit.blocks:
-                self._framework.report(self._native, exceeded=is_exceeded(result))
-        else:
-            decision = result.decision
-            assert decision is not None  # noqa: S101 - a denial has a decision
-            raise self._framework.make_error(deny(result, request, self._native, state), decision, self._native)
+    def _finish(self, check: RequestCheck) -> Decision | None:
+        if not check.result.allowed:
+            raise make_error(check, self._native, self._framework)
+        self._checks.add(check)
+        own = [each.decision for each in check.result.decided if each.charge.owner is self._limit]
+        return own[0] if own else None
 
 
 def separate_state(mapping: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -211,7 +187,7 @@ def separate_state(mapping: MutableMapping[str, Any]) -> MutableMapping[str, Any
     separate.pop(RESULTS_KEY, None)  # a key may depend on the message
     request_state: RequestState | None = separate.pop(STATE_KEY, None)
     if request_state is not None and not request_state.standalone:
-        separate[STATE_KEY] = make_state(request_state.request_limiter, request_state.client)
+        separate[STATE_KEY] = RequestState.of(request_state.request_limiter, request_state.client, None)
     return separate
 
 
@@ -225,14 +201,13 @@ class RequestCheck(NamedTuple):
     """The result of the limits of a request."""
 
     request_state: RequestState
-    result: ChargeResult
+    result: Result
     request: Request
 
 
 def decorate(limit: RouteLimit, function: Any, framework: Framework) -> Any:  # noqa: ANN401 - the same type of function
     """Return a function that is called within its limits; sync or async, as the function is."""
     stack = stack_on(limit, function)
-    stack.framework = framework
     wrap = _wrap_coroutine
     if not is_async_callable(stack.function):  # it may run in a thread, which cannot await
         limit.require_plain_functions("of an endpoint that is not a coroutine function (`async def`)")
@@ -244,60 +219,34 @@ def decorate(limit: RouteLimit, function: Any, framework: Framework) -> Any:  # 
 
 def _wrap_coroutine(stack: LimitStack, inner: Any, framework: Framework) -> Any:  # noqa: ANN401 - any function
     request_type, find_request, find_mapping = framework.request_type, framework.find_request, framework.mapping
+    late = bool(stack.late)
 
     @functools.wraps(inner)
     async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
         native = args[0] if args and isinstance(args[0], request_type) else find_request(inner, args, kwargs)
-        mapping = find_mapping(native)
-        request_state = mapping.get(STATE_KEY)
-        if request_state is not None:
-            if decide_fast(stack, request_state, native):
-                return await inner(*args, **kwargs)
-        elif stack.is_plain:
-            request_state = decide_standalone(stack, native, mapping)
-            if request_state is not None:
-                try:
-                    response = await inner(*args, **kwargs)
-                except Exception as error:
-                    await run_async(fail_standalone_flow(request_state, framework, error), call)
-                    raise
-                finally:
-                    forget_request(mapping)
-                if request_state.write is not None:
-                    return framework.add_fields(response, request_state.write(request_state.written))
-                return await run_async(finish_standalone_flow(request_state, framework, response), call)
+        request_state: Any = find_mapping(native).get(STATE_KEY)
+        taken = request_state is not None and request_state.take(stack)
+        if taken and not late and request_state.denied is None:
+            return await inner(*args, **kwargs)
         step = functools.partial(inner, *args, **kwargs)
-        return await run_async(limited_flow(stack, native, framework, step, tasks=True), call)
+        return await run_async(limited_flow(stack, native, framework, step, taken=taken), perform_async)
 
     return limited
 
 
 def _wrap_function(stack: LimitStack, inner: Any, framework: Framework) -> Any:  # noqa: ANN401 - any function
     request_type, find_request, find_mapping = framework.request_type, framework.find_request, framework.mapping
+    late = bool(stack.late)
 
     @functools.wraps(inner)
     def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
         native = args[0] if args and isinstance(args[0], request_type) else find_request(inner, args, kwargs)
-        mapping = find_mapping(native)
-        request_state = mapping.get(STATE_KEY)
-        if request_state is not None:
-            if decide_fast(stack, request_state, native):
-                return inner(*args, **kwargs)
-        elif stack.is_plain:
-            request_state = decide_standalone(stack, native, mapping)
-            if request_state is not None:
-                try:
-                    response = inner(*args, **kwargs)
-                except Exception as error:
-                    run(fail_standalone_flow(request_state, framework, error), call)
-                    raise
-                finally:
-                    forget_request(mapping)
-                if request_state.write is not None:
-                    return framework.add_fields(response, request_state.write(request_state.written))
-                return run(finish_standalone_flow(request_state, framework, response), call)
+        request_state: Any = find_mapping(native).get(STATE_KEY)
+        taken = request_state is not None and request_state.take(stack)
+        if taken and not late and request_state.denied is None:
+            return inner(*args, **kwargs)
         step = functools.partial(inner, *args, **kwargs)
-        return run(limited_flow(stack, native, framework, step, tasks=False), call)
+        return run(limited_flow(stack, native, framework, step, taken=taken), perform)
 
     return limited
 
@@ -308,22 +257,28 @@ def limited_flow(
     framework: Framework,
     step: Callable[[], Any],
     *,
-    tasks: bool,
-) -> CallFlow[Any]:
-    """Decide all limits of a function, then call it (`step`) or return the denial."""
+    taken: bool,
+) -> Flow[Any, Any]:
+    """Decide the limits of a function, then call it (`step`) or return the denial.
+
+    `taken`: the limits without functions were decided before.
+    """
     mapping = framework.mapping(native)
-    request_state = mapping.get(STATE_KEY)
-    if stack.is_covered(request_state):
-        return (yield step)
+    request_state: RequestState | None = mapping.get(STATE_KEY)
     try:
-        check = yield from check_flow(stack.uses, native, mapping, framework, tasks=tasks)
+        check = denied_before(request_state, native, framework) if taken else None
+        if check is None:
+            if taken and request_state is not None and (not stack.late or request_state.take(stack.marks[1])):
+                return (yield step)
+            uses = stack.late if taken else stack.uses
+            check = yield from check_flow(uses, native, mapping, framework)
         state = check.request_state
         if not check.result.allowed:
             return answer_denied(check, native, framework)
-        report_exceeded(check, stack.uses, native, framework)
-        stack.cover(state)
+        for inner in stack.covers:
+            state.cover(inner.marks)
         state.sees_response = True
-        if request_state is not None and not state.standalone:
+        if not state.standalone or request_state is not None:
             return (yield step)
         return (yield from _call_standalone_flow(state, framework, step))
     finally:
@@ -331,59 +286,73 @@ def limited_flow(
             forget_request(mapping)
 
 
-def _call_standalone_flow(request_state: RequestState, framework: Framework, step: Callable[[], Any]) -> CallFlow[Any]:
+def denied_before(request_state: RequestState | None, native: Any, framework: Framework) -> RequestCheck | None:  # noqa: ANN401 - any request
+    """Return the denial by the limits of the route that the middleware has decided; None if there is none."""
+    if request_state is None or request_state.denied is None:
+        return None
+    denied, request_state.denied = request_state.denied, None
+    request_state.pending = ()
+    client = request_state.client
+    assert client is not None  # noqa: S101 - a client that is denied is known
+    return RequestCheck(request_state, denied, framework.common(native, framework.mapping(native), client))
+
+
+def _call_standalone_flow(request_state: RequestState, framework: Framework, step: Callable[[], Any]) -> Flow[Any, Any]:
     """Call the function without a middleware in front: settle what depends on the response, and add the headers."""
     try:
         response = yield step
     except Exception as error:
-        yield from fail_standalone_flow(request_state, framework, error)
+        failed = framework.error_response(error)
+        if failed is not None:  # an HTTP error gets the headers
+            yield from finish_standalone_flow(request_state, framework, failed)
+        else:
+            yield from request_state.settle_flow(None)
         raise
     return (yield from finish_standalone_flow(request_state, framework, response))
 
 
-def fail_standalone_flow(request_state: RequestState, framework: Framework, error: Exception) -> CallFlow[None]:
-    """Settle what depends on the response, after the function has raised; an HTTP error gets the headers."""
-    response = framework.error_response(error)
-    if response is not None:
-        yield from finish_standalone_flow(request_state, framework, response)
-    elif request_state.response_charge is not None:
-        yield from request_state.response_charge.settle_flow()
-
-
-def finish_standalone_flow(request_state: RequestState, framework: Framework, response: Any) -> CallFlow[Any]:  # noqa: ANN401 - any response
+def finish_standalone_flow(request_state: RequestState, framework: Framework, response: Any) -> Flow[Any, Any]:  # noqa: ANN401 - any response
     """Settle what depends on the response, and add the headers."""
     yield from settle_standalone_flow(request_state, framework.status(response))
     return framework.add_fields(response, standalone_fields(request_state))
 
 
-def settle_standalone_flow(request_state: RequestState, status: int) -> CallFlow[None]:
+def settle_standalone_flow(request_state: RequestState, status: int) -> Flow[Any, None]:
     """Settle what depends on the response to a request that no middleware has seen."""
-    response_charge = request_state.response_charge
-    if response_charge is not None:
-        response_charge.status = status
-        request_state.replace_decisions((yield from response_charge.settle_at_start_flow()))
+    if request_state.is_open:
+        request_state.status = status
+        yield from request_state.settle_flow(None)
+
+
+def standalone_fields(request_state: RequestState) -> list[tuple[str, str]]:
+    """Return the header fields of a request that no middleware has seen; a middleware adds them itself."""
+    decision = request_state.combined_decision if request_state.standalone else None
+    return [] if decision is None else request_state.request_limiter.response_writer.fields(decision)
+
+
+def deny(check: RequestCheck, native: Any) -> Response:  # noqa: ANN401 - any request
+    """Build the response to a denied request; without a middleware in front, with the header fields."""
+    state, result, request = check
+    result.call_on_denied(native)
+    response = result.write_denial(request, native)
+    fields = fit_to_status(standalone_fields(state), response.status)
+    body = b"" if request.method == "HEAD" else response.body
+    return response._replace(body=body, headers=(*response.headers, *fields))
+
+
+def make_error(check: RequestCheck, native: Any, framework: Framework) -> Exception:  # noqa: ANN401 - any request
+    """Return the framework's exception for a denied request."""
+    decision = check.result.decision
+    assert decision is not None  # noqa: S101 - a denial has a decision
+    return framework.make_error(deny(check, native), decision, native)
 
 
 def answer_denied(check: RequestCheck, native: Any, framework: Framework) -> Any:  # noqa: ANN401 - any request
     """Return the response to a denied request; if limits of the route denied it, the framework may raise instead."""
-    state, result, request = check
-    response, decision = deny(result, request, native, state), result.decision
-    if decision is None or all(each.charge.route_limit is None for each in result.denials):
-        return framework.make_response(response)
-    return framework.deny_call(response, decision, native)
-
-
-def report_exceeded(check: RequestCheck, uses: Sequence[RouteUse], native: Any, framework: Framework) -> None:  # noqa: ANN401 - any request
-    """Tell the function whether a limit of the route with `block=False` is exceeded: this one or an earlier one."""
-    if not all(use.limit.blocks for use in uses):
-        state = check.request_state
-        state.exceeded = state.exceeded or is_exceeded(check.result)
-        framework.report(native, exceeded=state.exceeded)
-
-
-def is_exceeded(result: ChargeResult) -> bool:
-    """Return whether a limit with `block=False` is exceeded."""
-    return any(not each.charge.blocks and not each.decision.within_limits for each in result.decided)
+    decision = check.result.decision
+    if decision is None or all(not each.charge.owner.limits_routes for each in check.result.denials):
+        return framework.make_response(deny(check, native))
+    return framework.deny_call(deny(check, native), decision, native)
 
 
 def require_response(request_state: RequestState | None, option: str) -> None:
@@ -396,23 +365,52 @@ def require_response(request_state: RequestState | None, option: str) -> None:
         raise ConfigError(message)
 
 
+def middleware_of(request_state: RequestState | None) -> RequestLimiter | None:
+    """Return the request limiter of the middleware in front; None if there is none."""
+    return None if request_state is None or request_state.standalone else request_state.request_limiter
+
+
+def find_client(
+    request_state: RequestState | None,
+    request_limiter: RequestLimiter,
+    peer: str | None,
+    headers: Any,  # noqa: ANN401 - of any framework
+) -> RequestClient:
+    """Return the client as identified by the middleware in front, or identify it."""
+    known = None if request_state is None else request_state.client
+    return request_limiter.client_identifier.find(peer, headers) if known is None else known
+
+
 def check_flow(
     uses: Sequence[RouteUse],
     native: Any,  # noqa: ANN401 - any request
     mapping: MutableMapping[str, Any],
     framework: Framework,
     *,
-    tasks: bool,
     more: bool = False,
-) -> CallFlow[RequestCheck]:
-    """Decide limits of a request, with what a middleware has left pending."""
+) -> Flow[Any, RequestCheck]:
+    """Decide limits of a request, together with what is pending. `more`: other limits may be decided later."""
     request_state: RequestState | None = mapping.get(STATE_KEY)
-    limit = uses[0].limit
-    client = request_state.client if request_state is not None else None
+    middleware = middleware_of(request_state)
+    request_limiter = middleware or uses[0].limit.own_request_limiter()
+    client = None if request_state is None else request_state.client
     if client is None:
-        client = find_client(None, limit.request_limiter_for(request_state), *framework.sender(native, mapping))
-    if request_state is None:
-        request_state = mapping[STATE_KEY] = standalone_state(limit, client)
+        client = request_limiter.client_identifier.find(*framework.sender(native, mapping))
+    if request_state is None:  # no middleware has seen the request; nothing handles its response yet
+        request_state = mapping[STATE_KEY] = RequestState.of(request_limiter, client, None)
+        request_state.standalone, request_state.sees_response = True, False
     request = framework.common(native, mapping, client)
-    result = yield from decide_uses_flow(uses, request_state, request, native, client, tasks=tasks, more=more)
+    chosen = request_state.chosen_client
+    if chosen is None:
+        identifier = request_state.request_limiter.client_identifier
+        chosen = request_state.chosen_client = identifier.choose_client(request, client)
+    charges = []
+    for limit, route in uses:
+        limiter = limit.request_limiter_for(middleware)
+        sender = client if limit.by_address else chosen
+        name = f"{limit.scope or route}:{limit.name}"
+        charge = yield from limit.make_charge_flow(request, native, limiter, sender, name)
+        if charge is not None:
+            charges.append(charge)
+    result = yield from request_state.charge_flow(charges, request, more=more, client=client)
     return RequestCheck(request_state, result, request)

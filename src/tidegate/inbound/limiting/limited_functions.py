@@ -1,22 +1,24 @@
 """The limits that decorators attach to functions, so that all limits of a function are decided together.
 
 Stacked decorators become one wrapper, which holds the limits of all. If another decorator is between two of ours,
-the outer wrapper decides for both and tells the inner one through `RequestState.covered`.
+the outer wrapper decides for both and tells the inner one through `RequestState.cover`.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tidegate.errors import ConfigError
+from tidegate.inbound.limiting.matched_route import RouteUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from tidegate.inbound.limiting.request_state import RequestState
-    from tidegate.inbound.limiting.route_limit import F, RouteLimit
+    from tidegate.inbound.limiting.matched_route import UsedLimit
 
+F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
 STACK_ATTRIBUTE: Final = "__tidegate_limits__"
 COPIED_ROUTES: Final = "django.utils.decorators."  # method_decorator shows the attributes of a function that never runs
 EXEMPT_ATTRIBUTE: Final = "__tidegate_exempt__"
@@ -29,49 +31,29 @@ class NamedLimit(Protocol):
     name: str
 
 
-class RouteUse(NamedTuple):
-    """A limit at a route; the route is the name of its count, unless the limit has a scope."""
-
-    limit: RouteLimit
-    route: str
-
-    @property
-    def policy_name(self) -> str:
-        """The name under which the store keeps the count."""
-        return policy_name(self.limit, self.route)
-
-
 class LimitStack:
     """All limits of one function, the outermost first."""
 
-    __slots__ = ("covers", "framework", "function", "is_plain", "plans", "uses", "wrapper")
+    __slots__ = ("covers", "early", "function", "late", "uses", "wrapper")
 
-    def __init__(self, function: Any, uses: Sequence[RouteUse], covers: frozenset[object]) -> None:  # noqa: ANN401 - any function
+    def __init__(self, function: Any, uses: Sequence[RouteUse], covers: frozenset[LimitStack]) -> None:  # noqa: ANN401 - any function
         """Hold the function to call when its limits allow it; `covers`: the inner stacks that need not decide again."""
         self.function: Any = function
         self.uses: tuple[RouteUse, ...] = tuple(uses)
-        self.covers: frozenset[object] = covers
+        self.covers: frozenset[LimitStack] = covers
         self.wrapper: object = None
-        self.framework: Any = None  # a Framework, for the fast path
         check_names(self.uses)
-        # For the fast path: whether no limit needs more than a key, and what is charged together without a category.
-        self.is_plain: bool = not covers and all(use.limit.is_plain for use in self.uses)
-        self.plans: dict[object, Any] = {}
+        # A middleware charges the early ones, if it finds the route; the function charges the others.
+        self.early: tuple[RouteUse, ...] = tuple(use for use in self.uses if not use.limit.has_functions)
+        self.late: tuple[RouteUse, ...] = tuple(use for use in self.uses if use.limit.has_functions)
 
-    def is_covered(self, request_state: RequestState | None) -> bool:
-        """Return whether an outer wrapper has already decided these limits; valid for one call."""
-        if request_state is None or request_state.covered is None or self not in request_state.covered:
-            return False
-        request_state.covered.discard(self)
-        return True
-
-    def cover(self, request_state: RequestState) -> None:
-        """Mark the limits of inner wrappers as decided."""
-        if self.covers:
-            request_state.covered = {*(request_state.covered or ()), *self.covers}
+    @property
+    def marks(self) -> tuple[object, ...]:
+        """What says that all limits of the function are decided: the early ones, and the others."""
+        return self, ("late", self)
 
 
-def stack_on(limit: RouteLimit, function: Any) -> LimitStack:  # noqa: ANN401 - any function
+def stack_on(limit: UsedLimit, function: Any) -> LimitStack:  # noqa: ANN401 - any function
     """Return the limits of a function after one more decorator."""
     use = RouteUse(limit, route_name(function))
     inner: LimitStack | None = getattr(function, STACK_ATTRIBUTE, None)
@@ -107,9 +89,14 @@ def check_names(uses: Sequence[tuple[NamedLimit, str]]) -> None:
             )
 
 
+def stack_of(function: object) -> LimitStack | None:
+    """Return the limits of a function."""
+    return getattr(function, STACK_ATTRIBUTE, None)
+
+
 def is_limited(function: object) -> bool:
     """Return whether a function has limits."""
-    return getattr(function, STACK_ATTRIBUTE, None) is not None
+    return stack_of(function) is not None
 
 
 def is_exempt(function: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, get_args
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import MAX_PREFIXES
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tidegate.core.decision import Decision
+    from tidegate.flow import Flow
+    from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
     from tidegate.inbound.limiting.category_limiter import Counts
+    from tidegate.inbound.limiting.charges import Charge
     from tidegate.inbound.limiting.plan_limiters import PlanOf
-    from tidegate.inbound.limiting.route_limit import RouteLimit
     from tidegate.inbound.responses.response import DenialHandler
     from tidegate.inbound.rules.extra_limits import Limits
-    from tidegate.inbound.rules.model import ResetTime
+    from tidegate.inbound.rules.model import Category, ResetTime
+    from tidegate.limiter import Limiter
     from tidegate.observe import Observer
     from tidegate.stores.lease import Lease
 
@@ -30,6 +33,39 @@ OnMessage = Literal["close", "drop"]
 PARAMETERS: Final = ("config", "store", "trusted_proxies", "headers", "clock")  # named in the signature
 MIN_TOKEN_LENGTH: Final = 16
 MAX_RELOAD_SECONDS: Final = 86_400
+
+
+class MiddlewareLimit(Protocol):
+    """A `limit(…)` that is given to a middleware as `application_limits` or `default_limits`."""
+
+    name: str
+    category: Category | None
+    count: Counts | None
+    by_address: bool
+
+    @property
+    def text(self) -> str:
+        """The limits, and what else decides whether a request is limited."""
+
+    @property
+    def limiters(self) -> tuple[Limiter, ...]:
+        """The limiters that requests have used so far."""
+
+    def for_middleware(self, name: str, *, coroutines: bool) -> MiddlewareLimit:
+        """Return a copy for the option of a middleware; raises ConfigError."""
+
+    def applies_to(self, method: str) -> bool:
+        """Return whether requests with this method are limited."""
+
+    def make_charge_flow(
+        self,
+        request: Request,
+        native: object,
+        request_limiter: Any,  # noqa: ANN401 - a request limiter
+        client: RequestClient,
+        name: str,
+    ) -> Flow[Any, Charge | None]:
+        """Return what a request is to be charged; None if it is not limited."""
 
 
 class Options(TypedDict, total=False):
@@ -44,8 +80,8 @@ class Options(TypedDict, total=False):
     denied: DenialHandler | None  # returns a custom response to denied requests
     html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
     exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
-    application_limits: Limits | RouteLimit | None  # limits of each client for all routes together
-    default_limits: Limits | RouteLimit | None  # limits of each client for each route without limits of its own
+    application_limits: Limits | MiddlewareLimit | None  # limits of each client for all routes together
+    default_limits: Limits | MiddlewareLimit | None  # limits of each client for each route without limits of its own
     # Block clients after this many denials per period, such as "20/1m"; several rules: {"20/1m": "10m", …}.
     block_after: str | Mapping[str, str] | None
     block_for: str | None  # how long clients are blocked

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
-    from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.rules.model import Category, Rules
+    from tidegate.policy import Cost
+
+    Categories = tuple[tuple[CategoryLimiter, Cost], ...]
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
@@ -68,15 +70,12 @@ class PlanLimiters:
         """Return the limiters of all plans of a category."""
         return tuple(self._limiters.get(category, {}).values())
 
-    def choose(self, request: Request, target: RequestTarget) -> RequestTarget:
+    def choose(self, request: Request, categories: Categories) -> Categories:
         """Replace the categories of a request with those of its plan."""
-        if self._plan_of is None or not any(each.category.name in self._limiters for each, _ in target.charges):
-            return target
+        if self._plan_of is None or not any(each.category.name in self._limiters for each, _ in categories):
+            return categories
         plan = self._plan_of(request)
-        if plan is None:
-            return target
-        (first, cost), *more = [(self._find(each, plan), cost) for each, cost in target.charges]
-        return replace(target, category_limiter=first, cost=cost, more=tuple(more))
+        return categories if plan is None else tuple([(self._find(each, plan), cost) for each, cost in categories])
 
     def _find(self, base: CategoryLimiter, plan: str) -> CategoryLimiter:
         name = base.category.name

@@ -1,94 +1,49 @@
-"""Decides about requests, for ASGI and WSGI: identifies the client, finds the category, charges it.
+"""Decides about requests, for ASGI, WSGI and aiohttp: identifies the client, finds what it is charged, charges it.
 
-Nothing here waits or awaits; calls that may have to be awaited are yielded as steps.
+    path, method ──► RequestTarget: categories, limits of the route ─┐
+    peer, headers ─► RequestClient: key ─────────────────────────────┴► check_flow ──► Result ──► allow or deny
 
-    path, method ──► RequestTarget: CategoryLimiter, cost ─┐
-    peer, headers ─► RequestClient: key ───────────────────┴► decide ──► Decision ──► record_decision ──► allow or deny
-
-The middlewares run this sequence inline for common requests, because its cost is added to every request. `check_flow`
-is the complete version: blocked clients, custom keys, several categories, charges that depend on the response.
+Nothing here waits or awaits; calls that may have to be awaited are yielded as steps. The middlewares decide about most
+requests inline, with the short way of a `RequestTarget`; it makes the same decision.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from operator import call
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.address import UNKNOWN
-from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge, open_charges
-from tidegate.inbound.limiting.charges import RequestCharge, charge_all_flow
+from tidegate.inbound.limiting.charges import ALLOWED, Charge, Made, Result, decide_flow, perform, perform_async
 from tidegate.inbound.limiting.client_check import check_client_flow
 from tidegate.inbound.limiting.configured_limiter import ConfiguredLimiter
-from tidegate.inbound.limiting.reset import reset_all_flow
-from tidegate.inbound.responses.response import BlockedDecision
-from tidegate.inbound.rules.model import MESSAGE_METHOD
+from tidegate.inbound.responses.response import BlockedDecision, ListedDecision
+from tidegate.inbound.rules.model import DEFAULT_LIMITS, MESSAGE_METHOD
 from tidegate.observe import Record
+from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.flow import CallFlow
-    from tidegate.headers.problem_details import Kind
+    from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.charges import ChargeResult, DecidedCharge
+    from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.matched_route import RouteUse
     from tidegate.inbound.limiting.request_targets import MessageTarget, RequestTarget
     from tidegate.policy import Cost, Key, Policy
 
+    Categories = tuple[tuple[CategoryLimiter, Cost], ...]
+
 log: logging.Logger = logging.getLogger("tidegate.inbound")
-
-ABNORMAL_USAGE: Final = "abnormal-usage-detected"  # the kind of denials of blocked clients
-
-
-class LimitOutcome(NamedTuple):
-    """Whether a request is allowed, and the decision, if there was one; the category that denied it."""
-
-    allowed: bool
-    decision: Decision | None = None
-    response_charge: ResponseCharge | None = None
-    kind: Kind = "quota-exceeded"
-    category_limiter: CategoryLimiter | None = None
-    made: Sequence[DecidedCharge] = ()
-
-
-def make_response_charge(result: ChargeResult, request: Request) -> ResponseCharge | None:
-    """Return the charges of an allowed request that its response may change; None if there are none."""
-    charges = open_charges(result.decided)
-    return ResponseCharge(charges, request) if charges else None
 
 
 class RequestLimiter(ConfiguredLimiter):
-    """The logic that both middlewares share."""
-
-    def record_decision(
-        self, category_limiter: CategoryLimiter, key: Key, cost: Cost, decision: Decision, method: str, path: str
-    ) -> bool:
-        """Record a decision; return whether the request is allowed.
-
-        The middlewares do this inline on the fast path: a known client is allowed, without observers and before
-        `fast_path_until`.
-        """
-        category_limiter.recent_clients.record(key, decision)
-        allowed = self.is_allowed(key, decision)
-        if allowed:
-            category_limiter.allowed += 1
-        else:
-            category_limiter.denied += 1
-        if decision.allowed == allowed and (self.observed or not decision.within_limits):
-            self.notify(category_limiter.limiter.policy, key, cost, decision, method, path)
-        if decision.at >= self.maintenance_due:
-            self.run_maintenance(decision.at)
-        return allowed
-
-    def is_allowed(self, key: Key, decision: Decision) -> bool:
-        """Return whether a request is allowed: always, for clients without an address if `unknown` is "allow"."""
-        return decision.allowed or (key is UNKNOWN and self.client_identifier.allows_unknown)
+    """The logic that all middlewares share."""
 
     def notify(self, policy: Policy, key: Key, cost: Cost, decision: Decision, method: str, path: str) -> None:
         """Count a denial, and pass a decision to the log and the observer."""
@@ -111,71 +66,97 @@ class RequestLimiter(ConfiguredLimiter):
             return client
         return replace(client, key=None, special=True)
 
-    def prepare_flow(
-        self, request: Request, target: RequestTarget, client: RequestClient
-    ) -> CallFlow[LimitOutcome | tuple[RequestCharge, ...]]:
-        """Return what a request is to be charged, or the outcome if its client is exempted for a time or blocked."""
-        key = self.client_identifier.choose_key(request, client.key or UNKNOWN)
-        if target.category_limiter is not None and (self.has_special_clients or client.blocked):
-            known = yield from self.special_client_flow(request, target.category_limiter, client, key)
+    def check_flow(
+        self,
+        request: Request,
+        target: RequestTarget,
+        client: RequestClient,
+        uses: Sequence[RouteUse] = (),
+        native: object = None,
+    ) -> Flow[Any, Result]:
+        """Decide about a request to a target, with the limits of its route that are given here."""
+        if client.key is None or (target.admin and not target.categories):
+            return ALLOWED
+        key = self.client_identifier.choose_key(request, client.key)
+        charges = yield from self.make_charges_flow(request, target, client, key, uses, native)
+        if self.has_special_clients or client.blocked:
+            first = charges[0] if charges else self._any_charge(target, key)
+            known = yield from self.special_client_flow(request, first, client, key)
             if known is not None:
                 return known
-        charges = self.make_charges(self.plan_limiters.choose(request, target), key)
-        if not self.middleware_limits:
-            return charges
-        return (yield from self._apply_options_flow(charges, request, client, key))
+        late = target.route is not None and len(uses) < len(target.route.uses) + len(target.route.late)
+        result = yield from decide_flow(charges, more=late)
+        result.record(request.method, request.path)
+        return (yield from self.count_denial_flow(result, key))
+
+    def make_charges_flow(
+        self,
+        request: Request,
+        target: RequestTarget,
+        client: RequestClient,
+        key: Key,
+        uses: Sequence[RouteUse] = (),
+        native: object = None,
+    ) -> Flow[Any, list[Charge]]:
+        """Return what a request is to be charged."""
+        route = None if target.route is None else target.route.name
+        charges = self.make_charges(self.plan_limiters.choose(request, target.categories), key, route)
+        if self.middleware_limits:
+            charges = yield from self._apply_options_flow(charges, request, client, key, route)
+        if uses:
+            chosen = client if self.client_identifier.key_function is None else replace(client, key=key)
+            for use in uses:
+                sender = client if use.limit.by_address else chosen
+                limiter = use.limit.request_limiter_for(self)
+                charge = yield from use.limit.make_charge_flow(request, native, limiter, sender, use.policy_name)
+                if charge is not None:
+                    charges.append(charge)
+        return charges
+
+    def make_charges(self, categories: Categories, key: Key, route: str | None = None) -> list[Charge]:
+        """Return the charges of a client in categories; default limits count by route."""
+        observes = key is UNKNOWN and self.client_identifier.allows_unknown
+        charges = []
+        for category, cost in categories:
+            limiter = category.observing if observes else category.limiter
+            if route is not None and category.category.name == DEFAULT_LIMITS:
+                limiter = self.route_limiters.at_route(limiter.policy, route)
+            charges.append(Charge(limiter, key, cost, category, self, category.reserves))
+        return charges
 
     def _apply_options_flow(
-        self, charges: Sequence[RequestCharge], request: Request, client: RequestClient, key: Key
-    ) -> CallFlow[tuple[RequestCharge, ...]]:
+        self, charges: Sequence[Charge], request: Request, client: RequestClient, key: Key, route: str | None
+    ) -> Flow[Any, list[Charge]]:
         """Return the charges as the options of the middleware's own `limit(…)` change them; some may not apply."""
         chosen = replace(client, key=key)
         found = []
         for charge in charges:
-            category_limiter = charge.category_limiter
-            assert category_limiter is not None  # noqa: S101 - as `make_charges` has made it
-            limit = self.middleware_limits.get(category_limiter.category.name)
+            category: Any = charge.owner
+            limit = self.middleware_limits.get(category.category.name)
             if limit is None:
                 found.append(charge)
                 continue
             sender = client if limit.by_address else chosen
-            made = yield from limit.make_charge_flow(request, request, self, sender, limit.name, tasks=self.tasks)
+            made = yield from limit.make_charge_flow(request, request, self, sender, limit.name)
             if made is not None:
-                found.append(made._replace(category_limiter=category_limiter, route_limit=None, native=None))
-        return tuple(found)
+                limiter = made.limiter
+                if route is not None and limit.name == DEFAULT_LIMITS:
+                    limiter = self.route_limiters.at_route(limiter.policy, route)
+                found.append(made._replace(limiter=limiter, owner=category, native=None))
+        return found
 
-    def make_charges(self, target: RequestTarget, key: Key) -> tuple[RequestCharge, ...]:
-        """Return what a request to a target is to be charged."""
-        return tuple(
-            RequestCharge(self, category.limiter, key, cost, category, None, category.reserves)
-            for category, cost in target.charges
-        )
+    def _any_charge(self, target: RequestTarget, key: Key) -> Charge:
+        """Return a charge that is never made: the denial of a blocked client shows its limits."""
+        for category, cost in (*target.categories, *target.dropped):
+            return Charge(category.limiter, key, cost, category, self)
+        return Charge(self.blocked_category.limiter, key, 1, self.blocked_category, self)
 
-    def check_flow(self, request: Request, target: RequestTarget, client: RequestClient) -> CallFlow[LimitOutcome]:
-        """Decide about a request, with all special cases."""
-        prepared = yield from self.prepare_flow(request, target, client)
-        if isinstance(prepared, LimitOutcome):
-            return prepared
-        result = yield from charge_all_flow(prepared, tasks=self.tasks)
-        result.record(request.method, request.path)
-        if not result.allowed:
-            key = prepared[0].key
-            if self.middleware_limits:  # a limit may have a key of its own
-                key = self.client_identifier.choose_key(request, client.key or UNKNOWN)
-            result = yield from self.count_denial_flow(result, key)
-            category_limiter = result.denials[0].charge.category_limiter
-            return LimitOutcome(allowed=False, decision=result.decision, category_limiter=category_limiter)
-        return LimitOutcome(
-            allowed=True,
-            decision=result.decision,
-            response_charge=make_response_charge(result, request),
-            made=result.decided,
-        )
-
-    def check_message_flow(self, messages: MessageTarget, client: RequestClient, key: Key, path: str) -> CallFlow[bool]:
+    def check_message_flow(
+        self, messages: MessageTarget, client: RequestClient, key: Key, path: str
+    ) -> Flow[Any, bool]:
         """Decide about a message of a websocket; the rules and lists may have changed since it was opened."""
-        target = messages.find(self.targets, self.plan_limiters)
-        if target is None:
+        categories = messages.find(self.targets, self.plan_limiters)
+        if not categories:
             return True
         if self.has_special_clients:
             now = self.now()
@@ -183,23 +164,22 @@ class RequestLimiter(ConfiguredLimiter):
                 return True
             if (yield from self.blocked_until_flow(key, client, now)):
                 return False
-        charges = [charge._replace(reserves=False) for charge in self.make_charges(target, key)]
-        result = yield from charge_all_flow(charges, tasks=self.tasks)
+        charges = [charge._replace(reserves=False) for charge in self.make_charges(categories, key)]
+        result = yield from decide_flow(charges)
         result.record(MESSAGE_METHOD, path)
-        if not result.allowed:
-            yield from self.count_denial_flow(result, key)
+        yield from self.count_denial_flow(result, key)
         return result.allowed
 
-    def count_denial_flow(self, result: ChargeResult, key: Key) -> CallFlow[ChargeResult]:
+    def count_denial_flow(self, result: Result, key: Key) -> Flow[Any, Result]:
         """Count a denied request of a client; return the result, with the block if the client is blocked now."""
-        if self.denial_blocks is None or not any(each.verb for each in result.denials):  # a store error is not a denial
-            return result
+        if result.allowed or self.denial_blocks is None or not any(each.verb for each in result.denials):
+            return result  # a store error is not a denial
         until = yield from self.denial_blocks.count_denial_flow(key)
         if not until:
             return result
         return result._replace(block=BlockedDecision.until(self.now(), result.denials[0].charge.policy.limits, until))
 
-    def blocked_until_flow(self, key: Key, client: RequestClient, now: int) -> CallFlow[int]:
+    def blocked_until_flow(self, key: Key, client: RequestClient, now: int) -> Flow[Any, int]:
         """Return until when a client is blocked: by an administrator, or for its denials; 0 if it is not."""
         until = self.blocked_clients.expires_at(key, client.address, now) or 0
         if not until and self.denial_blocks is not None:
@@ -207,38 +187,32 @@ class RequestLimiter(ConfiguredLimiter):
         return until
 
     def special_client_flow(
-        self, request: Request, category_limiter: CategoryLimiter, client: RequestClient, key: Key
-    ) -> CallFlow[LimitOutcome | None]:
-        """Return the outcome for clients that are exempted for a time or blocked; None for all others."""
-        now, limits = self.now(), category_limiter.category.policy.limits
+        self, request: Request, charge: Charge, client: RequestClient, key: Key
+    ) -> Flow[Any, Result | None]:
+        """Return the result for clients that are exempted for a time or blocked; None for all others."""
+        now, limits = self.now(), charge.policy.limits
         if self.allowed_clients.expires_at(key, client.address, now):
-            return LimitOutcome(allowed=True)
+            return ALLOWED
         until = yield from self.blocked_until_flow(key, client, now)
         decision: Decision = BlockedDecision.until(now, limits, until)
         if client.blocked:  # by the file, until it changes: the end of the block is unknown
             until = max(until, now + round(self.rules.cleanup_interval * SECOND))
-            decision = Decision(BlockedDecision.until(now, limits, until))
+            decision = ListedDecision.until(now, limits, until)
         if not until:
             return None
-        category_limiter.denied += 1
-        self.notify(category_limiter.limiter.policy, key, {}, decision, request.method, request.path)
-        return LimitOutcome(allowed=False, decision=decision, kind=ABNORMAL_USAGE, category_limiter=category_limiter)
+        if not charge.owner.limits_routes:
+            category: Any = charge.owner
+            category.denied_requests += 1
+        self.notify(charge.policy, key, {}, decision, request.method, request.path)
+        return Result(allowed=False, decided=[], denials=[Made(charge, decision, "")], block=decision)
 
-    def handle_store_error(self, category_limiter: CategoryLimiter, error: Exception) -> LimitOutcome:
-        """Handle a store error in a category."""
-        return self.handle_policy_store_error(category_limiter.category.policy, error)._replace(
-            category_limiter=category_limiter
-        )
-
-    def handle_policy_store_error(self, policy: Policy, error: Exception) -> LimitOutcome:
-        """Log a store error; allow or deny by the policy's `on_store_error`."""
+    def deny_without_store(self, policy: Policy, error: Exception) -> Decision | None:
+        """Log a store error; return the denial of a policy that denies meanwhile, None if requests are allowed."""
         self.throttle.log_throttled(logging.ERROR, "%s: the store could not decide: %s", policy.name, error)
         if policy.on_store_error != "deny":
-            return LimitOutcome(allowed=True)
+            return None
         again = ((0, SECOND, SECOND),) * len(policy.limits)
-        return LimitOutcome(
-            allowed=False, decision=LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
-        )
+        return LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
 
     def check(self, address: str | None, category: str, cost: Cost = 1) -> Decision:
         """Charge a client in a category, without an HTTP request; see `check_client_flow`.
@@ -247,18 +221,37 @@ class RequestLimiter(ConfiguredLimiter):
         """
         if self.tasks:
             raise ConfigError("this middleware awaits its store: use `await check_async(…)` instead of `check(…)`")
-        return run(check_client_flow(self, address, category, cost), call)
+        return run(check_client_flow(self, address, category, cost), perform)
 
     async def check_async(self, address: str | None, category: str, cost: Cost = 1) -> Decision:
         """Charge a client as `check` does, without blocking the event loop."""
         if not self.tasks and not self.store.instant:
             raise ConfigError("this middleware does not await its store: use `check(…)` instead of `check_async(…)`")
-        return await run_async(check_client_flow(self, address, category, cost), call)
+        return await run_async(check_client_flow(self, address, category, cost), perform_async)
 
     def reset_all(self) -> None:
         """Reset the usage of all clients, and unblock clients that were denied too often; see `reset_all_flow`."""
-        run(reset_all_flow(self, self.store.apply), call)
+        run(self.reset_all_flow(), perform)
 
-    def reset_all_flow(self) -> CallFlow[int]:
-        """Reset all clients as `reset_all` does; the caller awaits the steps if it awaits the limiters."""
-        return reset_all_flow(self, self.store.apply_async if self.tasks else self.store.apply)
+    def reset_all_flow(self) -> Flow[Any, int]:
+        """Reset the usage of all clients and unblock clients that were denied too often; return how many were known.
+
+        A memory store that the middleware opened is cleared, including the counts of route limits. In other stores, the
+        clients that this process has seen recently are reset, in all categories.
+        """
+        known = 0
+        blocks = self.denial_blocks
+        now = self.now() if self.own_clock is not None else None  # None: by the store's clock
+        cleared = self.opened_store.owned and self.store.clear()
+        for name, base in self.category_limiters.items():
+            policies = [limiter.policy for limiter in self.all_limiters_of(name)]
+            policies += blocks.policies if blocks is not None else ()
+            keys = tuple(base.last_decisions)
+            base.last_decisions.clear()
+            known += len(keys)
+            for key in () if cleared else keys:
+                for policy in policies:
+                    yield ApplyStep(self.store, "reset", ((policy, key, (0,) * len(policy.limits)),), now)
+        if blocks is not None:
+            blocks.listed.clear()
+        return known

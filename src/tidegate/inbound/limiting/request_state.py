@@ -1,234 +1,252 @@
-"""The decisions about a request while the application handles it.
+"""What a request was charged so far, and by whom.
 
-The middleware stores it in the ASGI scope or WSGI environ under STATE_KEY. Route limits read it there: they use the
-middleware's store and client, and add their decisions, so that the headers show the tightest of all limits.
+The middleware stores it in the ASGI scope or WSGI environ under STATE_KEY. Limits of routes read it there: they use the
+middleware's store and client, and add their charges, so that the headers show the tightest of all limits.
 
-If the application has limits on routes, the middleware does not decide: it leaves its charges here as `pending`. They
-are decided together with the limits of the matched route, before its endpoint runs, in one step of the store.
+    made      what the request was charged: settled when the response is known, refunded if a later limit denies it
+    pending   what a denial has not charged: if another route than the denied one runs, its limits are decided with this
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.inbound.client.address import UNKNOWN
-from tidegate.inbound.limiting.charges import (
-    ChargeResult,
-    DecidedCharge,
-    RequestCharge,
-    charge_all_flow,
-    give_back_flow,
-)
-from tidegate.inbound.limiting.request_limiter import make_response_charge
+from tidegate.inbound.limiting.charges import Charge, Made, Result, decide_flow, refund_flow, settle_flow
 from tidegate.inbound.responses.response import BlockedDecision, combine_decisions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tidegate.core.decision import Decision
-    from tidegate.flow import CallFlow
+    from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.category_limiter import CategoryLimiter, ResponseCharge
-    from tidegate.inbound.limiting.fast_decision import ChargePlan
-    from tidegate.inbound.limiting.limited_functions import RouteUse
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.responses.response import Response
-    from tidegate.policy import Cost, Key
+    from tidegate.policy import Key
 
 STATE_KEY: Final = "tidegate"
-NO_CHARGES: Final[tuple[Any, ...]] = ()
+FORBIDDEN: Final = 403
+NOTHING: Final[tuple[Any, ...]] = ()
 
 
 class RequestState:
-    """The client of a request and the decisions about it; `make_state` creates one.
+    """The client of a request and the decisions about it.
 
-    If middlewares are nested, the outer one writes the headers for both, and leaves its pending charges to the inner.
+    If middlewares are nested, the outer one writes the headers for both.
     """
 
     # Defaults that most requests never change: attributes of the class cost nothing for each request. For the same
     # reason there is no constructor: the middlewares set the others themselves.
     request_limiter: RequestLimiter
     client: RequestClient | None = None  # None: the middleware does not limit the request
-    decision: Decision | None = None  # of the middleware, if it has decided at once
-    charged: CategoryLimiter | None = None  # what that decision has charged: `cost` to `key`
-    cost: Cost = 1
-    key: Key = UNKNOWN
-    deferred: CategoryLimiter | None = None  # a charge of 1 to `key` in this category is pending
-    _pending: Sequence[RequestCharge] = NO_CHARGES  # what else is pending
-    plan: ChargePlan | None = None  # what the fast path has charged: `written`, to these keys
-    keys: Sequence[Key] = ()
-    # Writes the header fields of `written`, if nothing else was decided, is pending or depends on the response.
-    write: FieldWriter | None = None
-    written: Any = None  # a decision, or what was charged
-    _made: Sequence[DecidedCharge] = NO_CHARGES
-    exceeded: bool = False  # a limit of the route with `block=False` is
+    target: RequestTarget | None = None  # what the short way has charged, to these keys, by these decisions
+    keys: Sequence[Key] = NOTHING
+    written: Any = None
+    write: FieldWriter | None = None  # writes the header fields of `written`, if nothing else was decided
+    pending: Sequence[Charge] = NOTHING
+    denied: Result | None = None  # by limits of the route: its endpoint answers the request
+    covers: frozenset[object] = frozenset()  # the limits of the route that the middleware has decided
+    covered: set[object] | None = None  # of these, and of inner functions, those that were not asked for yet
+    reached: bool = False  # whether a function has asked for its limits: the route that was charged
     chosen_client: RequestClient | None = None  # the client with the key that the middleware's `key` function chooses
-    covered: set[object] | None = None  # limits on functions that were decided before their wrappers ran
-    response_charge: ResponseCharge | None = None
-    inner: list[Decision | RequestState] | None = None
+    inner: list[Decision | RequestState] | None = None  # decisions that are only shown
     sees_response: bool = True  # something settles what depends on the response
     standalone: bool = False  # no middleware has seen the request: a route limit writes the headers
     outer: RequestState | None = None
     nested: bool = False
-    by_route: bool = False  # default limits are pending, whose count depends on the route
     replaced: bool = False  # ASGI: the response of the application was replaced by a denial
     started: bool = False  # WSGI: the response is started
-    denial: Response | None = None  # WSGI: replaces the response of the application
+    status: int | None = None  # of the response, once it is known
+    raised: Response | None = None  # Django: of a block that was denied; Django itself sends a 403
+    denial: Response | None = None  # WSGI: the Response that replaces that of the application
+    _made: Sequence[Made] = NOTHING
+
+    @classmethod
+    def of(
+        cls, request_limiter: RequestLimiter, client: RequestClient | None, outer: RequestState | None
+    ) -> RequestState:
+        """Create the state of a request; without a client, the middleware does not limit it."""
+        state = cls()
+        state.request_limiter = request_limiter
+        state.client = client
+        if outer is not None:
+            state.nest(outer)
+        return state
 
     def nest(self, outer: RequestState) -> None:
-        """Take over what an outer middleware has left pending; it writes the headers."""
+        """Let an outer middleware write the headers."""
         self.outer, self.nested, self.write = outer, True, None
         outer.add(self)
-        if outer.is_pending:
-            self.pending = (*outer.pending, *self.pending)
-            self.by_route = self.by_route or outer.by_route
-            outer.pending = NO_CHARGES
-
-    @property
-    def pending(self) -> Sequence[RequestCharge]:
-        """What is still to be charged."""
-        category_limiter = self.deferred
-        if category_limiter is not None:
-            charge = RequestCharge(self.request_limiter, category_limiter.limiter, self.key, 1, category_limiter)
-            self.pending = (charge, *self._pending)
-        return self._pending
-
-    @pending.setter
-    def pending(self, charges: Sequence[RequestCharge]) -> None:
-        self._pending, self.deferred = charges, None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether something is still to be charged; `pending` creates the charges."""
-        return self.deferred is not None or bool(self._pending)
 
     def add(self, decision: Decision | RequestState) -> None:
-        """Add the decision of a route limit, or the state of an inner middleware."""
+        """Show a decision, or those of an inner middleware, in the headers."""
         self.write = None
         self.inner = [*(self.inner or ()), decision]
 
-    def override_defaults(self, uses: Sequence[RouteUse], method: str) -> None:
-        """Drop pending default limits: the limits of the route replace them, unless they are declared not to.
-
-        Limits that do not apply to the method of the request replace nothing.
-        """
-        if self.by_route:
-            replaced = any(use.limit.override_defaults and use.limit.applies_to(method) for use in uses)
-            self.choose_route(None if replaced else uses[0].route)
-
-    def choose_route(self, route: str | None) -> None:
-        """Charge pending default limits to the count of a route; None: drop them."""
-        if self.by_route:
-            self.by_route = False
-            charges = []
-            for charge in self.pending:
-                limiters = charge.request_limiter.route_limiters
-                if not limiters.has(charge):
-                    charges.append(charge)
-                elif route is not None:
-                    charges.append(limiters.at_route(charge, route))
-            self.defer(charges)
-
-    def defer(self, charges: Sequence[RequestCharge]) -> None:
-        """Leave these charges pending; a single plain one for the fast path."""
-        if len(charges) == 1 and charges[0].is_plain:
-            self._pending, self.deferred, self.key = NO_CHARGES, charges[0].category_limiter, charges[0].key
-        else:
-            self.pending = charges
+    # ---- what was charged --------------------------------------------------------------------------------------------
 
     @property
-    def made(self) -> Sequence[DecidedCharge]:
-        """What was charged so far, apart from the decision of the middleware (`charged`)."""
-        plan, self.plan = self.plan, None
-        if plan is not None:
-            self._made = [*self._made, *plan.charges(self)]
+    def made(self) -> Sequence[Made]:
+        """What was charged so far."""
+        target, self.target = self.target, None
+        if target is not None:
+            self._made = target.make_result(self.request_limiter, self.keys, self.written).decided
         return self._made
 
     @made.setter
-    def made(self, charges: Sequence[DecidedCharge]) -> None:
-        self._made, self.plan, self.write = charges, None, None
+    def made(self, charges: Sequence[Made]) -> None:
+        self._made, self.target, self.write = charges, None, None
 
     @property
     def has_charges(self) -> bool:
         """Whether `made` has any charges."""
-        return bool(self._made) or self.plan is not None
+        return bool(self._made) or self.target is not None
 
     @property
-    def has_decisions(self) -> bool:
-        """Whether something was decided."""
-        return self.decision is not None or self.inner is not None or self.has_charges
-
-    def replace_decisions(self, decisions: Sequence[tuple[RequestCharge, Decision]]) -> None:
-        """Replace decisions after their charges were corrected."""
-        for charge, decision in decisions:
-            self.made = [each._replace(decision=decision) if each.charge is charge else each for each in self.made]
+    def is_open(self) -> bool:
+        """Whether a charge depends on the response."""
+        return any([each.charge.reserves for each in self._made])  # noqa: C419 - the short way charges no such limits
 
     @property
-    def shown_decision(self) -> Decision | None:
-        """What the headers show: all decisions combined."""
-        return self.combined_decision if self.inner is not None or self.has_charges else self.decision
+    def limited(self) -> bool:
+        """Whether a limit in shadow mode is exceeded."""
+        return any(each.charge.policy.mode == "shadow" and not each.decision.within_limits for each in self.made)
 
     @property
     def combined_decision(self) -> Decision | None:
         """All decisions combined, as the headers show them."""
-        if self.inner is None and not self.made:
-            return self.decision
-        inner = [part.combined_decision if isinstance(part, RequestState) else part for part in self.inner or ()]
-        decided = [each.decision for each in self.made]
-        decisions = [decision for decision in (self.decision, *decided, *inner) if decision is not None]
+        decisions = [each.decision for each in self.made]
+        for part in self.inner or ():
+            decision = part.combined_decision if isinstance(part, RequestState) else part
+            if decision is not None:
+                decisions.append(decision)
         return combine_decisions(decisions) if decisions else None
+
+    # ---- decisions ---------------------------------------------------------------------------------------------------
+
+    def start(self, result: Result, target: RequestTarget | None) -> None:
+        """Take the decision of the middleware, before the application runs."""
+        if target is not None and target.route is not None:
+            self.covers = target.route.covers
+        if result.allowed:
+            self.made = result.decided
+        else:
+            self.denied = result
+            self.pending = [each.charge for each in result.decided if not each.charge.owner.limits_routes]
+            self._show(result)
+
+    def replacement(self, status: int, request: Request) -> Response | None:
+        """Return the denial that replaces a response with this status; None, the usual case: the response is sent.
+
+        So if the request was denied by its route and the endpoint was not reached, or if Django has answered the
+        exception of a denied block.
+        """
+        denied, self.denied = self.denied, None
+        if denied is not None:
+            return denied.write_denial(request, request)
+        return self.raised if status == FORBIDDEN else None
+
+    def take(self, limits: object) -> bool:
+        """Return whether these limits of a function were decided already; valid for one call."""
+        covered = self.covered
+        if covered is None:
+            if not self.covers:
+                return False
+            covered = self.covered = set(self.covers)
+        if limits not in covered:
+            return False
+        covered.discard(limits)
+        self.reached = True
+        return True
+
+    def cover(self, limits: Iterable[object]) -> None:
+        """Mark limits of other functions as decided."""
+        self.covered = {*(self.covered if self.covered is not None else self.covers), *limits}
 
     def charge_flow(
         self,
-        charges: Sequence[RequestCharge],
+        charges: Sequence[Charge],
         request: Request,
         *,
-        tasks: bool,
         more: bool = False,
         client: RequestClient | None = None,
-    ) -> CallFlow[ChargeResult]:
-        """Charge the pending limits and these together. If one denies the request, all its charges are refunded.
+    ) -> Flow[Any, Result]:
+        """Charge these and what is pending together. If one denies the request, all its charges are refunded.
 
         `client` is the client of a request that no middleware has identified.
         """
-        pending, self.pending = self.pending, NO_CHARGES
-        client = self.client or client
+        if self.covers and not self.reached:
+            yield from self._leave_route_flow()
+        pending, self.pending = self.pending, NOTHING
         result = None
         if self.client is None and client is not None and charges:
             result = yield from self._check_block_flow(charges, request, client)
         if result is None:
-            result = yield from charge_all_flow((*pending, *charges), tasks=tasks, more=more)
+            result = yield from decide_flow((*pending, *charges), more=more)
             result.record(request.method, request.path)
             if not result.allowed:
-                if pending and self.request_limiter.route_hooks is not None:
-                    self.request_limiter.route_hooks.record_denial(request.method, request.path)
-                result = yield from self._count_denial_flow(result, request, client)
+                result = yield from self._count_denial_flow(result, request, self.client or client)
         if result.allowed:
             self.made = [*self.made, *result.decided]
-            self._add_response_charge(make_response_charge(result, request))
-            return result
+        else:
+            self._show(result)
+            yield from self.refund_flow()
+        return result
+
+    def deny_flow(self, decision: Decision) -> Flow[Any, None]:
+        """Add a denial that was decided elsewhere, and refund all charges of the request."""
+        self.add(decision)
+        yield from self.refund_flow()
+
+    def refund_flow(self) -> Flow[Any, None]:
+        """Refund all charges of the request, because another limit has denied it."""
+        self.pending = NOTHING
+        yield from refund_flow(self._take_charges())
+
+    def settle_flow(self, request: object) -> Flow[Any, None]:
+        """Settle what depends on the response, by its status; without one, the application has failed."""
+        if self.is_open:
+            made, self.made = self.made, NOTHING  # so that nothing settles it twice
+            self._made = [each._replace(charge=each.charge._replace(reserves=False)) for each in made]
+            self.made = yield from settle_flow(made, request, self.status)
+
+    def settle_start_flow(self, request: object, status: int) -> Flow[Any, None]:
+        """Settle at the start of a response, so that its headers show it, unless the request holds slots to its end."""
+        self.status = status
+        if not any(each.charge.reserves and holds_slots(each) for each in self._made):
+            yield from self.settle_flow(request)
+
+    def settle_block_flow(self, charges: Sequence[Charge]) -> Flow[Any, None]:
+        """Settle only the charges of a block that is left: no status changes their cost."""
+        early = {id(charge) for charge in charges}
+        own = [each for each in self.made if id(each.charge) in early and each.charge.reserves]
+        if own:
+            self.made = [each for each in self.made if each not in own]
+            settled = yield from settle_flow(own, None, 200)
+            self.made = [*self.made, *settled]
+
+    def _leave_route_flow(self) -> Flow[Any, None]:
+        """Refund the limits of the route that was charged: another one runs, because the path was rewritten."""
+        self.covers, self.covered, self.denied = frozenset(), None, None
+        own = [each for each in self.made if each.charge.owner.limits_routes]
+        if own:
+            self.made = [each for each in self.made if not each.charge.owner.limits_routes]
+            yield from refund_flow(own)
+        if self.pending:
+            self.inner = None  # the denial is decided again
+
+    def _show(self, result: Result) -> None:
         for each in result.decided:
             self.add(each.decision)
         if result.block is not None:
             self.add(result.block)
-        yield from self.give_back_flow(tasks=tasks)
-        return result
-
-    def deny_flow(self, decision: Decision, *, tasks: bool) -> CallFlow[None]:
-        """Add a denial that was decided elsewhere, and refund all charges of the request."""
-        self.add(decision)
-        yield from self.give_back_flow(tasks=tasks)
-
-    def give_back_flow(self, *, tasks: bool) -> CallFlow[None]:
-        """Refund all charges of the request, because another limit has denied it; drop pending charges."""
-        self.pending = NO_CHARGES
-        yield from give_back_flow(self._take_charges(), tasks=tasks)
 
     def _check_block_flow(
-        self, charges: Sequence[RequestCharge], request: Request, client: RequestClient
-    ) -> CallFlow[ChargeResult | None]:
+        self, charges: Sequence[Charge], request: Request, client: RequestClient
+    ) -> Flow[Any, Result | None]:
         """Return the denial of a blocked client, which no middleware has checked; None for all others."""
         limiter = self.request_limiter
         if not limiter.has_special_clients or client.key is None:
@@ -239,69 +257,34 @@ class RequestState:
         until = yield from limiter.blocked_until_flow(key, client, now)
         if not until:
             return None
-        denied = DecidedCharge(charges[0], BlockedDecision.until(now, charges[0].policy.limits, until), "")
-        limiter.notify(charges[0].policy, key, {}, denied.decision, request.method, request.path)
-        return ChargeResult(allowed=False, decided=[], denials=[denied], block=denied.decision)
+        decision = BlockedDecision.until(now, charges[0].policy.limits, until)
+        limiter.notify(charges[0].policy, key, {}, decision, request.method, request.path)
+        return Result(allowed=False, decided=[], denials=[Made(charges[0], decision, "")], block=decision)
 
-    def _count_denial_flow(
-        self, result: ChargeResult, request: Request, client: RequestClient | None
-    ) -> CallFlow[ChargeResult]:
+    def _count_denial_flow(self, result: Result, request: Request, client: RequestClient | None) -> Flow[Any, Result]:
         """Count a denied request, once for each middleware that has denied it; this one counts for route limits."""
-        for limiter in dict.fromkeys(
-            self.request_limiter if each.charge.category_limiter is None else each.charge.request_limiter
-            for each in result.denials
+        if client is None or client.key is None:
+            return result
+        for reporter in dict.fromkeys(
+            self.request_limiter if each.charge.owner.limits_routes else each.charge.reporter for each in result.denials
         ):
-            if limiter.denial_blocks is not None and client is not None and client.key is not None:
-                key = limiter.client_identifier.choose_key(request, client.key)
-                result = yield from limiter.count_denial_flow(result, key)
+            limiter: Any = reporter
+            key = limiter.client_identifier.choose_key(request, client.key)
+            result = yield from limiter.count_denial_flow(result, key)
         return result
 
-    def _take_charges(self) -> list[DecidedCharge]:
+    def _take_charges(self) -> list[Made]:
         """Return everything that this request was charged so far, by all middlewares: the first caller refunds it.
 
         The headers still show these decisions.
         """
-        charged = [*self._charged_by_middleware(), *self.made]
-        for each in self.made:
+        charged = list(self.made)
+        for each in charged:
             self.add(each.decision)
-        self.charged, self.made = None, NO_CHARGES
-        if self.response_charge is not None:
-            self.response_charge.take()
+        self.made = NOTHING
         return charged if self.outer is None else [*charged, *self.outer._take_charges()]  # noqa: SLF001 - its own kind
 
-    def _charged_by_middleware(self) -> list[DecidedCharge]:
-        """Return what the middleware has charged before the request reached the application."""
-        category_limiter = self.charged
-        if category_limiter is None or self.decision is None:
-            return []
-        charge = RequestCharge(self.request_limiter, category_limiter.limiter, self.key, self.cost, category_limiter)
-        return [DecidedCharge(charge, self.decision)]
 
-    def _add_response_charge(self, response_charge: ResponseCharge | None) -> None:
-        if response_charge is None:
-            return
-        if self.response_charge is None:
-            self.response_charge = response_charge
-        else:
-            self.response_charge.add(response_charge)
-
-
-def make_state(
-    request_limiter: RequestLimiter,
-    client: RequestClient | None,
-    decision: Decision | None = None,
-    outer: RequestState | None = None,
-    pending: Sequence[RequestCharge] = NO_CHARGES,
-) -> RequestState:
-    """Create the state of a request; client and decision are None if the middleware does not limit it."""
-    request_state = RequestState()
-    request_state.request_limiter = request_limiter
-    request_state.client = client
-    request_state.decision = decision
-    if pending and request_limiter.route_limiters:
-        request_state.pending, request_state.by_route = pending, True
-    elif pending:
-        request_state.defer(pending)
-    if outer is not None:
-        request_state.nest(outer)
-    return request_state
+def holds_slots(made: Made) -> bool:
+    """Return whether a charge holds slots of a limit."""
+    return any(limit.rules.holds_slots for limit in made.charge.policy.limits)

@@ -1,21 +1,29 @@
-"""Finds what a request is charged to, by its method and path, and caches it."""
+"""What requests with the same method and path are charged: categories and limits of the route; cached."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.inbound.limiting.charges import Charge, Made, Result
 from tidegate.inbound.rules.model import ADMIN_PATH, DEFAULT_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from tidegate.core.decision import Decision
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
+    from tidegate.inbound.limiting.charges import Reporter
+    from tidegate.inbound.limiting.matched_route import MatchedRoute
     from tidegate.inbound.limiting.plan_limiters import PlanLimiters
+    from tidegate.inbound.limiting.route_limiters import RouteLimiters
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.model import Match, Rules
     from tidegate.inbound.rules.path_readings import Route
-    from tidegate.policy import Cost
+    from tidegate.limiter import Limiter
+    from tidegate.policy import Cost, Key
+
+    Categories = tuple[tuple[CategoryLimiter, Cost], ...]
 
 MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
 MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
@@ -23,92 +31,144 @@ METHOD_AND_PATH: Final = 2  # the length of the cache key of most requests
 MISSING: Final[Any] = object()
 
 
-@dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """The categories and costs that a request is charged to, and whether it is for the admin endpoint."""
+    """The categories and the route of a request, and whether it is for the admin endpoint."""
 
-    category_limiter: CategoryLimiter | None
-    cost: Cost
-    special: bool = False  # needs the slow path: charged by its response, several categories, or admin
-    admin: bool = False
-    more: tuple[tuple[CategoryLimiter, Cost], ...] = ()
+    __slots__ = ("admin", "categories", "charge", "dropped", "owners", "recorded", "route", "size", "special", "write")
+
+    def __init__(
+        self,
+        categories: Categories,
+        route: MatchedRoute | None = None,
+        *,
+        admin: bool = False,
+        dropped: Categories = (),
+    ) -> None:
+        """Take what a request is charged; `dropped`: the categories that it would be charged, were it not exempt."""
+        self.categories: Categories = categories
+        self.route: MatchedRoute | None = route
+        self.admin: bool = admin
+        self.dropped: Categories = dropped
+        # The short way, if all charges are 1 at the client's key and nothing depends on the request: charges the keys.
+        self.special: bool = True
+        self.owners: tuple[tuple[Limiter, Any], ...] = ()
+        self.size: int = 0
+        self.recorded: tuple[CategoryLimiter, ...] = ()  # the categories among the owners, which come first
+        self.charge: Callable[..., Any]
+        self.write: FieldWriter
 
     @property
-    def charges(self) -> tuple[tuple[CategoryLimiter, Cost], ...]:
-        """All categories and costs."""
-        return self.more if self.category_limiter is None else ((self.category_limiter, self.cost), *self.more)
+    def has_limits(self) -> bool:
+        """Whether a request is limited at all: it or its route is charged, or blocked clients are denied."""
+        return bool(self.categories or self.dropped) or (self.route is not None and self.route.is_limited)
+
+    def make_result(self, reporter: Reporter, keys: Sequence[Key], decisions: Sequence[Decision]) -> Result:
+        """Return the result of charges that the short way has made or denied."""
+        decided = [
+            Made(Charge(limiter, key, 1, owner, reporter), decision)
+            for (limiter, owner), key, decision in zip(self.owners, keys, decisions, strict=True)
+        ]
+        if decisions[0][0]:
+            return Result(allowed=True, decided=decided, denials=[])
+        return Result(allowed=False, decided=decided, denials=[each for each in decided if each.denies] or decided)
 
 
 class RequestTargets:
-    """The targets of requests by the current rules; new rules need a new one."""
+    """The targets of requests by the current rules and routes; new rules need a new one."""
 
-    def __init__(self, rules: Rules, category_limiters: Mapping[str, CategoryLimiter], admin_path: str | None) -> None:
-        """Find targets by these rules."""
+    def __init__(
+        self,
+        rules: Rules,
+        category_limiters: Mapping[str, CategoryLimiter],
+        route_limiters: RouteLimiters,
+        admin_path: str | None,
+        prepare: Callable[[RequestTarget], None],
+    ) -> None:
+        """Find targets by these rules. `prepare` adds the short way to a target that can have it."""
         self._rules = rules
         self._category_limiters = category_limiters
+        self._route_limiters = route_limiters
         self._admin_path = admin_path
+        self._prepare = prepare
         self.cached: dict[object, RequestTarget | None] = {}  # None: the request is not limited
         # Those of requests that need nothing special, by method and path.
         self.plain: dict[tuple[str | None, ...], RequestTarget] = {}
 
+    def clear(self) -> None:
+        """Forget all targets: the routes have changed."""
+        self.cached.clear()
+        self.plain.clear()
+
     def find(
-        self, cache_key: tuple[str | None, ...], methods: tuple[str, ...], routes: Sequence[Route], template: str | None
+        self,
+        cache_key: tuple[str | None, ...],
+        methods: tuple[str, ...],
+        routes: Sequence[Route],
+        template: str | None,
+        route: MatchedRoute | None = None,
     ) -> RequestTarget | None:
         """Find the target of a request and cache it under `cache_key`; None if the request is not limited."""
-        found = self._match_target(methods, routes, template)
+        found = self._match_target(methods, routes, template, route)
         if sum(map(len, filter(None, cache_key))) <= MAX_CACHED_PATH_LENGTH:
             if len(self.cached) >= MAX_CACHED_TARGETS:
-                self.cached.clear()
-                self.plain.clear()
+                self.clear()
             self.cached[cache_key] = found
-            is_plain = found is not None and not found.special and not self._rules.by_method
-            if found is not None and is_plain and len(cache_key) == METHOD_AND_PATH:
-                self.plain[cache_key] = found
+            if found is not None and len(cache_key) == METHOD_AND_PATH and not self._rules.by_method:
+                self._prepare(found)
+                if not found.special:
+                    self.plain[cache_key] = found
         return found
 
     def _match_target(
-        self, methods: tuple[str, ...], routes: Sequence[Route], template: str | None
+        self, methods: tuple[str, ...], routes: Sequence[Route], template: str | None, route: MatchedRoute | None
     ) -> RequestTarget | None:
-        target = self._make_target(self._rules.matches(routes, methods, template))
+        categories = self._make_categories(self._rules.matches(routes, methods, template))
         path, prefixes, _ = routes[0]
-        if self._admin_path is None or self._admin_path not in (path, *(prefix + path for prefix in prefixes)):
-            return target
-        # The admin endpoint is limited only if the rules name its default path; at another path it never is.
-        if target is None or self._admin_path != ADMIN_PATH:
-            return RequestTarget(None, 0, special=True, admin=True)
-        return replace(target, special=True, admin=True)
+        if self._admin_path is not None and self._admin_path in (path, *(prefix + path for prefix in prefixes)):
+            # The admin endpoint is limited only if the rules name its default path; at another path it never is.
+            return RequestTarget(categories if self._admin_path == ADMIN_PATH else (), admin=True)
+        if route is not None and self._rules.enabled:
+            if route.exempt:
+                target = RequestTarget((), route, dropped=categories)
+            else:
+                target = RequestTarget(self._at_route(categories, route), route)
+        else:
+            target = RequestTarget(categories)
+        return target if target.has_limits else None
+
+    def _at_route(self, categories: Categories, route: MatchedRoute) -> Categories:
+        """Return the categories of a request to a route: default limits count by route, unless it has its own."""
+        if not self._route_limiters:
+            return categories
+        return tuple(
+            each for each in categories if each[0].category.name != DEFAULT_LIMITS or not route.replaces_defaults
+        )
 
     def find_for_messages(self, routes: Sequence[Route]) -> RequestTarget | None:
         """Find the target of the messages of a websocket; None if they are not limited."""
-        return self._make_target(self._rules.message_matches(routes))
+        categories = self._make_categories(self._rules.message_matches(routes))
+        return RequestTarget(categories) if categories else None
 
-    def _make_target(self, matches: tuple[Match, ...]) -> RequestTarget | None:
-        if not matches:
-            return None
-        (category_limiter, cost), *more = [
-            (self._category_limiters[match.category.name], match.cost) for match in matches
-        ]
-        by_route = category_limiter.category.name == DEFAULT_LIMITS  # its count is not known yet
-        special = category_limiter.reserves or by_route or bool(more)
-        return RequestTarget(category_limiter, cost, special=special, more=tuple(more))
+    def _make_categories(self, matches: Sequence[Match]) -> Categories:
+        return tuple([(self._category_limiters[match.category.name], match.cost) for match in matches])
 
 
 class MessageTarget:
     """The target of the messages of one websocket, by the current rules."""
 
-    __slots__ = ("_request", "_routes", "_target", "_targets")
+    __slots__ = ("_categories", "_request", "_routes", "_targets")
 
     def __init__(self, request: Request, routes: Sequence[Route]) -> None:
         """Find it for this request, and these readings of its path."""
         self._request = request
         self._routes = routes
         self._targets: RequestTargets | None = None
-        self._target: RequestTarget | None = None
+        self._categories: Categories = ()
 
-    def find(self, targets: RequestTargets, plan_limiters: PlanLimiters) -> RequestTarget | None:
-        """Return the target; None if the messages are not limited."""
+    def find(self, targets: RequestTargets, plan_limiters: PlanLimiters) -> Categories:
+        """Return the categories that a message is charged to; none if the messages are not limited."""
         if targets is not self._targets:  # a reload replaces them
             found = targets.find_for_messages(self._routes)
-            self._target = None if found is None else plan_limiters.choose(self._request, found)
+            self._categories = () if found is None else plan_limiters.choose(self._request, found.categories)
             self._targets = targets
-        return self._target
+        return self._categories

@@ -17,15 +17,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.client.identify import key_results
 from tidegate.inbound.client.request import FrameworkRequest, by_address, is_async_callable
-from tidegate.inbound.limiting.category_limiter import holds_slots
-from tidegate.inbound.limiting.charges import RequestCharge
-from tidegate.inbound.limiting.limited_functions import RouteUse, route_name
+from tidegate.inbound.limiting.charges import Charge, holds_slots
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.route_options import (
     check_fixed_cost,
@@ -37,7 +35,7 @@ from tidegate.inbound.limiting.route_options import (
 from tidegate.inbound.responses.header_names import read_header_names
 from tidegate.inbound.rules.extra_limits import Limits, has_own_name, limits_text, named_after, read_exact_limits
 from tidegate.inbound.rules.model import Category
-from tidegate.limiter import AsyncLimiter, Limiter
+from tidegate.limiter import Limiter
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
@@ -46,17 +44,15 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core import Limit
     from tidegate.core.decision import Decision
-    from tidegate.flow import CallFlow
+    from tidegate.flow import Flow
     from tidegate.headers import Style
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
-    from tidegate.inbound.limiting.request_state import RequestState
     from tidegate.inbound.responses.response import DenialHandler
     from tidegate.policy import Cost, Key
     from tidegate.policy.model import Mode, OnStoreError
     from tidegate.stores import Store
 
-F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
 LimitsOf = Callable[[FrameworkRequest], "Limits | Awaitable[Limits | None] | None"]
 FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is no valid one
 # The counts of `per_method`: clients cannot add others.
@@ -106,7 +102,7 @@ class RouteLimit:
     request; `tidegate.inbound.common_request(request)` returns the Request that is the same for all frameworks.
     """
 
-    limits_routes: Final = True  # how `route_hooks` recognizes a limit among dependencies
+    limits_routes: bool = True  # how limits are recognized among dependencies and charges
     category: Category | None = None  # of a copy that a middleware uses for `application_limits` or `default_limits`
 
     def __init__(
@@ -123,7 +119,6 @@ class RouteLimit:
         exempt_when: Callable[[FrameworkRequest], bool | Awaitable[bool]] | None = None,
         count: Collection[int | str] | Callable[[FrameworkRequest, int], bool] | None = None,
         on_denied: Callable[[FrameworkRequest, Decision], object] | None = None,
-        block: bool = True,
         override_defaults: bool = True,
         mode: Mode = "enforce",
         on_store_error: OnStoreError = "local",
@@ -141,7 +136,7 @@ class RouteLimit:
         with one of the `methods` are limited, and none for which `exempt_when` returns true; `per_method` counts each
         method separately. `count` are statuses that count, or a function of request and status; other responses are
         refunded. `on_denied` is called for each denial.
-        With `block=False`, it denies nothing: it sets `limited` of Django's request, `request.state` or `flask.g`.
+        With `mode="shadow"`, it denies nothing: `tidegate.inbound.limited(request)` says whether it is exceeded.
         The `default_limits` of a middleware apply in addition only with `override_defaults=False`.
         `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
@@ -168,7 +163,6 @@ class RouteLimit:
         self._exempt_when = exempt_when
         self.count: Callable[[FrameworkRequest, int], bool] | None = read_count(count)
         self.on_denied = on_denied
-        self.blocks: bool = block
         self.override_defaults: bool = override_defaults
         self._mode: Mode = mode
         self._on_store_error: OnStoreError = on_store_error
@@ -179,11 +173,12 @@ class RouteLimit:
         self._own = StandaloneLimiter()
         self.denied = denied
         self._parsed: dict[object, tuple[Limit, ...]] = {}
-        self._limiters: dict[object, tuple[Store, Limiter | AsyncLimiter]] = {}
-        # Whether it calls functions that may need what the application adds to the request.
+        self._limiters: dict[object, tuple[Store, Limiter]] = {}
+        # Whether it calls functions that may need what the application adds to the request: then only the endpoint
+        # can charge it; a middleware charges all others.
         self.has_functions: bool = any(
             callable(each) and not getattr(each, "reads_headers", False)
-            for each in (self._limits_of, key, cost, exempt_when)
+            for each in (self._limits_of, key, cost, exempt_when, count)
         )
         # The coroutine functions among these, by option: only async frameworks can call them.
         functions = {"limits": limits, "key": key, "cost": cost, "exempt_when": exempt_when}
@@ -198,7 +193,6 @@ class RouteLimit:
             fixed is not None
             and len(fixed) == 1
             and mode == "enforce"
-            and self.blocks
             and cost == 1
             and store is None
             and not self._coroutines
@@ -214,7 +208,6 @@ class RouteLimit:
             self.require_plain_functions("of a WSGI middleware")
         given = {"scope": self.scope, "store": self._own_store, "denied": self.denied, "on_denied": self.on_denied}
         rejected = [option for option, value in given.items() if value is not None]
-        rejected += [] if self.blocks else ["block"]
         if rejected:
             raise ConfigError(
                 f"a limit of the middleware cannot have the option {rejected[0]!r}: remove it", field=name
@@ -240,14 +233,13 @@ class RouteLimit:
             words = [f"by {getattr(self._limits_of, '__name__', type(self._limits_of).__name__)}"]
         noted = {
             "shadow": self._mode == "shadow",
-            "reports only": not self.blocks,
             "per method": self._per_method,
             "exempt_when": self._exempt_when is not None,
         }
         return "; ".join([*words, *(word for word, holds in noted.items() if holds)])
 
     @property
-    def limiters(self) -> tuple[Limiter | AsyncLimiter, ...]:
+    def limiters(self) -> tuple[Limiter, ...]:
         """The limiters that requests have used so far."""
         return tuple(limiter for _, limiter in self._limiters.values())
 
@@ -258,11 +250,9 @@ class RouteLimit:
         if self._own_store is None and other._own_store is None and self._origin == other._origin:
             self._own.share(other._own)
 
-    def request_limiter_for(self, request_state: RequestState | None) -> RequestLimiter:
-        """Return the request limiter of the middleware, or a separate one if there is none."""
-        if request_state is not None and self._own_store is None and not request_state.standalone:
-            return request_state.request_limiter
-        return self.own_request_limiter()
+    def request_limiter_for(self, request_limiter: RequestLimiter | None) -> RequestLimiter:
+        """Return the request limiter of the middleware, unless there is none or the limit has a store of its own."""
+        return self.own_request_limiter() if request_limiter is None or self._own_store is not None else request_limiter
 
     def own_request_limiter(self) -> RequestLimiter:
         """Return the request limiter that is used without a middleware in front."""
@@ -275,19 +265,12 @@ class RouteLimit:
         return own.request_limiter
 
     def make_charge_flow(
-        self,
-        request: Request,
-        native: object,
-        request_limiter: RequestLimiter,
-        client: RequestClient,
-        name: str,
-        *,
-        tasks: bool,
-    ) -> CallFlow[RequestCharge | None]:
+        self, request: Request, native: object, request_limiter: RequestLimiter, client: RequestClient, name: str
+    ) -> Flow[Any, Charge | None]:
         """Return what a request is to be charged under the name of a policy; None if it is not limited."""
-        if not request_limiter.rules.enabled:
-            return None
-        if not self.applies_to(request.method):
+        if not self.has_functions:
+            return self.make_charge(request, request_limiter, client, name)
+        if not request_limiter.rules.enabled or not self.applies_to(request.method):
             return None
         if self._exempt_when is not None and (yield from self._call_flow("exempt_when", self._exempt_when, native)):
             return None
@@ -299,23 +282,45 @@ class RouteLimit:
             limits = yield from self._read_dynamic_flow(native)
             if limits is None:
                 return None
-        if self._per_method:
-            name = f"{name}:{METHOD_COUNTS.get(request.method.upper(), 'other')}"
-        limiter = self._limiter(request_limiter, name, limits, tasks=tasks)
+        limiter = self._limiter(request_limiter, self._count_name(name, request.method), limits)
         cost = self._fixed_cost
         if cost is None:
             cost = yield from self._read_cost_flow(native, limiter.policy)
-        # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
         reserves = self.reserves or (limits is not None and holds_slots(limits))
-        return RequestCharge(request_limiter, limiter, key, cost, None, self, reserves, native if reserves else None)
+        # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
+        return Charge(limiter, key, cost, self, request_limiter, reserves, native if reserves else None)
+
+    def make_charge(
+        self, request: Request, request_limiter: RequestLimiter, client: RequestClient, name: str
+    ) -> Charge | None:
+        """Return the same for a limit without functions, which needs only the headers of the request."""
+        if not request_limiter.rules.enabled or not self.applies_to(request.method):
+            return None
+        chosen = None if self._key_of is None or client.key is None else self._key_of(request)
+        key = self._make_key(chosen, client, request_limiter)
+        if key is None:
+            return None
+        limiter = self._limiter(request_limiter, self._count_name(name, request.method), None)
+        assert self._fixed_cost is not None  # noqa: S101 - only functions have no fixed cost
+        return Charge(limiter, key, self._fixed_cost, self, request_limiter, self.reserves)
+
+    def _count_name(self, name: str, method: str) -> str:
+        """Return the name of a policy; with `per_method`, each method has its own count."""
+        return f"{name}:{METHOD_COUNTS.get(method.upper(), 'other')}" if self._per_method else name
+
+    def record(self, key: Key, decision: Decision) -> None:
+        """Count nothing: the statistics are about categories."""
+
+    def correct(self, key: Key, decision: Decision) -> None:
+        """Count nothing."""
 
     def applies_to(self, method: str) -> bool:
         """Return whether requests with this method are limited."""
         return self._methods is None or method.upper() in self._methods
 
-    def plain_limiter(self, request_limiter: RequestLimiter, use: RouteUse) -> Limiter | AsyncLimiter:
+    def plain_limiter(self, request_limiter: RequestLimiter, name: str) -> Limiter:
         """Return the limiter of a plain limit at a route."""
-        return self._limiter(request_limiter, use.policy_name, None, tasks=False)
+        return self._limiter(request_limiter, name, None)
 
     def final_cost(self, request: FrameworkRequest, status: int, cost: Cost) -> Cost | None:
         """Return the final cost of a request, given the status of its response; None: the estimated cost."""
@@ -325,7 +330,7 @@ class RouteLimit:
             return None
         return None if count(request, status) else 0
 
-    def _call_flow(self, option: str, function: Callable[..., Any], native: object) -> CallFlow[Any]:
+    def _call_flow(self, option: str, function: Callable[..., Any], native: object) -> Flow[Any, Any]:
         """Call a function of the application, which may be a coroutine function."""
         if option in self._coroutines:
             return (yield functools.partial(function, native))
@@ -333,7 +338,7 @@ class RouteLimit:
 
     def _choose_key_flow(
         self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
-    ) -> CallFlow[Key | None]:
+    ) -> Flow[Any, Key | None]:
         """Return the key of a request, as `_make_key` does; the key function is called once per request."""
         chosen = None
         if self._key_of is not None and client.key is not None:
@@ -343,7 +348,7 @@ class RouteLimit:
             chosen = results[id(self)]
         return self._make_key(chosen, client, request_limiter)
 
-    def _read_dynamic_flow(self, native: object) -> CallFlow[tuple[Limit, ...] | None]:
+    def _read_dynamic_flow(self, native: object) -> Flow[Any, tuple[Limit, ...] | None]:
         """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
 
         Without a valid one and without `default`, FALLBACK_LIMIT applies: an invalid limit neither fails requests nor
@@ -360,7 +365,7 @@ class RouteLimit:
                 log.error("%s: the limit function returned an invalid limit, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
         return self._valid or read_exact_limits(FALLBACK_LIMIT)
 
-    def _read_cost_flow(self, native: object, policy: Policy) -> CallFlow[Cost]:
+    def _read_cost_flow(self, native: object, policy: Policy) -> Flow[Any, Cost]:
         """Return the cost of a request; 1 replaces an invalid one, so that it neither fails requests nor admits all."""
         cost: Cost = (yield from self._call_flow("cost", self._cost, native)) if callable(self._cost) else self._cost
         try:
@@ -390,15 +395,6 @@ class RouteLimit:
             found = self._parsed[cache_key] = read_exact_limits(cache_key)
         return found
 
-    def choose_key(
-        self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
-    ) -> Key | None:
-        """Return the key of a request of a plain limit, as `_make_key` does."""
-        chosen = None
-        if self._key_of is not None and client.key is not None:
-            chosen = key_results(mapping)[id(self)] = self._key_of(native)
-        return self._make_key(chosen, client, request_limiter)
-
     def _make_key(self, chosen: object, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
         """Return the key of a request; None if it is not limited: exempt clients and clients without an address.
 
@@ -410,12 +406,9 @@ class RouteLimit:
             return None if client.key is UNKNOWN and request_limiter.client_identifier.allows_unknown else client.key
         return request_limiter.client_identifier.make_key(chosen, client.key)
 
-    def _limiter(
-        self, request_limiter: RequestLimiter, name: str, limits: tuple[Limit, ...] | None, *, tasks: bool
-    ) -> Limiter | AsyncLimiter:
+    def _limiter(self, request_limiter: RequestLimiter, name: str, limits: tuple[Limit, ...] | None) -> Limiter:
         """Return the limiter of a route, for dynamic limits or (None) for the fixed ones."""
-        tasks = tasks and not request_limiter.store.instant
-        cache_key = (id(request_limiter.store), name, tasks, limits)
+        cache_key = (id(request_limiter.store), name, limits)
         found = self._limiters.get(cache_key)
         if found is None:
             if len(self._limiters) >= MAX_CACHED_LIMITS:
@@ -424,11 +417,10 @@ class RouteLimit:
             if self.category is not None:
                 chosen = named_after(self.category.name, chosen)
             policy = Policy(name, chosen, self._mode, self._on_store_error)
-            kind = AsyncLimiter if tasks else Limiter
             # The entry keeps the store alive, so that no other store can get the same id.
             found = self._limiters[cache_key] = (
                 request_limiter.store,
-                kind(policy, store=request_limiter.store, clock=request_limiter.own_clock),
+                Limiter(policy, store=request_limiter.store, clock=request_limiter.own_clock),
             )
         return found[1]
 
@@ -467,10 +459,4 @@ def named_limits(limits: tuple[Limit, ...], name: str | None) -> tuple[Limit, ..
     return limits if has_own_name(limit) else (replace(limit, name=name),)
 
 
-__all__ = [
-    "Limits",
-    "LimitsOf",
-    "RouteLimit",
-    "read_exact_limits",
-    "route_name",
-]
+__all__ = ["Limits", "LimitsOf", "RouteLimit", "read_exact_limits"]

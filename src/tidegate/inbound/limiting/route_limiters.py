@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.rules.model import Category
-    from tidegate.limiter import AsyncLimiter, Limiter
+    from tidegate.limiter import Limiter
     from tidegate.policy import Policy
 
 MAX_LIMITERS: Final = 10_000  # a function may return any number of different limits
@@ -21,40 +20,27 @@ class RouteLimiters:
 
     __slots__ = ("_category", "_limiters", "_make")
 
-    def __init__(self, category: Category | None, make: Callable[[Policy], Limiter | AsyncLimiter]) -> None:
+    def __init__(self, category: Category | None, make: Callable[[Policy], Limiter]) -> None:
         """Use the limits of this category; None: there are no default limits."""
         self._category = category
         self._make = make
-        self._limiters: dict[str | tuple[str, Policy], Limiter | AsyncLimiter] = {}
+        self._limiters: dict[tuple[str, Policy], Limiter] = {}
 
     def __bool__(self) -> bool:
         """Return whether there are default limits."""
         return self._category is not None
 
     @property
-    def limiters(self) -> tuple[Limiter | AsyncLimiter, ...]:
+    def limiters(self) -> tuple[Limiter, ...]:
         """The limiters of all routes so far."""
         return tuple(self._limiters.values())
 
-    def has(self, charge: RequestCharge) -> bool:
-        """Return whether a charge is that of the default limits."""
-        category_limiter = charge.category_limiter
-        return (
-            self._category is not None
-            and category_limiter is not None
-            and category_limiter.category.name == self._category.name
-        )
-
-    def at_route(self, charge: RequestCharge, route: str) -> RequestCharge:
-        """Return the charge of a request to a route."""
-        category_limiter = charge.category_limiter
-        cache_key: str | tuple[str, Policy] = route
-        if category_limiter is not None and category_limiter.limiter is not charge.limiter:
-            cache_key = (route, charge.policy)  # the options of a `limit(…)` have chosen the policy
+    def at_route(self, policy: Policy, route: str) -> Limiter:
+        """Return the limiter of a route, for the default limits or those that the options of a `limit(…)` chose."""
+        cache_key = route, policy
         limiter = self._limiters.get(cache_key)
         if limiter is None:
             if len(self._limiters) >= MAX_LIMITERS:
                 self._limiters.clear()
-            policy = charge.policy
             limiter = self._limiters[cache_key] = self._make(replace(policy, name=f"{policy.name}:{route}"))
-        return charge._replace(limiter=limiter)
+        return limiter

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
@@ -29,9 +28,10 @@ from tidegate.inbound.client.recent import share_left
 from tidegate.inbound.responses.response import Response, json_response
 from tidegate.observe.logs import shown
 from tidegate.policy.key import show_key
+from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
-    from tidegate.flow import CallFlow
+    from tidegate.flow import Flow
     from tidegate.inbound.client.recent import ClientNearLimit
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
@@ -78,7 +78,7 @@ def _is_local(peer: str | None) -> bool:
     return ip_address(found.text).is_loopback if found else peer == TEST_CLIENT
 
 
-def handle_flow(request_limiter: RequestLimiter, request: Request, query: str, body: bytes) -> CallFlow[Response]:
+def handle_flow(request_limiter: RequestLimiter, request: Request, query: str, body: bytes) -> Flow[Any, Response]:
     """Handle an authorized request."""
     if request.method != "POST":
         return json_response(200, statistics(request_limiter, dict(parse_qsl(query[:1024]))))
@@ -119,7 +119,7 @@ def statistics(request_limiter: RequestLimiter, query: dict[str, str]) -> dict[s
     found["decisions"] = {
         name: {
             "allowed": sum(each.allowed for each in request_limiter.limiters_of(name)),
-            "denied": sum(each.denied for each in request_limiter.limiters_of(name)),
+            "denied": sum(each.denied_requests for each in request_limiter.limiters_of(name)),
         }
         for name in request_limiter.category_limiters
     }
@@ -143,7 +143,7 @@ def _describe_client(category: str, near: ClientNearLimit) -> dict[str, Any]:
     }
 
 
-def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, Any]) -> CallFlow[dict[str, Any]]:
+def _run_action_flow(request_limiter: RequestLimiter, action_request: dict[str, Any]) -> Flow[Any, dict[str, Any]]:
     action, key = action_request.get("action"), action_request.get("key")
     known = ("reset", "reset_all", "block", "unblock", "allow", "disallow", "reload")
     if action not in known:
@@ -204,7 +204,7 @@ def _change_list(request_limiter: RequestLimiter, action: str, key: str, seconds
     return done
 
 
-def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) -> CallFlow[dict[str, Any]]:
+def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) -> Flow[Any, dict[str, Any]]:
     """Reset a client, in one category or in all."""
     if category is not None and (not isinstance(category, str) or category not in request_limiter.category_limiters):
         raise ConfigError(
@@ -217,6 +217,7 @@ def _reset_flow(request_limiter: RequestLimiter, text: str, category: object) ->
         category_limiter = request_limiter.category_limiters[name]
         key = category_limiter.recent_clients.find_key(wanted)
         for limiter in request_limiter.all_limiters_of(name):
-            yield partial(limiter.reset, key)
+            policy = limiter.policy
+            yield ApplyStep(limiter.store, "reset", ((policy, key, (0,) * len(policy.limits)),), limiter.current_time())
         category_limiter.recent_clients.remove(key)
     return {"done": "reset", "key": show_key(wanted), "categories": names}

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tidegate.core import Limit
-    from tidegate.core.algorithms import View
+    from tidegate.core.decision import Decision
     from tidegate.policy import Policy
 
-    Charged = tuple[int, Sequence[View]]  # the time and the view of each limit
-    FieldWriter = Callable[[Any], list[Any]]  # of a decision, or of what was charged; writes bytes or strings
+    Decided = Sequence[Decision]  # one decision for each policy
+    FieldWriter = Callable[[Any], list[Any]]  # of a decision, or of several made together; writes bytes or strings
 
 CACHED_REMAINING: Final = 1024
 ROUND_UP: Final = SECOND - 1
@@ -43,33 +43,28 @@ class FieldForm(Generic[S]):
         return self.remaining[left] if left < CACHED_REMAINING else (self.remaining_name, self.number(left))
 
 
-def prepare_tightest(policies: Sequence[Policy], form: FieldForm[S]) -> Callable[[Charged], list[tuple[S, S]]]:
+def prepare_tightest(policies: Sequence[Policy], form: FieldForm[S]) -> Callable[[Decided], list[tuple[S, S]]]:
     """Return a function that writes the fields of the tightest of several policies that were charged together.
 
     Each has one limit. The tightest has the fewest permits left; of equals, it has the latest reset.
     """
     writers = [_limit_writer(policy.limits[0], form) for policy in policies]
-    write_1, write_2 = writers[0], writers[-1]
+    write_1 = writers[0]
 
-    def write_tightest(charged: Charged) -> list[tuple[S, S]]:
-        now, views = charged
-        (left, _, reset), write = views[0], write_1
-        for view, each in zip(views, writers, strict=True):
-            if view[0] < left or (view[0] == left and view[2] > reset):
-                (left, _, reset), write = view, each
-        return write(left, now + reset)
+    def write_tightest(decisions: Decided) -> list[tuple[S, S]]:
+        left, reset, write = -1, 0, write_1
+        for decision, each in zip(decisions, writers, strict=True):
+            ((own, _, full),) = decision.views
+            if left < 0 or own < left or (own == left and full > reset):
+                left, reset, write = own, full, each
+        return write(left, decisions[0][1] + reset)
 
-    def write_only(charged: Charged) -> list[tuple[S, S]]:
-        now, ((left, _, reset),) = charged
-        return write_1(left, now + reset)
+    def write_only(decisions: Decided) -> list[tuple[S, S]]:
+        (decision,) = decisions
+        ((left, _, reset),) = decision.views
+        return write_1(left, decision[1] + reset)
 
-    def write_tighter(charged: Charged) -> list[tuple[S, S]]:
-        now, ((left_1, _, reset_1), (left_2, _, reset_2)) = charged
-        if left_2 < left_1 or (left_2 == left_1 and reset_2 > reset_1):
-            return write_2(left_2, now + reset_2)
-        return write_1(left_1, now + reset_1)
-
-    return {1: write_only, 2: write_tighter}.get(len(writers), write_tightest)
+    return write_only if len(writers) == 1 else write_tightest
 
 
 def _limit_writer(limit: Limit, form: FieldForm[S]) -> Callable[[int, int], list[tuple[S, S]]]:

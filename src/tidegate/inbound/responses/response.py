@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.headers.problem_details import Kind
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.responses.prepared_fields import Charged, FieldWriter
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.policy import Policy
 
     Fields = list[tuple[str, str]]
@@ -159,27 +159,20 @@ class ResponseWriter:
         return fields
 
     def tightest_writer(self, policies: Sequence[Policy], *, raw: bool) -> FieldWriter:
-        """Return what writes the fields of policies that were charged together; each has one limit. `raw`: as bytes."""
-        if self.style == "x":
+        """Return what writes the fields of decisions about policies that were charged together. `raw`: as bytes."""
+        if self.style == "x" and all(policy.only is not None for policy in policies):
             return prepare_tightest(policies, self._raw_form) if raw else prepare_tightest(policies, self._text_form)
-        limits = tuple(policy.limits[0] for policy in policies)
         write_decision: FieldWriter = self.raw_fields if raw else self.fields
-
-        def write_charged(charged: Charged) -> list[Any]:
-            return write_decision(Decision.of_views(charged[0], limits, charged[1], within_limits=True))
-
-        return write_charged
+        return lambda decisions: write_decision(combine_decisions(decisions))
 
     def is_plain(self, headers: Iterable[RawField]) -> bool:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""
         return self.custom_denial is None and not mentions(headers, self._negotiated)
 
-    def write_denial(
-        self, request: Request, decision: Decision, policy: Policy, kind: Kind = "quota-exceeded"
-    ) -> Response:
+    def write_denial(self, request: Request, decision: Decision, policy: Policy) -> Response:
         """Build the response to a denied request, without the rate limit headers."""
         custom = self.custom_denial(request, decision) if self.custom_denial is not None else None
-        kind = denial_kind(decision, policy, kind)
+        kind = denial_kind(decision, policy)
         status = 503 if kind == "temporary-reduced-capacity" else 429
         if isinstance(custom, Response):
             return _mark_uncacheable(custom)
@@ -193,7 +186,7 @@ class ResponseWriter:
         if chosen == "json":
             content = problem(decision, kind, detail=special_detail(decision))
             return _make_response(status, json.dumps(content), PROBLEM_TYPE)
-        return plain_denial(decision, policy, kind)
+        return plain_denial(decision, policy)
 
 
 class BlockedDecision(Decision):
@@ -208,6 +201,12 @@ class BlockedDecision(Decision):
         return cls.of_views(now, limits, ((0, wait, wait),) * len(limits), within_limits=False)
 
 
+class ListedDecision(BlockedDecision):
+    """The denial of a client that the configuration blocks: until the file changes."""
+
+    __slots__ = ()
+
+
 def fit_to_status(fields: list[F], status: int) -> list[F]:
     """Remove Retry-After from the fields of a denied decision if the response is neither a 429 nor a 503.
 
@@ -218,9 +217,9 @@ def fit_to_status(fields: list[F], status: int) -> list[F]:
     return [field for field in fields if field[0] not in (RETRY_AFTER, RETRY_AFTER_FIELD)]
 
 
-def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceeded") -> Response:
+def plain_denial(decision: Decision, policy: Policy) -> Response:
     """Return the default response to a denied request, in plain text."""
-    if denial_kind(decision, policy, kind) == "temporary-reduced-capacity":
+    if denial_kind(decision, policy) == "temporary-reduced-capacity":
         return UNAVAILABLE
     detail = special_detail(decision)
     if detail is not None:
@@ -233,7 +232,7 @@ def plain_denial(decision: Decision, policy: Policy, kind: Kind = "quota-exceede
 
 def special_detail(decision: Decision) -> str | None:
     """Return the sentence for a blocked client or a closed limit; None for other denials."""
-    if isinstance(decision, BlockedDecision):
+    if isinstance(decision, BlockedDecision) and not isinstance(decision, ListedDecision):
         until = datetime.fromtimestamp(ceil_div(decision.at + decision.retry, SECOND), UTC)
         return f"Rate limit exceeded too often. Blocked until {until:%Y-%m-%dT%H:%M:%SZ}."
     for limit in decision.policy_limits:
@@ -242,12 +241,12 @@ def special_detail(decision: Decision) -> str | None:
     return None
 
 
-def denial_kind(decision: Decision, policy: Policy, kind: Kind) -> Kind:
+def denial_kind(decision: Decision, policy: Policy) -> Kind:
     """Return the kind of a denial; a store error is not the client's fault."""
     lost = isinstance(decision, LocalDecision) and policy.on_store_error == "deny"
     if lost or denied_without_store(decision, policy.limits):
         return "temporary-reduced-capacity"
-    return "abnormal-usage-detected" if isinstance(decision, BlockedDecision) else kind
+    return "abnormal-usage-detected" if isinstance(decision, BlockedDecision) else "quota-exceeded"
 
 
 def guess_type(body: str | bytes) -> str:
