@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.explanation import ApplicableLimit
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import Charge
+    from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.rules.model import Rules
     from tidegate.inbound.rules.path_readings import Route
 
@@ -70,7 +70,7 @@ class Explainer:
         self.request = Request(method, self.path, self.client.address, None, lambda name: fields.get(name.lower()))
         target = limiter.targets.find((method, self.path), (method,), self.routes, None)
         self.target: RequestTarget = target or RequestTarget(())
-        self.charges: list[Charge] = []
+        self.charges: list[RequestCharge] = []
         if self.client.key is not None:
             categories = limiter.plan_limiters.choose(self.request, self.target.categories)
             self.charges = limiter.make_charges(categories, self.client.key)

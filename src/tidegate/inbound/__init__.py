@@ -12,7 +12,8 @@ from tidegate.inbound.client.request import FrameworkRequest, KeyOf, Request, by
 from tidegate.inbound.limiting.category_limiter import Counts
 from tidegate.inbound.limiting.common_request import common_request, current_limits, limited
 from tidegate.inbound.limiting.limited_call import LimitedBlock
-from tidegate.inbound.limiting.options import OnMessage, Options, Unknown
+from tidegate.inbound.limiting.middleware_options import Options
+from tidegate.inbound.limiting.options import OnMessage, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
 from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit
 from tidegate.inbound.responses.response import DenialHandler, Response

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import Result
+    from tidegate.inbound.limiting.charges import ChargeResult
     from tidegate.inbound.limiting.limited_functions import F
-    from tidegate.inbound.limiting.options import Options
+    from tidegate.inbound.limiting.middleware_options import Options
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.response import Response
     from tidegate.stores import Store
@@ -230,7 +230,7 @@ class RateLimitMiddleware:
             target = request_limiter.targets.find(cache_key, (request.method, *overrides), routes, template, route)
         return target
 
-    async def _deny(self, seen: Request, result: Result, outer: RequestState | None) -> web.Response:
+    async def _deny(self, seen: Request, result: ChargeResult, outer: RequestState | None) -> web.Response:
         """Build the response to a request that the middleware denies."""
         decision = result.decision
         assert decision is not None  # noqa: S101 - a denial has a decision

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import Result
-    from tidegate.inbound.limiting.options import Options
+    from tidegate.inbound.limiting.charges import ChargeResult
+    from tidegate.inbound.limiting.middleware_options import Options
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.response import Response
     from tidegate.policy import Key
@@ -224,7 +224,7 @@ class RateLimitMiddleware:
         return asgi_routes(scope["path"], root, self._own_root, fixed=has_fixed_mount(scope), blank=self._blank)
 
     def _deny(
-        self, scope: Scope, receive: Receive, send: Send, client: RequestClient, result: Result
+        self, scope: Scope, receive: Receive, send: Send, client: RequestClient, result: ChargeResult
     ) -> Awaitable[None]:
         """Send the response to a denied request. Not a coroutine itself, so that floods of denials stay cheap."""
         writer, decision = self.request_limiter.response_writer, result.decision

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import Denied
 from tidegate.flow import run, run_async
-from tidegate.inbound.limiting._group import LimiterGroup
 from tidegate.inbound.limiting.charges import perform, perform_async
 from tidegate.inbound.limiting.limited_functions import F, check_names, policy_name, route_name
 from tidegate.inbound.limiting.route_limit import default_name, named_limits
 from tidegate.inbound.responses.response import combine_decisions
 from tidegate.inbound.rules.extra_limits import read_exact_limits
+from tidegate.joint import LimiterGroup
 from tidegate.limiter import Limiter
 from tidegate.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tidegate.clock import Clock
+    from tidegate.core.decision import Decision
     from tidegate.flow import Flow
     from tidegate.inbound.rules.extra_limits import Limits
     from tidegate.policy import Cost, Key
@@ -119,7 +120,7 @@ class FunctionStack(NamedTuple):
     def decide_flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow[Any, None]:
         """Charge all limits of a call, or raise Denied and charge none. Store errors are raised, too."""
         keys, costs = zip(*[use.limit.key_and_cost(args, kwargs) for use in self.uses], strict=True)
-        decisions = self.group.charge(keys, costs)
+        decisions: Sequence[Decision | None] | None = self.group.charge(keys, costs)
         if decisions is None:
             decisions = yield from self.group.charge_flow(keys, costs)
         decided = [decision for decision in decisions if decision is not None]

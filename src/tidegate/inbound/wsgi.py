@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import Result
-    from tidegate.inbound.limiting.options import Options
+    from tidegate.inbound.limiting.charges import ChargeResult
+    from tidegate.inbound.limiting.middleware_options import Options
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.response import Response
     from tidegate.policy import Key
@@ -169,7 +169,7 @@ class RateLimitMiddleware:
             target = request_limiter.targets.find(cache_key, (method, *overrides), readings, None, route)
         return target
 
-    def _deny(self, environ: Environ, start: Start, client: RequestClient, result: Result) -> Iterable[bytes]:
+    def _deny(self, environ: Environ, start: Start, client: RequestClient, result: ChargeResult) -> Iterable[bytes]:
         """Send the response to a denied request."""
         writer, decision = self.request_limiter.response_writer, result.decision
         assert decision is not None  # noqa: S101 - a denial has a decision

@@ -65,12 +65,6 @@ class AsgiRoutes(RouteFinder):
             path = path[len(root) :]
         return self._index.find(path, dict(request), method)
 
-    @property
-    def overrides(self) -> object:
-        """Whether a test replaces dependencies, so that no route is known before it runs."""
-        provider = getattr(self._router, "dependency_overrides_provider", None)
-        return getattr(provider, "dependency_overrides", None)
-
 
 class IndexedRoute(NamedTuple):
     """A route of a router, and its position: the first one that matches handles the request."""

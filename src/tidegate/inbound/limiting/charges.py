@@ -1,8 +1,8 @@
 """Decides about all charges of a request together: all or nothing, one call for each store.
 
     charges of categories ─┐
-    limits of the route ───┴► decide_flow ──► Result ─┬► settle_flow   the response is known: its status may refund
-                                                      └► refund_flow   another limit denies the request later
+    limits of the route ───┴► decide_flow ──► ChargeResult ─┬► settle_flow   when the response is known
+                                                            └► refund_flow   if another limit denies it later
 
 Limits in different slots of a Redis Cluster, or in different stores, cannot be decided in one step: they are charged
 one after another; if one denies, the earlier charges are refunded. Limits in shadow mode never deny.
@@ -19,9 +19,9 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import RateLimitError
 from tidegate.flow import complete_flow
-from tidegate.inbound.limiting._group import LimiterGroup
 from tidegate.inbound.responses.next_permit import with_next_permits
 from tidegate.inbound.responses.response import combine_decisions
+from tidegate.joint import LimiterGroup
 from tidegate.reservation import ReservedCharge, apply_async, charged_at
 from tidegate.stores.cancellation import corrections
 from tidegate.waiting import ApplyStep
@@ -104,7 +104,7 @@ class Reporter(Protocol):
         """Log a store error; return the denial of a policy that denies meanwhile, None if requests are allowed."""
 
 
-class Charge(NamedTuple):
+class RequestCharge(NamedTuple):
     """What a request is to be charged: one policy, of a category or of a limit of the route."""
 
     limiter: Limiter
@@ -121,10 +121,10 @@ class Charge(NamedTuple):
         return self.limiter.policy
 
 
-class Made(NamedTuple):
+class MadeCharge(NamedTuple):
     """A charge and the decision about it."""
 
-    charge: Charge
+    charge: RequestCharge
     decision: Decision
     verb: str = "acquire"  # empty: nothing can be refunded
 
@@ -138,12 +138,12 @@ class Made(NamedTuple):
         )
 
 
-class Result(NamedTuple):
+class ChargeResult(NamedTuple):
     """Whether a request is allowed, and the decisions about it; `denials`: those that denied it."""
 
     allowed: bool
-    decided: list[Made]
-    denials: list[Made]
+    decided: list[MadeCharge]
+    denials: list[MadeCharge]
     block: Decision | None = None  # the client is blocked: before the decision, or because of this denial
 
     @property
@@ -195,7 +195,7 @@ class Result(NamedTuple):
                     log.exception("%s: the function on_denied failed", each.charge.policy.name)
 
 
-ALLOWED: Final = Result(allowed=True, decided=[], denials=[])
+ALLOWED: Final = ChargeResult(allowed=True, decided=[], denials=[])
 
 
 def _call_with_native(denied: DenialHandler, native: object, request: Request, decision: Decision) -> Any:  # noqa: ANN401 - see DenialHandler
@@ -204,7 +204,7 @@ def _call_with_native(denied: DenialHandler, native: object, request: Request, d
     return denied(native, decision)
 
 
-def record(charge: Charge, decision: Decision, method: str, path: str) -> None:
+def record(charge: RequestCharge, decision: Decision, method: str, path: str) -> None:
     """Record a decision in the statistics, the log and the observer."""
     charge.owner.record(charge.key, decision)
     reporter = charge.reporter
@@ -217,7 +217,7 @@ def record(charge: Charge, decision: Decision, method: str, path: str) -> None:
 # ---- decide ----------------------------------------------------------------------------------------------------------
 
 
-def decide_flow(charges: Sequence[Charge], *, more: bool = False) -> Flow[Any, Result]:
+def decide_flow(charges: Sequence[RequestCharge], *, more: bool = False) -> Flow[Any, ChargeResult]:
     """Charge all limits of a request or none. `more`: limits that are decided later may deny the request."""
     if not charges:
         return ALLOWED
@@ -234,7 +234,7 @@ def decide_flow(charges: Sequence[Charge], *, more: bool = False) -> Flow[Any, R
     if any([charge.cost != 1 for charge in charges]):  # noqa: C419 - a generator costs more
         costs = [charge.cost for charge in charges]
     try:
-        decisions = group.charge(keys, costs, verb)
+        decisions: Sequence[Decision | None] | None = group.charge(keys, costs, verb)
         if decisions is None:
             decisions = yield from group.charge_flow(keys, costs, verb)
     except RateLimitError as error:
@@ -245,7 +245,7 @@ def decide_flow(charges: Sequence[Charge], *, more: bool = False) -> Flow[Any, R
     return result
 
 
-def prepared_group(charges: Sequence[Charge]) -> LimiterGroup:
+def prepared_group(charges: Sequence[RequestCharge]) -> LimiterGroup:
     """Return the limiters of charges, prepared to be charged together."""
     groups = charges[0].reporter.groups
     limiters = tuple([charge.limiter for charge in charges])
@@ -257,26 +257,28 @@ def prepared_group(charges: Sequence[Charge]) -> LimiterGroup:
     return found
 
 
-def result_of(charges: Sequence[Charge], decisions: Sequence[Decision | None], verb: str = "acquire") -> Result:
+def result_of(
+    charges: Sequence[RequestCharge], decisions: Sequence[Decision | None], verb: str = "acquire"
+) -> ChargeResult:
     """Return the result of charges that were decided together; None: not asked, because an earlier one denied."""
     decided = []
     allowed = True
     for charge, decision in zip(charges, decisions, strict=True):
         if decision is not None:
-            decided.append(Made(charge, decision, verb))
+            decided.append(MadeCharge(charge, decision, verb))
             allowed = allowed and decision.allowed
     if allowed:
-        return Result(True, decided, [])  # noqa: FBT003 - `allowed`; by position: this runs for every request
+        return ChargeResult(True, decided, [])  # noqa: FBT003 - by position: this runs for every request
     denials = [each for each in decided if each.denies]
-    return Result(allowed=False, decided=decided, denials=denials or decided)
+    return ChargeResult(allowed=False, decided=decided, denials=denials or decided)
 
 
-def _decide_stores_flow(charges: Sequence[Charge]) -> Flow[Any, Result]:
+def _decide_stores_flow(charges: Sequence[RequestCharge]) -> Flow[Any, ChargeResult]:
     """Charge store after store; if one denies, refund those before it. One that fails does not disable the others."""
-    stores: dict[int, list[Charge]] = {}
+    stores: dict[int, list[RequestCharge]] = {}
     for charge in charges:
         stores.setdefault(id(charge.limiter.store), []).append(charge)
-    made: list[Made] = []
+    made: list[MadeCharge] = []
     try:
         for group in stores.values():
             result = yield from decide_flow(group, more=True)
@@ -288,22 +290,22 @@ def _decide_stores_flow(charges: Sequence[Charge]) -> Flow[Any, Result]:
         if not isinstance(raised, GeneratorExit):
             yield from refund_flow(made)
         raise
-    return Result(allowed=True, decided=made, denials=[])
+    return ChargeResult(allowed=True, decided=made, denials=[])
 
 
-def _result_without_store(charges: Sequence[Charge], error: Exception) -> Result:
+def _result_without_store(charges: Sequence[RequestCharge], error: Exception) -> ChargeResult:
     """Return the denial of the first policy that denies requests while the store fails; otherwise allow them."""
     for charge in charges:
         denial = charge.reporter.deny_without_store(charge.policy, error)
         if denial is not None and charge.policy.mode == "enforce":
-            made = [Made(charge, denial, "")]
-            return Result(allowed=False, decided=made, denials=made)
+            made = [MadeCharge(charge, denial, "")]
+            return ChargeResult(allowed=False, decided=made, denials=made)
     return ALLOWED
 
 
-def _with_next_permits_flow(result: Result) -> Flow[Any, Result]:
+def _with_next_permits_flow(result: ChargeResult) -> Flow[Any, ChargeResult]:
     """Return a result whose decisions also say when each limit has its next permit."""
-    shown: dict[int, Made] = {}
+    shown: dict[int, MadeCharge] = {}
     try:
         for each in result.decided:
             decision = yield from find_next_permits_flow(each.charge, each.decision, each.charge.cost)
@@ -315,7 +317,7 @@ def _with_next_permits_flow(result: Result) -> Flow[Any, Result]:
     return result._replace(decided=[*shown.values()], denials=[shown[id(each)] for each in result.denials])
 
 
-def find_next_permits_flow(charge: Charge, decision: Decision, cost: Cost) -> Flow[Any, Decision]:
+def find_next_permits_flow(charge: RequestCharge, decision: Decision, cost: Cost) -> Flow[Any, Decision]:
     """Return a decision about a cost that also says when each limit has its next permit.
 
     A limit that has permits left has it now, and the denial of one permit says when. For other limits without permits,
@@ -348,7 +350,7 @@ def _known_wait(view: View, cost: int) -> int | None:
 # ---- settle ----------------------------------------------------------------------------------------------------------
 
 
-def settle_flow(made: Sequence[Made], request: object, status: int | None) -> Flow[Any, list[Made]]:
+def settle_flow(made: Sequence[MadeCharge], request: object, status: int | None) -> Flow[Any, list[MadeCharge]]:
     """Correct what the response changes, and return all charges as they are now, for the headers.
 
     `status` is None if there is no response: the charge of a request that failed counts as that of a server error. The
@@ -359,7 +361,7 @@ def settle_flow(made: Sequence[Made], request: object, status: int | None) -> Fl
     for place, (charge, decision, _) in enumerate(made):
         if not charge.reserves:
             continue
-        settled[place] = Made(charge._replace(reserves=False), decision, "")
+        settled[place] = MadeCharge(charge._replace(reserves=False), decision, "")
         native = request if charge.native is None else charge.native
         for at, costs in _changes(charge, decision, native, FIRST_SERVER_ERROR if status is None else status):
             if any(costs):
@@ -380,7 +382,7 @@ def settle_flow(made: Sequence[Made], request: object, status: int | None) -> Fl
 
 
 def _changes(
-    charge: Charge, decision: Decision, native: object, status: int
+    charge: RequestCharge, decision: Decision, native: object, status: int
 ) -> list[tuple[int | None, tuple[int, ...]]]:
     """Return the corrections of a charge, each with the instant of the charge."""
     policy = charge.policy
@@ -393,14 +395,14 @@ def _changes(
     return reserved.changes(costs if actual is None else policy.costs(actual), None, expired=expired)
 
 
-def refund_flow(made: Sequence[Made]) -> Flow[Any, None]:
+def refund_flow(made: Sequence[MadeCharge]) -> Flow[Any, None]:
     """Refund charges exactly: each step is completed even if the task is cancelled."""
     yield from complete_flow(*(_correct_flow(*each) for each in _refunds(made)))
 
 
-def _refunds(made: Sequence[Made]) -> list[Correcting]:
+def _refunds(made: Sequence[MadeCharge]) -> list[Correcting]:
     """Return the steps that refund charges: one for each store and time of a charge."""
-    steps: dict[tuple[int, int, str], list[Made]] = {}
+    steps: dict[tuple[int, int, str], list[MadeCharge]] = {}
     for each in made:
         if each.verb and charged_at(each.decision, each.charge.policy) is not None:
             steps.setdefault((id(each.charge.limiter.store), each.decision.at, each.verb), []).append(each)

@@ -13,7 +13,6 @@ from tidegate.errors import ConfigError
 from tidegate.inbound.client.denial_blocks import DenialBlocks
 from tidegate.inbound.client.identify import ClientIdentifier
 from tidegate.inbound.client.temporary_list import TemporaryList
-from tidegate.inbound.limiting._group import LimiterGroup
 from tidegate.inbound.limiting.category_limiter import CategoryLimiter
 from tidegate.inbound.limiting.charges import refills
 from tidegate.inbound.limiting.matched_route import RouteFinder
@@ -29,6 +28,7 @@ from tidegate.inbound.rules.closed_limit import is_closed
 from tidegate.inbound.rules.extra_limits import ExtraLimits
 from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS, Category
 from tidegate.inbound.rules.reload import RulesSource
+from tidegate.joint import LimiterGroup
 from tidegate.limiter import Limiter
 from tidegate.observe.logs import DEFAULT_LOG_BURST, DecisionLog
 from tidegate.policy import Policy
@@ -224,7 +224,9 @@ class ConfiguredLimiter:
         # A new one: see ClientIdentifier.update_rules.
         self.groups.clear()
         # What blocked clients are shown if only routes are limited.
-        self.blocked_category = CategoryLimiter(Category("routes", Policy("routes", "1/1s")), self._make_limiter)
+        self.blocked_category: CategoryLimiter = CategoryLimiter(
+            Category("routes", Policy("routes", "1/1s")), self._make_limiter
+        )
         self.targets: RequestTargets = RequestTargets(
             rules, category_limiters, self.route_limiters, self.admin_path, self._prepare_target
         )

@@ -26,8 +26,7 @@ class AppRoutes(RouteFinder):
         """Inspect routes that were added or replaced meanwhile; returns whether anything has changed."""
         if self._found is None:
             self._found = find_routes(self._app, self._has_defaults)
-            apps = wrapped_apps(self._app)
-            self._provider = next((each for each in apps if hasattr(each, "dependency_overrides")), None)
+            self._provider = find_provider(self._app)
         changed = self._found.update()
         self.limited = self._found.limited
         return changed
@@ -40,6 +39,16 @@ class AppRoutes(RouteFinder):
     def overrides(self) -> object:
         """Whether a test replaces dependencies, so that no route is known before it runs."""
         return None if self._provider is None else self._provider.dependency_overrides
+
+
+def find_provider(app: Any) -> Any:  # noqa: ANN401 - any application
+    """Return the FastAPI application among those that an application wraps; None if there is none."""
+    for wrapped in wrapped_apps(app):
+        provider = wrapped if hasattr(wrapped, "dependency_overrides") else None
+        provider = provider or getattr(wrapped, "dependency_overrides_provider", None)
+        if provider is not None:
+            return provider
+    return None
 
 
 def find_routes(app: Any, has_defaults: Callable[[], bool]) -> RouteFinder:  # noqa: ANN401 - any application

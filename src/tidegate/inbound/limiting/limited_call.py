@@ -10,7 +10,7 @@ from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.identify import RESULTS_KEY
 from tidegate.inbound.client.request import is_async_callable
-from tidegate.inbound.limiting.charges import Charge, Result, perform, perform_async
+from tidegate.inbound.limiting.charges import ChargeResult, RequestCharge, perform, perform_async
 from tidegate.inbound.limiting.limited_functions import attach, stack_on
 from tidegate.inbound.limiting.matched_route import RouteUse
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
@@ -111,7 +111,7 @@ def peek_flow(limit: RouteLimit, native: Any, framework: Framework, cost: Cost |
     if not limit.by_address:
         client = request_limiter.client_identifier.choose_client(request, client)
     limiter = limit.request_limiter_for(middleware_of(request_state))
-    charge: Charge | None = yield from limit.make_charge_flow(request, native, limiter, client, use.policy_name)
+    charge: RequestCharge | None = yield from limit.make_charge_flow(request, native, limiter, client, use.policy_name)
     if charge is None:
         return None
     ask = charge.policy, charge.key, charge.policy.costs(charge.cost if cost is None else cost)
@@ -201,7 +201,7 @@ class RequestCheck(NamedTuple):
     """The result of the limits of a request."""
 
     request_state: RequestState
-    result: Result
+    result: ChargeResult
     request: Request
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.charges import Charge
+    from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.responses.response import DenialHandler
     from tidegate.limiter import Limiter
     from tidegate.policy import Cost, Key
@@ -70,7 +70,7 @@ class UsedLimit(Protocol):
         request_limiter: Any,  # noqa: ANN401 - a request limiter
         client: RequestClient,
         name: str,
-    ) -> Charge | None:
+    ) -> RequestCharge | None:
         """Return what a request is to be charged by a limit without functions; None if it is not limited."""
 
     def make_charge_flow(
@@ -80,7 +80,7 @@ class UsedLimit(Protocol):
         request_limiter: Any,  # noqa: ANN401 - a request limiter
         client: RequestClient,
         name: str,
-    ) -> Flow[Any, Charge | None]:
+    ) -> Flow[Any, RequestCharge | None]:
         """Return what a request is to be charged under the name of a policy; None if it is not limited."""
 
     def record(self, key: Key, decision: Decision) -> None:

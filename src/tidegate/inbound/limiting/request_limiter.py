@@ -1,7 +1,7 @@
 """Decides about requests, for ASGI, WSGI and aiohttp: identifies the client, finds what it is charged, charges it.
 
     path, method ──► RequestTarget: categories, limits of the route ─┐
-    peer, headers ─► RequestClient: key ─────────────────────────────┴► check_flow ──► Result ──► allow or deny
+    peer, headers ─► RequestClient: key ─────────────────────────────┴► check_flow ──► ChargeResult ──► allow or deny
 
 Nothing here waits or awaits; calls that may have to be awaited are yielded as steps. The middlewares decide about most
 requests inline, with the short way of a `RequestTarget`; it makes the same decision.
@@ -18,7 +18,15 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.address import UNKNOWN
-from tidegate.inbound.limiting.charges import ALLOWED, Charge, Made, Result, decide_flow, perform, perform_async
+from tidegate.inbound.limiting.charges import (
+    ALLOWED,
+    ChargeResult,
+    MadeCharge,
+    RequestCharge,
+    decide_flow,
+    perform,
+    perform_async,
+)
 from tidegate.inbound.limiting.client_check import check_client_flow
 from tidegate.inbound.limiting.configured_limiter import ConfiguredLimiter
 from tidegate.inbound.responses.response import BlockedDecision, ListedDecision
@@ -73,7 +81,7 @@ class RequestLimiter(ConfiguredLimiter):
         client: RequestClient,
         uses: Sequence[RouteUse] = (),
         native: object = None,
-    ) -> Flow[Any, Result]:
+    ) -> Flow[Any, ChargeResult]:
         """Decide about a request to a target, with the limits of its route that are given here."""
         if client.key is None or (target.admin and not target.categories):
             return ALLOWED
@@ -97,7 +105,7 @@ class RequestLimiter(ConfiguredLimiter):
         key: Key,
         uses: Sequence[RouteUse] = (),
         native: object = None,
-    ) -> Flow[Any, list[Charge]]:
+    ) -> Flow[Any, list[RequestCharge]]:
         """Return what a request is to be charged."""
         route = None if target.route is None else target.route.name
         charges = self.make_charges(self.plan_limiters.choose(request, target.categories), key, route)
@@ -113,7 +121,7 @@ class RequestLimiter(ConfiguredLimiter):
                     charges.append(charge)
         return charges
 
-    def make_charges(self, categories: Categories, key: Key, route: str | None = None) -> list[Charge]:
+    def make_charges(self, categories: Categories, key: Key, route: str | None = None) -> list[RequestCharge]:
         """Return the charges of a client in categories; default limits count by route."""
         observes = key is UNKNOWN and self.client_identifier.allows_unknown
         charges = []
@@ -121,12 +129,12 @@ class RequestLimiter(ConfiguredLimiter):
             limiter = category.observing if observes else category.limiter
             if route is not None and category.category.name == DEFAULT_LIMITS:
                 limiter = self.route_limiters.at_route(limiter.policy, route)
-            charges.append(Charge(limiter, key, cost, category, self, category.reserves))
+            charges.append(RequestCharge(limiter, key, cost, category, self, category.reserves))
         return charges
 
     def _apply_options_flow(
-        self, charges: Sequence[Charge], request: Request, client: RequestClient, key: Key, route: str | None
-    ) -> Flow[Any, list[Charge]]:
+        self, charges: Sequence[RequestCharge], request: Request, client: RequestClient, key: Key, route: str | None
+    ) -> Flow[Any, list[RequestCharge]]:
         """Return the charges as the options of the middleware's own `limit(…)` change them; some may not apply."""
         chosen = replace(client, key=key)
         found = []
@@ -145,11 +153,11 @@ class RequestLimiter(ConfiguredLimiter):
                 found.append(made._replace(limiter=limiter, owner=category, native=None))
         return found
 
-    def _any_charge(self, target: RequestTarget, key: Key) -> Charge:
+    def _any_charge(self, target: RequestTarget, key: Key) -> RequestCharge:
         """Return a charge that is never made: the denial of a blocked client shows its limits."""
         for category, cost in (*target.categories, *target.dropped):
-            return Charge(category.limiter, key, cost, category, self)
-        return Charge(self.blocked_category.limiter, key, 1, self.blocked_category, self)
+            return RequestCharge(category.limiter, key, cost, category, self)
+        return RequestCharge(self.blocked_category.limiter, key, 1, self.blocked_category, self)
 
     def check_message_flow(
         self, messages: MessageTarget, client: RequestClient, key: Key, path: str
@@ -170,7 +178,7 @@ class RequestLimiter(ConfiguredLimiter):
         yield from self.count_denial_flow(result, key)
         return result.allowed
 
-    def count_denial_flow(self, result: Result, key: Key) -> Flow[Any, Result]:
+    def count_denial_flow(self, result: ChargeResult, key: Key) -> Flow[Any, ChargeResult]:
         """Count a denied request of a client; return the result, with the block if the client is blocked now."""
         if result.allowed or self.denial_blocks is None or not any(each.verb for each in result.denials):
             return result  # a store error is not a denial
@@ -187,8 +195,8 @@ class RequestLimiter(ConfiguredLimiter):
         return until
 
     def special_client_flow(
-        self, request: Request, charge: Charge, client: RequestClient, key: Key
-    ) -> Flow[Any, Result | None]:
+        self, request: Request, charge: RequestCharge, client: RequestClient, key: Key
+    ) -> Flow[Any, ChargeResult | None]:
         """Return the result for clients that are exempted for a time or blocked; None for all others."""
         now, limits = self.now(), charge.policy.limits
         if self.allowed_clients.expires_at(key, client.address, now):
@@ -204,7 +212,7 @@ class RequestLimiter(ConfiguredLimiter):
             category: Any = charge.owner
             category.denied_requests += 1
         self.notify(charge.policy, key, {}, decision, request.method, request.path)
-        return Result(allowed=False, decided=[], denials=[Made(charge, decision, "")], block=decision)
+        return ChargeResult(allowed=False, decided=[], denials=[MadeCharge(charge, decision, "")], block=decision)
 
     def deny_without_store(self, policy: Policy, error: Exception) -> Decision | None:
         """Log a store error; return the denial of a policy that denies meanwhile, None if requests are allowed."""

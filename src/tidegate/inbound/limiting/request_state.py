@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.inbound.limiting.charges import Charge, Made, Result, decide_flow, refund_flow, settle_flow
+from tidegate.inbound.limiting.charges import (
+    ChargeResult,
+    MadeCharge,
+    RequestCharge,
+    decide_flow,
+    refund_flow,
+    settle_flow,
+)
 from tidegate.inbound.responses.response import BlockedDecision, combine_decisions
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
 
 STATE_KEY: Final = "tidegate"
 FORBIDDEN: Final = 403
-NOTHING: Final[tuple[Any, ...]] = ()
+NO_CHARGES: Final[tuple[Any, ...]] = ()
 
 
 class RequestState:
@@ -43,11 +50,11 @@ class RequestState:
     request_limiter: RequestLimiter
     client: RequestClient | None = None  # None: the middleware does not limit the request
     target: RequestTarget | None = None  # what the short way has charged, to these keys, by these decisions
-    keys: Sequence[Key] = NOTHING
+    keys: Sequence[Key] = NO_CHARGES
     written: Any = None
     write: FieldWriter | None = None  # writes the header fields of `written`, if nothing else was decided
-    pending: Sequence[Charge] = NOTHING
-    denied: Result | None = None  # by limits of the route: its endpoint answers the request
+    pending: Sequence[RequestCharge] = NO_CHARGES
+    denied: ChargeResult | None = None  # by limits of the route: its endpoint answers the request
     covers: frozenset[object] = frozenset()  # the limits of the route that the middleware has decided
     covered: set[object] | None = None  # of these, and of inner functions, those that were not asked for yet
     reached: bool = False  # whether a function has asked for its limits: the route that was charged
@@ -62,7 +69,7 @@ class RequestState:
     status: int | None = None  # of the response, once it is known
     raised: Response | None = None  # Django: of a block that was denied; Django itself sends a 403
     denial: Response | None = None  # WSGI: the Response that replaces that of the application
-    _made: Sequence[Made] = NOTHING
+    _made: Sequence[MadeCharge] = NO_CHARGES
 
     @classmethod
     def of(
@@ -89,7 +96,7 @@ class RequestState:
     # ---- what was charged --------------------------------------------------------------------------------------------
 
     @property
-    def made(self) -> Sequence[Made]:
+    def made(self) -> Sequence[MadeCharge]:
         """What was charged so far."""
         target, self.target = self.target, None
         if target is not None:
@@ -97,7 +104,7 @@ class RequestState:
         return self._made
 
     @made.setter
-    def made(self, charges: Sequence[Made]) -> None:
+    def made(self, charges: Sequence[MadeCharge]) -> None:
         self._made, self.target, self.write = charges, None, None
 
     @property
@@ -127,7 +134,7 @@ class RequestState:
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    def start(self, result: Result, target: RequestTarget | None) -> None:
+    def start(self, result: ChargeResult, target: RequestTarget | None) -> None:
         """Take the decision of the middleware, before the application runs."""
         if target is not None and target.route is not None:
             self.covers = target.route.covers
@@ -168,19 +175,19 @@ class RequestState:
 
     def charge_flow(
         self,
-        charges: Sequence[Charge],
+        charges: Sequence[RequestCharge],
         request: Request,
         *,
         more: bool = False,
         client: RequestClient | None = None,
-    ) -> Flow[Any, Result]:
+    ) -> Flow[Any, ChargeResult]:
         """Charge these and what is pending together. If one denies the request, all its charges are refunded.
 
         `client` is the client of a request that no middleware has identified.
         """
         if self.covers and not self.reached:
             yield from self._leave_route_flow()
-        pending, self.pending = self.pending, NOTHING
+        pending, self.pending = self.pending, NO_CHARGES
         result = None
         if self.client is None and client is not None and charges:
             result = yield from self._check_block_flow(charges, request, client)
@@ -203,13 +210,13 @@ class RequestState:
 
     def refund_flow(self) -> Flow[Any, None]:
         """Refund all charges of the request, because another limit has denied it."""
-        self.pending = NOTHING
+        self.pending = NO_CHARGES
         yield from refund_flow(self._take_charges())
 
     def settle_flow(self, request: object) -> Flow[Any, None]:
         """Settle what depends on the response, by its status; without one, the application has failed."""
         if self.is_open:
-            made, self.made = self.made, NOTHING  # so that nothing settles it twice
+            made, self.made = self.made, NO_CHARGES  # so that nothing settles it twice
             self._made = [each._replace(charge=each.charge._replace(reserves=False)) for each in made]
             self.made = yield from settle_flow(made, request, self.status)
 
@@ -219,7 +226,7 @@ class RequestState:
         if not any(each.charge.reserves and holds_slots(each) for each in self._made):
             yield from self.settle_flow(request)
 
-    def settle_block_flow(self, charges: Sequence[Charge]) -> Flow[Any, None]:
+    def settle_block_flow(self, charges: Sequence[RequestCharge]) -> Flow[Any, None]:
         """Settle only the charges of a block that is left: no status changes their cost."""
         early = {id(charge) for charge in charges}
         own = [each for each in self.made if id(each.charge) in early and each.charge.reserves]
@@ -238,15 +245,15 @@ class RequestState:
         if self.pending:
             self.inner = None  # the denial is decided again
 
-    def _show(self, result: Result) -> None:
+    def _show(self, result: ChargeResult) -> None:
         for each in result.decided:
             self.add(each.decision)
         if result.block is not None:
             self.add(result.block)
 
     def _check_block_flow(
-        self, charges: Sequence[Charge], request: Request, client: RequestClient
-    ) -> Flow[Any, Result | None]:
+        self, charges: Sequence[RequestCharge], request: Request, client: RequestClient
+    ) -> Flow[Any, ChargeResult | None]:
         """Return the denial of a blocked client, which no middleware has checked; None for all others."""
         limiter = self.request_limiter
         if not limiter.has_special_clients or client.key is None:
@@ -259,9 +266,11 @@ class RequestState:
             return None
         decision = BlockedDecision.until(now, charges[0].policy.limits, until)
         limiter.notify(charges[0].policy, key, {}, decision, request.method, request.path)
-        return Result(allowed=False, decided=[], denials=[Made(charges[0], decision, "")], block=decision)
+        return ChargeResult(allowed=False, decided=[], denials=[MadeCharge(charges[0], decision, "")], block=decision)
 
-    def _count_denial_flow(self, result: Result, request: Request, client: RequestClient | None) -> Flow[Any, Result]:
+    def _count_denial_flow(
+        self, result: ChargeResult, request: Request, client: RequestClient | None
+    ) -> Flow[Any, ChargeResult]:
         """Count a denied request, once for each middleware that has denied it; this one counts for route limits."""
         if client is None or client.key is None:
             return result
@@ -273,7 +282,7 @@ class RequestState:
             result = yield from limiter.count_denial_flow(result, key)
         return result
 
-    def _take_charges(self) -> list[Made]:
+    def _take_charges(self) -> list[MadeCharge]:
         """Return everything that this request was charged so far, by all middlewares: the first caller refunds it.
 
         The headers still show these decisions.
@@ -281,10 +290,10 @@ class RequestState:
         charged = list(self.made)
         for each in charged:
             self.add(each.decision)
-        self.made = NOTHING
+        self.made = NO_CHARGES
         return charged if self.outer is None else [*charged, *self.outer._take_charges()]  # noqa: SLF001 - its own kind
 
 
-def holds_slots(made: Made) -> bool:
+def holds_slots(made: MadeCharge) -> bool:
     """Return whether a charge holds slots of a limit."""
     return any(limit.rules.holds_slots for limit in made.charge.policy.limits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.inbound.limiting.charges import Charge, Made, Result
+from tidegate.inbound.limiting.charges import ChargeResult, MadeCharge, RequestCharge
 from tidegate.inbound.rules.model import ADMIN_PATH, DEFAULT_LIMITS
 
 if TYPE_CHECKING:
@@ -62,15 +62,17 @@ class RequestTarget:
         """Whether a request is limited at all: it or its route is charged, or blocked clients are denied."""
         return bool(self.categories or self.dropped) or (self.route is not None and self.route.is_limited)
 
-    def make_result(self, reporter: Reporter, keys: Sequence[Key], decisions: Sequence[Decision]) -> Result:
+    def make_result(self, reporter: Reporter, keys: Sequence[Key], decisions: Sequence[Decision]) -> ChargeResult:
         """Return the result of charges that the short way has made or denied."""
         decided = [
-            Made(Charge(limiter, key, 1, owner, reporter), decision)
+            MadeCharge(RequestCharge(limiter, key, 1, owner, reporter), decision)
             for (limiter, owner), key, decision in zip(self.owners, keys, decisions, strict=True)
         ]
         if decisions[0][0]:
-            return Result(allowed=True, decided=decided, denials=[])
-        return Result(allowed=False, decided=decided, denials=[each for each in decided if each.denies] or decided)
+            return ChargeResult(allowed=True, decided=decided, denials=[])
+        return ChargeResult(
+            allowed=False, decided=decided, denials=[each for each in decided if each.denies] or decided
+        )
 
 
 class RequestTargets:

@@ -23,7 +23,7 @@ from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
 from tidegate.inbound.client.identify import key_results
 from tidegate.inbound.client.request import FrameworkRequest, by_address, is_async_callable
-from tidegate.inbound.limiting.charges import Charge, holds_slots
+from tidegate.inbound.limiting.charges import RequestCharge, holds_slots
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.route_options import (
     check_fixed_cost,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core import Limit
     from tidegate.core.decision import Decision
-    from tidegate.flow import Flow
+    from tidegate.flow import CallFlow
     from tidegate.headers import Style
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
@@ -266,7 +266,7 @@ class RouteLimit:
 
     def make_charge_flow(
         self, request: Request, native: object, request_limiter: RequestLimiter, client: RequestClient, name: str
-    ) -> Flow[Any, Charge | None]:
+    ) -> CallFlow[RequestCharge | None]:
         """Return what a request is to be charged under the name of a policy; None if it is not limited."""
         if not self.has_functions:
             return self.make_charge(request, request_limiter, client, name)
@@ -288,11 +288,11 @@ class RouteLimit:
             cost = yield from self._read_cost_flow(native, limiter.policy)
         reserves = self.reserves or (limits is not None and holds_slots(limits))
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
-        return Charge(limiter, key, cost, self, request_limiter, reserves, native if reserves else None)
+        return RequestCharge(limiter, key, cost, self, request_limiter, reserves, native if reserves else None)
 
     def make_charge(
         self, request: Request, request_limiter: RequestLimiter, client: RequestClient, name: str
-    ) -> Charge | None:
+    ) -> RequestCharge | None:
         """Return the same for a limit without functions, which needs only the headers of the request."""
         if not request_limiter.rules.enabled or not self.applies_to(request.method):
             return None
@@ -302,7 +302,7 @@ class RouteLimit:
             return None
         limiter = self._limiter(request_limiter, self._count_name(name, request.method), None)
         assert self._fixed_cost is not None  # noqa: S101 - only functions have no fixed cost
-        return Charge(limiter, key, self._fixed_cost, self, request_limiter, self.reserves)
+        return RequestCharge(limiter, key, self._fixed_cost, self, request_limiter, self.reserves)
 
     def _count_name(self, name: str, method: str) -> str:
         """Return the name of a policy; with `per_method`, each method has its own count."""
@@ -330,7 +330,7 @@ class RouteLimit:
             return None
         return None if count(request, status) else 0
 
-    def _call_flow(self, option: str, function: Callable[..., Any], native: object) -> Flow[Any, Any]:
+    def _call_flow(self, option: str, function: Callable[..., Any], native: object) -> CallFlow[Any]:
         """Call a function of the application, which may be a coroutine function."""
         if option in self._coroutines:
             return (yield functools.partial(function, native))
@@ -338,7 +338,7 @@ class RouteLimit:
 
     def _choose_key_flow(
         self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
-    ) -> Flow[Any, Key | None]:
+    ) -> CallFlow[Key | None]:
         """Return the key of a request, as `_make_key` does; the key function is called once per request."""
         chosen = None
         if self._key_of is not None and client.key is not None:
@@ -348,7 +348,7 @@ class RouteLimit:
             chosen = results[id(self)]
         return self._make_key(chosen, client, request_limiter)
 
-    def _read_dynamic_flow(self, native: object) -> Flow[Any, tuple[Limit, ...] | None]:
+    def _read_dynamic_flow(self, native: object) -> CallFlow[tuple[Limit, ...] | None]:
         """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
 
         Without a valid one and without `default`, FALLBACK_LIMIT applies: an invalid limit neither fails requests nor
@@ -365,7 +365,7 @@ class RouteLimit:
                 log.error("%s: the limit function returned an invalid limit, %s: %s", self.name, then, error)  # noqa: TRY400 - the message has all details
         return self._valid or read_exact_limits(FALLBACK_LIMIT)
 
-    def _read_cost_flow(self, native: object, policy: Policy) -> Flow[Any, Cost]:
+    def _read_cost_flow(self, native: object, policy: Policy) -> CallFlow[Cost]:
         """Return the cost of a request; 1 replaces an invalid one, so that it neither fails requests nor admits all."""
         cost: Cost = (yield from self._call_flow("cost", self._cost, native)) if callable(self._cost) else self._cost
         try:
