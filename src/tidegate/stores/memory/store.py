@@ -157,7 +157,9 @@ class MemoryStore(Store):
             decision = Decision((allowed, now, limits, states, left))
             if not traits.changes:
                 return decision.with_views()
-            if allowed:
+            if allowed and verb == "acquire":  # it leaves a state for each limit that has one
+                table.entries[key] = states[0] if limit is not None else (limits, states)  # type: ignore[assignment]
+            elif allowed:
                 self._write(table, key, policy, states, now)
             return decision
         finally:
