@@ -211,8 +211,8 @@ def slots_of(policy: Policy, costs: tuple[int, ...]) -> tuple[int, ...]:
 
 def usage_of(decision: Decision) -> dict[str, Usage]:
     """Return the usage of each limit from a decision of `peek`, by the name of the limit."""
-    triples = zip(decision.policy_limits, decision.views, decision.used, strict=True)
+    pairs = zip(decision.policy_limits, decision.views, strict=True)
     return {
-        limit.name: Usage(limit.quota, used, remaining, reset / SECOND, limit.unit)
-        for limit, (remaining, _, reset), used in triples
+        limit.name: Usage(limit.quota, limit.burst - left, max(0, left), reset / SECOND, limit.unit)
+        for limit, (left, _, reset) in pairs
     }

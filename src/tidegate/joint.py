@@ -84,7 +84,7 @@ def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charg
         decisions = yield ApplyStep(limiter.store, verb, (ask,), limiter.current_time())
         return Charged(asks, [limiter.observe(verb, ask, decisions[0])])
     groups = group_asks(asks)
-    if verb == "acquire" and len(groups) > 1:
+    if VERBS[verb].charges and len(groups) > 1:
         verb = "hold"  # only a marked charge can be cancelled exactly
     found: dict[int, Decision] = {}
     made: list[tuple[ApplyStep, list[Decision]]] = []
@@ -283,7 +283,7 @@ class JointCall:
             for each in alternative:
                 limits = each.limiter.policy.limits
                 if not each.limiter.store.instant and (
-                    verb == "hold" or any(limit.rules.holds_slots for limit in limits)
+                    VERBS[verb].marks or any(limit.rules.holds_slots for limit in limits)
                 ):
                     return SECOND
         return MAX_DURATION

@@ -310,4 +310,4 @@ def _wait_flow(
 
 def deny_unserved(peeked: Decision) -> Decision:
     """Deny a call that timed out in the queue: free permits belong to the calls ahead of it."""
-    return Decision.of_views(peeked.at, peeked.policy_limits, peeked.with_views().views, within_limits=False)
+    return Decision.of_views(peeked.at, peeked.policy_limits, peeked.views, within_limits=False)

@@ -101,7 +101,7 @@ def test_each_answer_has_the_limits_of_its_own_policy():
     first, second = store.apply("acquire", ((hourly, "k", (3,)), (daily, "k", (1, 1))))
     assert (first.policy_limits, second.policy_limits) == (hourly.limits, daily.limits)
     assert (first.remaining, [view[0] for view in second.views]) == (1, [19, 1]), "4 of 5 per hour, 1 of 20 per day"
-    assert (first.used, second.used) == ([4], [1, 4])
+    assert (first.used, second.used) == ([9], [1, 4]), "of 10 per hour, what the limit of 5 leaves is available"
 
 
 def test_a_refused_batch_names_both_limits():

@@ -45,15 +45,11 @@ class DictStore(Store):
             allowed, after, left = self.decide(verb, limits, states, costs, now, at)
             self.keep(verb, allowed, places, after, now)
         decision = Decision.of_states(now, tuple(limits), after, left, within_limits=allowed)
-        used, views = decision.used, decision.views
+        views = decision.views
         decisions, start = [], 0
         for policy, _, _ in asks:
             end = start + len(policy.limits)
-            signed = [
-                (limit.burst - used, *view[1:])
-                for limit, used, view in zip(policy.limits, used[start:end], views[start:end], strict=True)
-            ]
-            decisions.append(Decision.of_signed_views(now, policy.limits, signed, within_limits=allowed))
+            decisions.append(Decision.of_views(now, policy.limits, views[start:end], within_limits=allowed))
             start = end
         return merged.split(decisions)
 
@@ -238,7 +234,7 @@ class TrustsTheClock(DictStore):
 
     def decide(self, verb, limits, states, costs, now, at):
         states = [
-            (state[0], state[1], min(state[2], now)) if limit.algorithm == "token_bucket" and state else state
+            (state[0], state[1], min(state[2], now), state[3]) if limit.algorithm == "token_bucket" and state else state
             for limit, state in zip(limits, states, strict=True)
         ]
         return super().decide(verb, limits, states, costs, now, at)
@@ -406,7 +402,7 @@ FAULTS = {
     ChargesDenied: "all or nothing",
     DecidesAsksAlone: "a batch is decided together",
     PeekCharges: "peek changes nothing",
-    DenialRestartsTheWindow: "a cost that never fits is denied with never",
+    DenialRestartsTheWindow: "exactly the quota is admitted",
     JoinsKeys: "keys are separate",
     ForgetsPolicies: "policies are separate",
     FoldsCase: "keys are separate",

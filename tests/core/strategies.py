@@ -44,3 +44,8 @@ def gaps(draw, length):
 def costs(limit, most=1):
     """Draw the cost of a call: mostly small, sometimes the quota, rarely more."""
     return st.one_of(st.just(1), st.integers(1, max(1, limit.burst // 3)), st.integers(1, limit.burst + most))
+
+
+def used(limit, state, now):
+    """Return the permits in use: more than the limit has if it was lowered, or a correction took more."""
+    return limit.burst - limit.rules.view(state, limit, 0, now).remaining

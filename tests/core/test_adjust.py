@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tests.core.oracle import TokenBucket, oracle_for
-from tests.core.strategies import NAMES, START, costs, limits
+from tests.core.strategies import NAMES, START, costs, limits, used
 from tidegate import Limit
-from tidegate.core import algorithms
-from tidegate.core.algorithms import MAX_PEAKS
+from tidegate.core.algorithms import MAX_MARKS, LogEntries, refill
 from tidegate.core.codec import dump
 from tidegate.core.decision import adjust, hold
 
@@ -17,7 +16,7 @@ SECOND = 1_000_000
 
 
 def remaining(limit, state, now):
-    return limit.rules.view(state, limit, 0, now)[0]
+    return max(0, limit.rules.view(state, limit, 0, now).remaining)
 
 
 def held(limit, state, cost, now):
@@ -31,7 +30,7 @@ def corrected(limit, state, delta, now, at=None):
 
 
 def exact_level(limit, state, now):
-    return limit.capacity if state is None else algorithms.refill(state, limit, now)[1]
+    return limit.capacity if state is None else refill(state, limit, now)[0]
 
 
 @given(limit=limits(("token_bucket",)), data=st.data())
@@ -60,13 +59,12 @@ def test_bucket_settles_like_a_replay_with_the_actual_costs(limit, data):
                     open_.append(call)
         level, replay = exact_level(limit, state, now), oracle.left(now) * limit.scale
         assert level <= replay
-        if exact and len(marks(state)) < MAX_PEAKS:
+        if exact and len(marks(state)) < MAX_MARKS:
             assert replay - level < limit.scale
 
 
 def marks(state):
-    owner = None if state is None else state[0]
-    return owner.peaks if isinstance(owner, algorithms.MarkedLimit) else ()
+    return () if state is None else state[3]
 
 
 def has_own_mark(limit, state, at, now):
@@ -75,8 +73,7 @@ def has_own_mark(limit, state, at, now):
     Once the level has risen to that of an earlier mark, the two are one. What is then taken for the later reservation
     leaves that mark as high as it was, so that less may come back for the earlier one.
     """
-    owner = None if state is None else algorithms.refill(state, limit, now)[0]
-    return isinstance(owner, algorithms.MarkedLimit) and any(since == at for since, _ in owner.peaks)
+    return any(since == at for since, _ in refill(state, limit, now)[2])
 
 
 def oracle_full_since(oracle, call, time):
@@ -117,7 +114,7 @@ def test_window_settles_like_a_replay_with_the_actual_costs(algorithm):
                         oracle.charge(cost, now)
                         open_ = [call for call in open_ if call[0] != now]
             assert remaining(limit, state, now) == oracle.remaining(now)
-            assert limit.rules.used(state, limit, now) == limit.burst - oracle.left(now) // 1
+            assert used(limit, state, now) == limit.burst - oracle.left(now) // 1
 
     check()
 
@@ -163,7 +160,7 @@ def test_an_actual_cost_above_the_estimate_leaves_a_debt():
     limit = Limit(10, "10s")
     state = held(limit, None, 10, START)
     state = corrected(limit, state, 25, START + SECOND, START)
-    assert limit.rules.view(state, limit, 1, START + SECOND) == (0, 25 * SECOND, 34 * SECOND)
+    assert limit.rules.view(state, limit, 1, START + SECOND) == (-24, 25 * SECOND, 34 * SECOND)
 
 
 def test_debt_has_a_floor_that_refills_within_the_maximal_duration():
@@ -175,7 +172,7 @@ def test_debt_has_a_floor_that_refills_within_the_maximal_duration():
 
 
 def test_more_open_reservations_than_marks_are_still_mostly_refunded():
-    """Found by reading: only the last 16 marks were kept, so earlier reservations were not refunded at all."""
+    """Found by reading: only the last marks were kept, so earlier reservations were not refunded at all."""
     limit = Limit(100_000, "1m")
     state, starts = None, []
     for number in range(50):
@@ -187,8 +184,8 @@ def test_more_open_reservations_than_marks_are_still_mostly_refunded():
     for start, call in zip(starts, calls, strict=True):
         state = corrected(limit, state, -500, now, start)
         replay.correct(call, 500)
-    assert len(marks(state)) <= MAX_PEAKS
-    assert replay.remaining(now) - 2000 < remaining(limit, state, now) <= replay.remaining(now)
+    assert len(marks(state)) <= MAX_MARKS
+    assert replay.remaining(now) - 8000 < remaining(limit, state, now) <= replay.remaining(now)
 
 
 def test_reservations_of_one_instant_need_one_mark():
@@ -221,7 +218,7 @@ def test_log_correction_takes_one_pass(monkeypatch):
     for number in range(20_000):
         state = limit.charge(state, limit, 1, START + number)
     looks = 0
-    plain = algorithms.LogEntries.costs
+    plain = LogEntries.costs
 
     def counting(*args):
         nonlocal looks
@@ -229,7 +226,7 @@ def test_log_correction_takes_one_pass(monkeypatch):
             looks += 1
             yield entry
 
-    monkeypatch.setattr(algorithms.LogEntries, "costs", counting)
+    monkeypatch.setattr(LogEntries, "costs", counting)
     state = corrected(limit, state, -19_999, START + 20_000)
     assert remaining(limit, state, START + 20_000) == 10**6 - 1
     assert looks <= 20_000

@@ -125,7 +125,7 @@ def test_a_bucket_refills_exactly(limit):
             if after is not None:
                 state = mark_bucket(after) if choose([True, False]) else after
                 oracle.charge(cost, now)
-                assert state[1:] == (oracle.left(now) * limit.scale, oracle.time(now))
+                assert state[1:3] == (oracle.left(now) * limit.scale, oracle.time(now))
 
 
 @cases("limit", LIMITS)
@@ -142,13 +142,13 @@ def test_a_debt_stops_at_the_floor(limit, start):
                 assert state_after[1] == max(limit.floor, level - delta * limit.scale)
 
 
-def test_a_bucket_keeps_sixteen_marks():
+def test_a_bucket_keeps_four_marks():
     """As many as the Lua and SQL ports keep."""
     limit = Limit(1000, "1h")
     state = None
     for number in range(40):
         state = held(limit, state, 1, START + number)
-        assert len(marks(state)) == min(number + 1, 16)
+        assert len(marks(state)) == min(number + 1, 4)
 
 
 def test_marks_are_gone_once_the_bucket_was_full():

@@ -9,7 +9,7 @@ from tests.core.oracle import TokenBucket
 from tests.core.strategies import START
 from tests.core.test_adjust import corrected, exact_level, has_own_mark, held, marks, oracle_full_since, remaining
 from tidegate import Limit
-from tidegate.core.algorithms import MAX_PEAKS
+from tidegate.core.algorithms import MAX_MARKS
 from tidegate.core.bucket import mark_bucket
 from tidegate.core.codec import dump, load
 
@@ -53,7 +53,7 @@ class Walk:
         level = exact_level(self.limit, self.state, self.now)
         replay = self.oracle.left(self.now) * self.limit.scale
         assert level <= replay, "more than was ever there"
-        if self.exact and len(marks(self.state)) < MAX_PEAKS:
+        if self.exact and len(marks(self.state)) < MAX_MARKS:
             assert replay == level
 
 
@@ -92,10 +92,10 @@ def test_a_level_that_equals_an_earlier_mark_leaves_both():
     assert exact_level(limit, state, now) == replay.left(now) * limit.scale
 
 
-@cases("least", range(1, MAX_PEAKS + 1))
+@cases("least", range(1, MAX_MARKS + 1))
 def test_of_too_many_marks_the_one_closest_to_its_predecessor_goes(least):
     limit = Limit(1000, "1h")
-    state, instants = None, [START + number for number in range(MAX_PEAKS + 1)]
+    state, instants = None, [START + number for number in range(MAX_MARKS + 1)]
     for number, now in enumerate(instants):
         state = held(limit, state, 1 if number == least else 10, now)
     instants.pop(least)

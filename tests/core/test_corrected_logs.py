@@ -3,7 +3,7 @@
 
 import random
 
-from tests.core.strategies import START
+from tests.core.strategies import START, used
 from tidegate import Limit
 from tidegate.core.codec import dump
 from tidegate.core.log import CHUNK_LENGTH
@@ -34,7 +34,7 @@ def test_corrections_of_a_long_log_leave_older_states_as_they_were():
                 call[1] = max(0, call[1] + delta)
         if step % 40 == 0:
             live = costs_of(calls, now, limit)
-            assert limit.rules.used(state, limit, now) == sum(live[1::2])
+            assert used(limit, state, now) == sum(live[1::2])
             # Expired entries are dropped later; what a correction removed is gone.
             assert dump(limit.charge(state, limit, 1, now))[:-2][-len(live) :] == live
             kept.append((state, dump(state)))
@@ -51,7 +51,7 @@ def test_a_correction_copies_one_chunk_of_a_long_log():
     before, after = first[1].sums._chunks, second[1].sums._chunks
     assert [one is other for one, other in zip(before, after, strict=True)].count(False) == 1
     assert first[1].times is second[1].times is state[1].times
-    assert [limit.rules.used(each, limit, START + number) for each in (state, first, second)] == [
+    assert [used(limit, each, START + number) for each in (state, first, second)] == [
         250 * CHUNK_LENGTH,
         250 * CHUNK_LENGTH - 2,
         250 * CHUNK_LENGTH + 1,

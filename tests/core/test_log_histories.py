@@ -68,7 +68,7 @@ class Entries:
 def assert_agrees(limit, state, entries, cost, now):
     left, retry, reset = limit.rules.view(state, limit, cost, now)
     used = entries.used(limit, now)
-    assert left == max(0, limit.quota - used)
+    assert left == limit.quota - used
     assert (retry == 0) == (cost <= limit.quota - used)
     assert retry >= -1
     assert (retry == -1) == (cost > limit.quota)

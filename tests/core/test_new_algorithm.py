@@ -5,7 +5,7 @@ import pytest
 from tests.core.test_memory_decisions import assert_reads_are_views
 from tidegate import ConfigError, Limit, Limiter, Policy
 from tidegate.budget import TaskBudget
-from tidegate.core.algorithms import ALGORITHMS, NEVER, Algorithm
+from tidegate.core.algorithms import ALGORITHMS, NEVER, Algorithm, View
 from tidegate.headers import write
 from tidegate.service.decisions.leases import can_lease
 from tidegate.stores.lease.terms import Lease, compute_terms
@@ -27,7 +27,7 @@ def charge_gap(state, limit, cost, now):
 def view_gap(state, limit, cost, now):
     left = 0 if state is None else max(0, state[2] + limit.length - now)
     retry = NEVER if cost > limit.quota else left if cost else 0
-    return 0 if left else limit.quota, retry, left
+    return View(0 if left else limit.quota, retry, left)
 
 
 def adjust_gap(state, limit, delta, now, at):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.strategies import START
 from tidegate import ConfigError, Limit
-from tidegate.core.algorithms import ALGORITHMS, Algorithm, used_of_view
+from tidegate.core.algorithms import ALGORITHMS, Algorithm, View
 from tidegate.core.bounds import MAX_DURATION
 from tidegate.core.decision import Decision
 
@@ -51,10 +51,14 @@ def test_a_new_algorithm_has_no_trait_and_no_port():
     assert (rules.port_number, rules.port_size, rules.port_cost) == (0, 0, 3)
 
 
-def test_an_algorithm_without_its_own_count_has_used_what_is_missing():
-    limit = Limit(5, "1m", "fixed_window")
-    state = limit.charge(None, limit, 2, START)
-    assert (used_of_view(state, limit, START), used_of_view(None, limit, START)) == (2, 0)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_remains_is_negative_in_debt_but_not_for_a_caller(name):
+    limit = Limit(5, "day" if name == "calendar_window" else "1m", name)
+    state = limit.rules.adjust(limit.charge(None, limit, 2, START), limit, 6, START, START)
+    assert limit.rules.view(state, limit, 1, START).remaining == -3
+    decision = Decision.of_states(START, (limit,), (state,), (1,), within_limits=False)
+    for seen in (decision, decision.with_views()):
+        assert (seen.used, seen.remaining, seen.limits[0].remaining) == ([8], 0, 0)
 
 
 def test_one_number_of_the_view_is_the_same_for_changed_and_marked_buckets():
@@ -78,7 +82,7 @@ def test_one_number_of_the_view_is_the_same_around_every_change(rule):
     assert charged is not None
     states = [charged, limit.charge(None, limit, quota, START), limit.rules.adjust(charged, limit, quota, START, None)]
     for state in states:
-        _, level, seen = state
+        _, level, seen, _ = state
         changes = {seen, seen + (limit.capacity - level) // limit.rate}
         changes |= {seen + (permits * limit.scale - level) // limit.rate for permits in (0, 1, 2, quota - 1, quota)}
         for cost, change, step in product((0, 1, 2, quota, quota + 1), changes, (-1, 0, 1, 2)):
@@ -90,7 +94,7 @@ def test_one_number_of_the_view_is_the_same_around_every_change(rule):
 
 def test_a_decision_that_has_views_is_returned_unchanged():
     limit = Limit(5, "1m")
-    decision = Decision.of_views(START, (limit,), [(5, 0, 0)], within_limits=True)
+    decision = Decision.of_views(START, (limit,), [View(5, 0, 0)], within_limits=True)
     assert decision.with_views() is decision
 
 

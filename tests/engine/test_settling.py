@@ -216,7 +216,7 @@ def test_a_bucket_admits_at_most_its_burst_its_refill_and_its_refunds(quota, dat
     def level():
         remaining, _, reset = history.limiter.peek("k", 0).views[0]
         missing = Fraction(reset * history.limit.rate, history.limit.scale)
-        assert remaining in (int(max(0, quota - missing) // 1), int(max(0, quota - missing) // 1) + 1)
+        assert remaining in (int((quota - missing) // 1), int((quota - missing) // 1) + 1)
         return quota - missing
 
     for _ in range(data.draw(st.integers(1, 20))):

@@ -1,13 +1,28 @@
-"""Outside the core, algorithms are told apart by their traits: adding one touches the core and its ports only."""
+"""Outside the core, algorithms and verbs are told apart by their traits.
+
+Adding an algorithm touches the core and its two ports; adding a verb, the core and the verbs of the ports.
+"""
 
 import ast
 from pathlib import Path
 
 from tidegate.core.algorithms import ALGORITHMS
+from tidegate.core.decision import VERBS, Verb
 
 SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
 # A limit in a configuration file may name its algorithm: these look for the word in the text.
 EXCEPTIONS = {"outbound/providers/file.py", "inbound/rules/extra_limits.py"}
+
+# The modules that compare the name of a verb: what is special there concerns that verb alone.
+BY_VERB = {
+    "limiter.py": "`acquire` is what try_acquire prepares",
+    "stores/memory/store.py": "the shortcut of `acquire` calls the algorithm itself",
+    "testing/reference.py": "it has nothing but the core",
+    "testing/vectors.py": "it makes histories of each verb",
+    "budget/storage/listing_store.py": "it lists what `hold` reserves",
+    "budget/storage/sqlite.py": "as above",
+    "outbound/quota/choice.py": "it records what was charged",
+}
 
 
 def decides_by_name(node):
@@ -35,6 +50,41 @@ def test_no_module_outside_the_core_compares_names_of_algorithms():
         and (lines := found_in(ast.parse(path.read_text(encoding="utf-8"))))
     }
     assert set(found) == EXCEPTIONS, found
+
+
+def compared_verbs(tree):
+    return {
+        part.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and any(isinstance(each, ast.Name) and each.id == "verb" for each in (node.left, *node.comparators))
+        for each in (node.left, *node.comparators)
+        for part in ast.walk(each)
+        if isinstance(part, ast.Constant) and part.value in VERBS
+    }
+
+
+def test_few_modules_compare_names_of_verbs():
+    found = {
+        str(path.relative_to(SOURCE)): verbs
+        for path in sorted(SOURCE.rglob("*.py"))
+        if (verbs := compared_verbs(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert set(found) == set(BY_VERB), found
+    assert compared_verbs(ast.parse("verb in ('hold', 'peek') or 'reset' != verb")) == {"hold", "peek", "reset"}
+
+
+def test_a_verb_is_one_entry_and_its_function():
+    """The ports number the verbs by their place in this table."""
+    assert list(VERBS) == ["acquire", "peek", "hold", "adjust", "reset"]
+    traits = {name: {trait for trait in Verb._fields[1:] if getattr(verb, trait)} for name, verb in VERBS.items()}
+    assert traits == {
+        "acquire": {"changes", "charges", "asks"},
+        "peek": {"asks"},
+        "hold": {"changes", "charges", "asks", "marks"},
+        "adjust": {"changes", "corrects"},
+        "reset": {"changes", "clears"},
+    }
 
 
 def test_comparisons_are_found():

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidegate.core.algorithms import NEVER
+from tidegate.core.algorithms import NEVER, View
 from tidegate.core.decision import VERBS, Decision
 from tidegate.fork import fork_safe
 from tidegate.stores.delegating import DelegatingStore
@@ -195,7 +195,7 @@ class GatedStore(DelegatingStore):
         if recovery is None or any(cost > most for cost, most in zip(costs, recovery[0], strict=False)):
             return decision
         wait = max(1, recovery[1] - self.clock.steady())
-        views = tuple((left, wait if retry == NEVER else retry, reset) for left, retry, reset in decision.views)
+        views = tuple(View(left, wait if retry == NEVER else retry, reset) for left, retry, reset in decision.views)
         return type(decision).of_views(decision.at, decision.policy_limits, views, within_limits=False)
 
     def _wait(self, verb: str, asks: Sequence[Ask]) -> int:
@@ -227,8 +227,8 @@ def _pairs(policy: Policy, costs: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(limit.burst, cost) for limit, cost in zip(policy.limits, costs, strict=True)]
 
 
-def _view(burst: int, cost: int, wait: int) -> tuple[int, int, int]:
-    return 0, NEVER if cost > burst else wait, wait
+def _view(burst: int, cost: int, wait: int) -> View:
+    return View(0, NEVER if cost > burst else wait, wait)
 
 
 class RecoveringClock:

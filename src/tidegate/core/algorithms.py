@@ -1,18 +1,16 @@
 """The six algorithms, as pure functions of integers, and the traits by which other packages tell them apart.
 
     charge(state, limit, cost, now)       -> the new state, or None if denied
-    view(state, limit, cost, now)         -> (remaining, retry, reset)
+    view(state, limit, cost, now)         -> View(remaining, retry, reset)
     adjust(state, limit, delta, now, at)  -> the new state
     expires(state)                        -> the instant from which the state is equivalent to None
-    used(state, limit, now)               -> the permits in use; may exceed the limit
 
 A **State** is a tuple that begins with the Limit that wrote it; None is the state of a new key. `charge` takes `cost`
 permits (at least one) if they are available. `view` returns the `remaining` permits; `retry`, which is 0 if the cost
 would be charged, else the microseconds until it would be (if nothing else happens), or NEVER; and `reset`, the
-microseconds until all permits are available again. `adjust` corrects an earlier charge: it refunds (delta < 0) or
-takes (delta > 0) permits, those charged at the instant `at`, or the latest ones if `at` is None. `used` is
-`limit.burst - remaining` while permits remain; it exceeds the burst if a correction took more than there was, or the
-limit was lowered.
+microseconds until all permits are available again. `remaining` is negative if a correction took more than there was,
+or the limit was lowered: `limit.burst - remaining` permits are in use. `adjust` corrects an earlier charge: it refunds
+(delta < 0) or takes (delta > 0) permits, those charged at the instant `at`, or the latest ones if `at` is None.
 
 Time never runs backwards for a key: every transition first raises `now` to the latest instant in its state. A state
 that an earlier version of the limit wrote is read so that the change itself refills nothing: windows and logs keep
@@ -29,19 +27,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bucket import (
-    MAX_PEAKS,
-    MarkedLimit,
+    MAX_MARKS,
     adjust_bucket,
     charge_bucket,
     dump_bucket,
     expires_bucket,
     load_bucket,
     mark_bucket,
-    marked,
+    raise_marks,
     refill,
     remaining_bucket,
     retry_bucket,
-    used_bucket,
     view_bucket,
 )
 from tidegate.core.log import (
@@ -53,7 +49,6 @@ from tidegate.core.log import (
     dump_log,
     expires_log,
     load_log,
-    used_log,
     view_log,
 )
 from tidegate.core.sliding import (
@@ -62,7 +57,6 @@ from tidegate.core.sliding import (
     dump_sliding,
     expires_sliding,
     load_sliding,
-    used_sliding,
     view_sliding,
 )
 from tidegate.core.state import NEVER, State, View, dump_integers, load_integers
@@ -76,8 +70,6 @@ from tidegate.core.windows import (
     expires_calendar,
     expires_fixed,
     load_window,
-    used_calendar,
-    used_fixed,
     view_calendar,
     view_fixed,
 )
@@ -89,16 +81,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALGORITHMS",
-    "MAX_PEAKS",
+    "MAX_MARKS",
     "NEVER",
     "Algorithm",
     "CarriedWindows",
     "Changes",
     "LogEntries",
-    "MarkedLimit",
     "State",
     "View",
-    "marked",
+    "raise_marks",
     "refill",
 ]
 
@@ -110,17 +101,12 @@ def unmarked(state: State) -> State:
 
 def remaining_of_view(state: State | None, limit: Limit, now: int) -> int:
     """Return the remaining permits, which do not depend on a cost."""
-    return limit.view(state, limit, 0, now)[0]
+    return limit.view(state, limit, 0, now).remaining
 
 
 def retry_of_view(state: State | None, limit: Limit, cost: int, now: int) -> int:
     """Return how long to wait for a cost."""
-    return limit.view(state, limit, cost, now)[1]
-
-
-def used_of_view(state: State | None, limit: Limit, now: int) -> int:
-    """Return the permits in use of a state that never holds more than the limit allows."""
-    return limit.burst - limit.rules.view(state, limit, 0, now)[0]
+    return limit.view(state, limit, cost, now).retry
 
 
 class Algorithm(NamedTuple):
@@ -141,7 +127,6 @@ class Algorithm(NamedTuple):
     load: Callable[[Limit, Sequence[int]], State] = load_integers
     remaining: Callable[[State | None, Limit, int], int] = remaining_of_view
     retry: Callable[[State | None, Limit, int, int], int] = retry_of_view
-    used: Callable[[State | None, Limit, int], int] = used_of_view
 
     refills: bool = False
     """Permits refill continuously, at `limit.rate` / `limit.scale`, up to a burst. The state is a level, which does not
@@ -191,7 +176,6 @@ ALGORITHMS: Final = {
         load_bucket,
         remaining_bucket,
         retry_bucket,
-        used=used_bucket,
         refills=True,
         leasable=True,
         port_number=1,
@@ -205,7 +189,6 @@ ALGORITHMS: Final = {
         expires_fixed,
         dump=dump_window,
         load=load_window,
-        used=used_fixed,
         windowed=True,
         leasable=True,
         port_number=2,
@@ -218,7 +201,6 @@ ALGORITHMS: Final = {
         expires_calendar,
         dump=dump_window,
         load=load_window,
-        used=used_calendar,
         windowed=True,
         by_calendar=True,
         leasable=True,
@@ -232,7 +214,6 @@ ALGORITHMS: Final = {
         expires_sliding,
         dump=dump_sliding,
         load=load_sliding,
-        used=used_sliding,
         weighted=True,
         leasable=True,
         port_number=4,
@@ -245,7 +226,6 @@ ALGORITHMS: Final = {
         expires_log,
         dump=dump_log,
         load=load_log,
-        used=used_log,
         logged=True,
         leasable=True,
         port_number=5,
@@ -259,7 +239,6 @@ ALGORITHMS: Final = {
         expires_log,
         dump=dump_log,
         load=load_log,
-        used=used_log,
         logged=True,
         holds_slots=True,
         port_number=6,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.core.algorithms import CarriedWindows, MarkedLimit, State
+from tidegate.core.algorithms import CarriedWindows, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ __all__ = ["dump", "limit_of", "load"]
 def limit_of(state: State) -> Limit:
     """Return the limit that wrote a state."""
     owner = state[0]
-    return owner.limit if isinstance(owner, (MarkedLimit, CarriedWindows)) else owner
+    return owner.limit if isinstance(owner, CarriedWindows) else owner
 
 
 def dump(state: State) -> list[int]:

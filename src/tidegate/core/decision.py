@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from tidegate.core.algorithms import NEVER, State, View
@@ -25,20 +25,6 @@ class LimitDecision(NamedTuple):
     limit: Limit
 
 
-class OverdrawnViews(list[View]):
-    """The views of limits, one or more of which are exceeded; `used` has the permits in use of each limit."""
-
-    __slots__ = ("used",)
-    used: list[int]
-
-    @classmethod
-    def of(cls, views: Iterable[View], used: list[int]) -> Self:
-        """Create a list of views, with what each limit has in use."""
-        overdrawn = cls(views)
-        overdrawn.used = used
-        return overdrawn
-
-
 class Decision(
     tuple[bool, int, "tuple[Limit, ...]", "Sequence[State | None] | Sequence[View]", "Sequence[int] | None"]
 ):
@@ -46,7 +32,7 @@ class Decision(
 
     `of_states` and `of_views` create one. It is a tuple, the cheapest object to create, of: whether the call is within
     the limits, the instant, the limits, and either their views and None, or their states and the costs from which the
-    views are computed when they are read. Only the core and the fast paths use these positions.
+    views are computed when they are read. Only the core and shortcuts of stores use these positions.
     """
 
     __slots__ = ()
@@ -67,17 +53,6 @@ class Decision(
     @classmethod
     def of_views(cls, at: int, limits: tuple[Limit, ...], views: Sequence[View], *, within_limits: bool) -> Self:
         """Create a decision from the view of each limit."""
-        return cls((within_limits, at, limits, views, None))
-
-    @classmethod
-    def of_signed_views(cls, at: int, limits: tuple[Limit, ...], views: Sequence[View], *, within_limits: bool) -> Self:
-        """Create a decision from views whose `remaining` is negative if more permits are in use than the limit allows.
-
-        Servers that keep the states themselves answer in this form.
-        """
-        if min([view[0] for view in views], default=0) < 0:
-            used = [limit.burst - view[0] for limit, view in zip(limits, views, strict=True)]
-            views = OverdrawnViews.of(((max(0, view[0]), view[1], view[2]) for view in views), used)
         return cls((within_limits, at, limits, views, None))
 
     @property
@@ -107,7 +82,7 @@ class Decision(
 
     @property
     def views(self) -> Sequence[View]:
-        """The view of each limit, in integers: remaining, retry and reset."""
+        """The view of each limit, in integers."""
         _, at, limits, results, costs = self
         if costs is None:
             return results  # type: ignore[return-value]  # without costs, views
@@ -119,30 +94,17 @@ class Decision(
     def with_views(self) -> Self:
         """Return this decision with its views computed: it no longer depends on states."""
         within_limits, at, limits, _, costs = self
-        if costs is None:
-            return self
-        views = self.views
-        if 0 in [view[0] for view in views]:  # else no limit has more in use than it allows
-            used = self.used
-            if any([count > limit.burst for count, limit in zip(used, limits, strict=True)]):  # noqa: C419 - as below
-                views = OverdrawnViews.of(views, used)
-        return self.of_views(at, limits, views, within_limits=within_limits)
+        return self if costs is None else self.of_views(at, limits, self.views, within_limits=within_limits)
 
     def about(self, limits: tuple[Limit, ...], places: Sequence[int]) -> Self:
         """Return the decision about some of its limits, given as `limits` and as their places among all."""
-        views, used = self.views, self.used
-        found = OverdrawnViews.of([views[place] for place in places], [used[place] for place in places])
-        return self.of_views(self.at, limits, found, within_limits=self.within_limits)
+        views = self.views
+        return self.of_views(self.at, limits, [views[place] for place in places], within_limits=self.within_limits)
 
     @property
     def used(self) -> list[int]:
         """The permits in use at each limit: more than it allows if a correction took more, or the limit was lowered."""
-        _, at, limits, results, costs = self
-        if costs is not None:
-            return [limit.rules.used(state, limit, at) for limit, state in zip(limits, results, strict=True)]
-        if isinstance(results, OverdrawnViews):
-            return results.used
-        return [limit.burst - view[0] for limit, view in zip(limits, self.views, strict=True)]
+        return [limit.burst - view.remaining for limit, view in zip(self[2], self.views, strict=True)]
 
     @property
     def remaining(self) -> int:
@@ -152,8 +114,10 @@ class Decision(
             if not within_limits and costs[0] == 1:
                 return 0  # a limit that denies one permit has none
             limit = limits[0]
-            return limit.remaining_of(results[0], limit, at)
-        return min([view[0] for view in self.views])  # a list: a generator costs as much as the view
+            remaining = limit.remaining_of(results[0], limit, at)
+        else:
+            remaining = min([view[0] for view in self.views])  # a list: a generator costs as much as the view
+        return remaining if remaining > 0 else 0  # noqa: FURB136 - max() would cost a third of the view
 
     @property
     def retry(self) -> int:
@@ -190,7 +154,7 @@ class Decision(
             LimitDecision(
                 limit.name,
                 limit.quota,
-                remaining,
+                max(0, remaining),
                 None if retry == NEVER else retry / SECOND,
                 reset / SECOND,
                 not retry,
@@ -267,7 +231,7 @@ def join_decisions(decisions: Sequence[Decision]) -> Decision:
     if len(decisions) == 1:
         return decisions[0]
     limits = tuple(limit for each in decisions for limit in each.policy_limits)
-    views = [view for each in decisions for view in each.with_views().views]
+    views = [view for each in decisions for view in each.views]
     kind = LocalDecision if any(isinstance(each, LocalDecision) for each in decisions) else Decision
     return kind.of_views(decisions[0].at, limits, views, within_limits=all(each.allowed for each in decisions))
 
@@ -351,6 +315,7 @@ class Verb(NamedTuple):
     clears: bool = False  # it removes all states
     charges: bool = False  # an allowed call takes permits, which are refunded if its caller is cancelled
     asks: bool = False  # it may be denied; it is not sent if its caller is cancelled before, since it settles nothing
+    marks: bool = False  # the charge is marked, so that it can be corrected exactly
     corrects: bool = False  # it corrects an earlier charge: it is sent once, since repeating it would count twice
 
 
@@ -358,7 +323,7 @@ class Verb(NamedTuple):
 VERBS: Final[dict[str, Verb]] = {
     "acquire": Verb(acquire, charges=True, asks=True),
     "peek": Verb(peek, asks=True, changes=False),
-    "hold": Verb(hold, charges=True, asks=True),
+    "hold": Verb(hold, charges=True, asks=True, marks=True),
     "adjust": Verb(adjust, corrects=True),
     "reset": Verb(reset, clears=True),
 }

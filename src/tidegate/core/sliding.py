@@ -31,34 +31,27 @@ def view_sliding(state: State | None, limit: Limit, cost: int, now: int) -> View
         return _view_resized(limit, cost, count, previous, start + length - now, length)
     quota, ticks = limit.quota, length // limit.tick
     ahead = start + length - now
-    left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
+    left = quota - count - min(_weigh(limit, previous, ahead), MAX_INTEGER - count)
     retry = 0
     if cost > quota:
         retry = NEVER
-    elif cost > left:
+    elif cost > max(0, left):
         if cost <= quota - count:  # once the weight of the previous window is lower
             retry = ahead - (quota - count - cost) * ticks // previous * limit.tick
         else:  # only once this window is the previous one, with a lower weight
             retry = ahead + length - (quota - cost) * ticks // count * limit.tick
-    return left, retry, _reset(count, previous, ahead, length)
-
-
-def used_sliding(state: State | None, limit: Limit, now: int) -> int:
-    """Return the count of the window, and the weight of the previous one, up to MAX_INTEGER."""
-    count, previous, start, length = _rolled(state, limit, now)
-    weight = previous if length != limit.length else _weigh(limit, previous, start + length - now)
-    return count + min(weight, MAX_INTEGER - count)
+    return View(left, retry, _reset(count, previous, ahead, length))
 
 
 def _view_resized(limit: Limit, cost: int, count: int, previous: int, ahead: int, length: int) -> View:
     """Compute the view of windows of another length: until a call is charged, they count in full."""
-    left = max(0, limit.quota - count - previous)
+    left = limit.quota - count - previous
     retry = 0
     if cost > limit.quota:
         retry = NEVER
-    elif cost > left:
+    elif cost > max(0, left):
         retry = ahead if cost <= limit.quota - count else ahead + length
-    return left, retry, _reset(count, previous, ahead, length)
+    return View(left, retry, _reset(count, previous, ahead, length))
 
 
 def _reset(count: int, previous: int, ahead: int, length: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -10,9 +10,21 @@ if TYPE_CHECKING:
     from tidegate.core.limit import Limit
 
 State = tuple[Any, ...]
-View = tuple[int, int, int]
 
 NEVER: Final = -1
+
+
+class View(NamedTuple):
+    """What a state means for a cost. Times are in microseconds.
+
+    `remaining` is negative if more permits are in use than the limit allows: a correction took more, or the limit was
+    lowered. `retry` is 0 if the cost would be charged, else the time until it would be, or NEVER. `reset` is the time
+    until all permits are available again.
+    """
+
+    remaining: int
+    retry: int
+    reset: int
 
 
 def current(state: State | None, limit: Limit, now: int) -> State | None:

@@ -49,13 +49,6 @@ def view_fixed(state: State | None, limit: Limit, cost: int, now: int) -> View:
     return _view_window(state, limit, cost, now, start, end)
 
 
-def used_fixed(state: State | None, limit: Limit, now: int) -> int:
-    """Return the usage that counts in the open window."""
-    state = current(state, limit, now)
-    start, end = _fixed(state, limit, now)
-    return _used_window(state, limit, now, start, end)
-
-
 def _fixed(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
     """Return the window around now: the open one with the length of this limit, or one that opens now."""
     now = _seen(state, now)
@@ -98,13 +91,6 @@ def view_calendar(state: State | None, limit: Limit, cost: int, now: int) -> Vie
     state = current(state, limit, now)
     start, end = _calendar(state, limit, now)
     return _view_window(state, limit, cost, now, start, end)
-
-
-def used_calendar(state: State | None, limit: Limit, now: int) -> int:
-    """Return the usage that counts in the calendar window around now."""
-    state = current(state, limit, now)
-    start, end = _calendar(state, limit, now)
-    return _used_window(state, limit, now, start, end)
 
 
 def _calendar(state: State | None, limit: Limit, now: int) -> tuple[int, int]:
@@ -215,10 +201,9 @@ def _view_common(limit: Limit, cost: int, used: int, ahead: int) -> View:
     if ahead <= 0:
         used = ahead = 0
     left = limit.quota - used
-    left = max(left, 0)
-    if cost <= left:
-        return left, 0, ahead
-    return left, ahead if cost <= limit.quota else NEVER, ahead
+    if cost <= left or not cost:
+        return View(left, 0, ahead)
+    return View(left, ahead if cost <= limit.quota else NEVER, ahead)
 
 
 def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: int, end: int) -> View:
@@ -236,12 +221,7 @@ def _view_window(state: State | None, limit: Limit, cost: int, now: int, start: 
             retry = until - now
             if cost <= free:
                 break
-    return max(0, left), retry, counted[-1][2] - now if counted else 0
-
-
-def _used_window(state: State | None, limit: Limit, now: int, start: int, end: int) -> int:
-    """Return all usage that counts in the window [start, end)."""
-    return 0 if state is None else _sum(_counted(state, limit, now, start, end)[0])
+    return View(left, retry, counted[-1][2] - now if counted else 0)
 
 
 def _adjust_window(

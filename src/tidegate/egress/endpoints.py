@@ -133,7 +133,9 @@ def longest_wait(decisions: Iterable[Decision]) -> float | None:
 
 def remaining_of(decision: Decision) -> dict[str, int]:
     """Return what is left of each limit, by its name."""
-    return {limit.name: view[0] for limit, view in zip(decision.policy_limits, decision.views, strict=False)}
+    return {
+        limit.name: max(0, view.remaining) for limit, view in zip(decision.policy_limits, decision.views, strict=False)
+    }
 
 
 def read_estimate_request(body: bytes) -> dict[str, Any]:

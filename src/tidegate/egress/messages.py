@@ -250,7 +250,7 @@ def describe_cost(cost: Cost) -> str:
 def describe_remaining(decision: Decision) -> str:
     """Write what is left of each limit, by its name."""
     pairs = zip(decision.policy_limits, decision.views, strict=False)
-    return ", ".join(f"{limit.name}={view[0]}" for limit, view in pairs)
+    return ", ".join(f"{limit.name}={max(0, view.remaining)}" for limit, view in pairs)
 
 
 def bracketed(host: str) -> str:

@@ -58,7 +58,7 @@ def _write_x_fields(limits: Sequence[Limit], views: Sequence[View], at: int) -> 
     limit, (remaining, _, reset) = find_tightest(limits, views) if len(limits) > 1 else (limits[0], views[0])
     return [
         (X_RATELIMIT.limit, str(limit.quota)),
-        (X_RATELIMIT.remaining, str(min(remaining, limit.quota))),
+        (X_RATELIMIT.remaining, str(max(0, min(remaining, limit.quota)))),
         (X_RATELIMIT.reset, str(ceil_div(at + reset, SECOND))),
     ]
 
@@ -72,7 +72,7 @@ def find_tightest(limits: Sequence[Limit], views: Sequence[View]) -> tuple[Limit
 
     def tightness(pair: tuple[Limit, View]) -> tuple[bool, bool, int, int, int]:
         _, (remaining, retry, reset) = pair
-        return retry != 0, retry == NEVER, retry, -remaining, reset
+        return retry != 0, retry == NEVER, retry, -max(0, remaining), reset
 
     return max(zip(limits, views, strict=True), key=tightness)
 
@@ -100,7 +100,7 @@ def _write_state(limit: Limit, view: View) -> str:
     For a violated limit, these are the seconds until the call would be allowed, so that Retry-After is never shorter.
     """
     remaining, retry, reset = view
-    item = f"{_write_string(limit.name)};{IETF.remaining}={min(remaining, limit.quota, MAX_SF_INTEGER)}"
+    item = f"{_write_string(limit.name)};{IETF.remaining}={max(0, min(remaining, limit.quota, MAX_SF_INTEGER))}"
     if limit.rules.holds_slots:
         return item
     return f"{item};{IETF.reset}={ceil_div(retry if retry > 0 else reset, SECOND)}"

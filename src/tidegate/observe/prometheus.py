@@ -80,12 +80,14 @@ class PrometheusObserver:
         decision, (policy, outcome) = record.decision, labels
         self._child(self._decisions, policy, outcome).inc()
         views = decision.views
-        left = min(view[0] / limit.burst for limit, view in zip(decision.policy_limits, views, strict=True))
+        left = min(
+            max(0, view.remaining) / limit.burst for limit, view in zip(decision.policy_limits, views, strict=True)
+        )
         self._child(self._remaining, policy).observe(left)
         if not decision.within_limits:
             self._child(self._last, policy).set(decision.at / 1_000_000)
             for limit, view in zip(decision.policy_limits, views, strict=True):
-                if view[1]:
+                if view.retry:
                     self._child(self._denials, policy, limit_label(record, policy, limit.name)).inc()
 
     def _child(self, metric: Any, *labels: str) -> Any:  # noqa: ANN401 - a metric of any kind

@@ -61,7 +61,7 @@ def corrections(verb: str, asks: Sequence[Ask], decisions: Sequence[Decision], p
     unmarked: list[Ask] = []
     for place, (policy, key, costs) in enumerate(merged.asks):
         rows = [(limit, cost, views[place, limit.identity]) for limit, cost in zip(policy.limits, costs, strict=True)]
-        if verb == "hold":
+        if VERBS[verb].marks:
             marked.append((policy, key, tuple(-cost for cost in costs)))
             continue
         exact = tuple(0 if limit.rules.refills else -cost for limit, cost, _ in rows)

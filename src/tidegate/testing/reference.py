@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 
 
 class ExpectedAnswer(NamedTuple):
-    """The answer to one ask: allowed, the instant, (remaining, retry, reset) and the usage of each limit."""
+    """The answer to one ask: allowed, the instant, and the view of each limit."""
 
     allowed: bool
     at: int
     views: tuple[View, ...]
-    used: tuple[int, ...]
 
 
 def answer_of(decision: Decision) -> ExpectedAnswer:
     """Return a Decision as plain data."""
-    remaining_retry_reset = ((view[0], view[1], view[2]) for view in decision.views)
-    return ExpectedAnswer(decision.allowed, decision.at, tuple(remaining_retry_reset), tuple(decision.used))
+    return ExpectedAnswer(decision.allowed, decision.at, tuple(decision.views))
 
 
 class ReferenceStore:
@@ -57,7 +55,6 @@ class ReferenceStore:
         allowed, changed, left = VERBS[verb].decide(limits, states, costs, now, at)
         triples = zip(limits, changed, left, strict=True)
         views = [limit.rules.view(state, limit, cost, now) for limit, state, cost in triples]
-        used = [limit.rules.used(state, limit, now) for limit, state in zip(limits, changed, strict=True)]
         if verb != "peek":
             self._keep(places, changed)
         if verb == "reset":
@@ -66,7 +63,7 @@ class ReferenceStore:
         answers, start = [], 0
         for policy, _, _ in asks:
             end = start + len(policy.limits)
-            answers.append(ExpectedAnswer(allowed, now, tuple(views[start:end]), tuple(used[start:end])))
+            answers.append(ExpectedAnswer(allowed, now, tuple(views[start:end])))
             start = end
         return tuple(answers)
 

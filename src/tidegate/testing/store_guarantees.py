@@ -197,7 +197,7 @@ def a_changed_limit_refills_nothing(store: Store) -> None:
     for algorithm in ("fixed_window", "sliding_window", "sliding_log", "concurrency"):
         before, after = (Policy(f"change-{algorithm}", (Limit(q, "1h", algorithm),)) for q in (100, 30))
         ask(store, "acquire", before, "k", (60,), NOW)
-        expect(ask(store, "peek", after, "k", (0,), NOW), remaining=[0], what=f"{algorithm}: 60 of 100 used, then 30")
+        expect(ask(store, "peek", after, "k", (0,), NOW), remaining=[-30], what=f"{algorithm}: 60 of 100 used, then 30")
         expect(ask(store, "peek", before, "k", (0,), NOW), remaining=[40], what=f"{algorithm}: and 100 again")
     before, after, more = (Policy("change-bucket", (Limit(q, "1h"),)) for q in (100, 30, 1000))
     ask(store, "acquire", before, "k", (50,), NOW)
@@ -263,7 +263,7 @@ def a_refund_restores_permits(store: Store) -> None:
         policy = Policy(f"refund-{algorithm}", (Limit(10, "1h", algorithm),))
         ask(store, "acquire", policy, "k", (6,), NOW)
         expect(ask(store, "adjust", policy, "k", (-2,), NOW), remaining=[6], what=f"{algorithm}: 2 of 6 refunded")
-        expect(ask(store, "adjust", policy, "k", (9,), NOW), remaining=[0], what=f"{algorithm}: 9 more taken")
+        expect(ask(store, "adjust", policy, "k", (9,), NOW), remaining=[-3], what=f"{algorithm}: 9 more taken")
         denied = ask(store, "acquire", policy, "k", (1,), NOW)
         expect(denied, allowed=False, what=f"{algorithm}: one more, with 13 of 10 taken")
         expect(ask(store, "adjust", policy, "k", (-99,), NOW), remaining=[10], what=f"{algorithm}: 99 of 13 refunded")

@@ -217,6 +217,6 @@ def _format_ask(ask: Ask) -> str:
 def _format_answers(answers: Sequence[ExpectedAnswer]) -> str:
     return "; ".join(
         f"{'allowed' if answer.allowed else 'denied'} at {answer.at}, "
-        f"(remaining, retry, reset) = {list(answer.views)}, used {list(answer.used)}"
+        f"(remaining, retry, reset) = {list(map(tuple, answer.views))}"
         for answer in answers
     )

@@ -104,7 +104,7 @@ class RecentClients:
             pairs = zip(decision.policy_limits, decision.views, strict=True)
             limit, (remaining, _, reset) = min(pairs, key=lambda pair: pair[1][0] / max(1, pair[0].burst))
             found.append(
-                ClientNearLimit(key, limit.name, limit.quota, remaining, ceil_div(decision.at + reset, SECOND))
+                ClientNearLimit(key, limit.name, limit.quota, max(0, remaining), ceil_div(decision.at + reset, SECOND))
             )
         found.sort(key=share_left)
         return found[:max_clients]

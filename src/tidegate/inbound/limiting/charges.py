@@ -340,7 +340,7 @@ def find_next_permits_flow(charge: RequestCharge, decision: Decision, cost: Cost
 def _known_wait(view: View, cost: int) -> int | None:
     """Return the time until a limit has its next permit, if its view for this cost says it."""
     remaining, retry, reset = view
-    if remaining:
+    if remaining > 0:
         return 0
     if cost != 1 or not retry:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.core.algorithms import View
 from tidegate.core.decision import Decision
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.request import Request
@@ -66,5 +67,5 @@ def find_category(request_limiter: RequestLimiter, name: str) -> CategoryLimiter
 def allow_freely(request_limiter: RequestLimiter, category_limiter: CategoryLimiter) -> Decision:
     """Return a decision that allows a call without a charge: the limits are unused."""
     limits = category_limiter.limits
-    views = [(limit.burst, 0, 0) for limit in limits]
+    views = [View(limit.burst, 0, 0) for limit in limits]
     return Decision.of_views(request_limiter.now(), limits, views, within_limits=True)

@@ -13,6 +13,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tidegate.core.algorithms import View
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError
@@ -219,7 +220,7 @@ class RequestLimiter(ConfiguredLimiter):
         self.throttle.log_throttled(logging.ERROR, "%s: the store could not decide: %s", policy.name, error)
         if policy.on_store_error != "deny":
             return None
-        again = ((0, SECOND, SECOND),) * len(policy.limits)
+        again = (View(0, SECOND, SECOND),) * len(policy.limits)
         return LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
 
     def check(self, address: str | None, category: str, cost: Cost = 1) -> Decision:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from tidegate.core.decision import OverdrawnViews
+from tidegate.core.algorithms import View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.core.algorithms import View
     from tidegate.core.decision import Decision
 
 
-class NextPermitView(tuple[int, int, int]):  # noqa: SLOT001 - a tuple cannot have slots with names
+class NextPermitView(View):
     """The view of a limit, and the microseconds until its next permit is available."""
 
     next_permit: int
@@ -21,16 +20,15 @@ class NextPermitView(tuple[int, int, int]):  # noqa: SLOT001 - a tuple cannot ha
     @classmethod
     def of(cls, view: View, next_permit: int) -> Self:
         """Add the time of the next permit to a view."""
-        found = cls(view)
+        found = cls(*view)
         found.next_permit = next_permit
         return found
 
 
 def with_next_permits(decision: Decision, waits: Sequence[int]) -> Decision:
     """Return a decision that also says how long each limit takes to have its next permit."""
-    views = map(NextPermitView.of, decision.views, waits)
-    found = OverdrawnViews.of(views, decision.used)
-    return decision.of_views(decision.at, decision.policy_limits, found, within_limits=decision.within_limits)
+    views = tuple(map(NextPermitView.of, decision.views, waits))
+    return decision.of_views(decision.at, decision.policy_limits, views, within_limits=decision.within_limits)
 
 
 def shown_reset(views: Sequence[View], reset: int) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from operator import mod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
+from tidegate.core.algorithms import View
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.decision import Decision, LocalDecision, denied_without_store
 from tidegate.headers import PROBLEM_TYPE, problem, write
@@ -150,7 +151,7 @@ class ResponseWriter:
         quota = limit.quota
         fields = [
             (self._limit_field, b"%d" % quota),
-            self._raw_form.write_remaining(min(remaining, quota)),
+            self._raw_form.write_remaining(max(0, min(remaining, quota))),
             (self._reset_field, b"%d" % ((at + reset + ROUND_UP) // SECOND)),
             *self._raw_extra,
         ]
@@ -198,7 +199,7 @@ class BlockedDecision(Decision):
     def until(cls, now: int, limits: tuple[Limit, ...], end: int) -> Self:
         """Deny until a time, in microseconds since 1970."""
         wait = max(1, end - now)
-        return cls.of_views(now, limits, ((0, wait, wait),) * len(limits), within_limits=False)
+        return cls.of_views(now, limits, (View(0, wait, wait),) * len(limits), within_limits=False)
 
 
 class ListedDecision(BlockedDecision):

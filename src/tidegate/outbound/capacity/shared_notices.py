@@ -78,7 +78,7 @@ class SharedNotices:
         if decision is None:
             return None
         before, self._at = self._seen, decision.at
-        self._seen = counters = tuple(MAX_INTEGER - view[0] for view in decision.views)
+        self._seen = counters = tuple(MAX_INTEGER - view.remaining for view in decision.views)
         number, since, until, *_ = counters
         if counters[: len(NOTICE_FIELDS)] == before[: len(NOTICE_FIELDS)] or not number:
             return None

@@ -482,7 +482,7 @@ class Account:
 
     def _used(self, peeked: Decision, index: int) -> int:
         limit = peeked.policy_limits[index]
-        return limit.burst - peeked.views[index][0] if index < len(peeked.views) else 0
+        return limit.burst - peeked.views[index].remaining if index < len(peeked.views) else 0
 
     def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> CallFlow[Any]:
         """Reduce the capacity and pause; other processes are informed through the store and over the bus."""

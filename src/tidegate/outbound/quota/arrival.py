@@ -29,6 +29,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tidegate.core.algorithms import View
 from tidegate.core.bounds import MAX_INTEGER, SECOND
 from tidegate.outbound.providers.money import is_money
 
@@ -200,7 +201,7 @@ class ArrivalDelays:
     def _expired_costs(self, charge: Charge, age: int, *, recharge: bool) -> tuple[int, ...]:
         limits, costs, views = self._limits, charge.costs, (charge.recharged or charge.decision).views
         if not views:  # a charge restored from its id: to move it within its window changes nothing
-            views = ((0, 0, 0),) * len(limits)
+            views = (View(0, 0, 0),) * len(limits)
         if not len(limits) == len(costs) == len(views):  # the file has changed in the meantime
             return ()
         # A charge in a window that has not ended is correct; moving it into the next window costs no allowance.

@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.algorithms import NEVER
+from tidegate.core.algorithms import NEVER, View
 from tidegate.core.decision import Decision
 from tidegate.errors import Denied
 from tidegate.outbound.quota.choice import CallCeiling, Candidate
@@ -206,6 +206,6 @@ def conversation_of(pool: Pool, call: OutboundRequest, requests: Iterable[Reques
 
 def no_member(provider: Provider) -> Denied:
     """Return the error of a call to a pool whose members are all drained."""
-    decision = Decision.of_views(0, provider.limits, [(0, NEVER, 0)] * len(provider.limits), within_limits=False)
+    decision = Decision.of_views(0, provider.limits, [View(0, NEVER, 0)] * len(provider.limits), within_limits=False)
     place = provider.file or "the file"
     return Denied(f"provider {provider.name}: all members are drained: add one to {place}", decision)

@@ -241,7 +241,10 @@ class PendingSettlement:
             return 0
         rate, counts = request.profile.output_rate(request.model), request.profile.counts
         rows = zip(decision.policy_limits, decision.views, strict=False)
-        return min((view[0] // rate for limit, view in rows if "output" in counts.get(limit.unit, ())), default=0)
+        return min(
+            (max(0, view.remaining) // rate for limit, view in rows if "output" in counts.get(limit.unit, ())),
+            default=0,
+        )
 
     def _renew_if_due_flow(self, reader: UsageReader) -> CallFlow[Any]:
         """Count what was produced, and reserve the rest again: the first reservation would expire before it is used."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.core.algorithms import NEVER
+from tidegate.core.algorithms import NEVER, View
 from tidegate.core.decision import Decision
 from tidegate.errors import Denied
 from tidegate.outbound.providers.profile import WEBSOCKET, matches_model, values_at
@@ -72,7 +72,7 @@ class UnboundedCost(Denied):
 
 def refuse(provider: Provider, message: str, field: str) -> UnboundedCost:
     """Return the error of a call that is not sent at all."""
-    decision = Decision.of_views(0, provider.limits, [(0, NEVER, 0)] * len(provider.limits), within_limits=False)
+    decision = Decision.of_views(0, provider.limits, [View(0, NEVER, 0)] * len(provider.limits), within_limits=False)
     return UnboundedCost(f"provider {provider.name}: {message}", field, decision)
 
 

@@ -63,7 +63,7 @@ class DecisionWriter:
         limit = limits[0]
         remaining, _, reset = states[0] if costs is None else limit.view(states[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
         _, start, middle, end = self._templates.get(id(limits)) or self._add_template(limits)
-        numbers = NUMBERS % (remaining, encode(reset / SECOND))
+        numbers = NUMBERS % (max(0, remaining), encode(reset / SECOND))
         return (start, numbers, middle, numbers, end)
 
     def _add_template(self, limits: Limits) -> Template:

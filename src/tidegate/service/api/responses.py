@@ -218,8 +218,8 @@ def decision_response(decision: Decision | None) -> DecisionResponse:
     if len(limits) > 1:
         return DecisionResponse(*decision_fields(decision))  # type: ignore[arg-type]  # as above
     limit = limits[0]
-    remaining, _, reset = results[0] if costs is None else limit.view(results[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
-    after = reset / SECOND
+    left, _, reset = results[0] if costs is None else limit.view(results[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
+    remaining, after = max(0, left), reset / SECOND
     only = LimitResponse(limit.name, limit.quota, limit.unit, True, remaining, 0.0, after)  # noqa: FBT003 - by position: half the cost
     return DecisionResponse(True, remaining, 0.0, after, NO_NAMES, False, False, [only])  # noqa: FBT003 - as above
 
@@ -234,7 +234,7 @@ def decision_fields(decision: Decision | None) -> tuple[object, ...]:
             limit.quota,
             limit.unit,
             not retry,
-            remaining,
+            max(0, remaining),
             None if retry == NEVER else retry / SECOND,
             reset / SECOND,
         )

@@ -106,9 +106,9 @@ def current_usage(policy: str, key: Key, decision: Decision, now: int) -> KeyNea
         at = max(decision.at, now)
         decision = Decision.of_states(at, limits, states, zero_costs(limits), within_limits=True)
     triples = zip(limits, decision.views, decision.used, strict=True)
-    limit, (remaining, _, reset), used = min(triples, key=lambda triple: triple[1][0] / triple[0].burst)
+    limit, (left, _, reset), used = min(triples, key=lambda triple: triple[1][0] / triple[0].burst)
     after = max(0, reset - passed) / SECOND
     at = recorded_at // MILLISECOND
     return KeyNearLimit(
-        policy, key, limit.name, describe_limit(limit), limit.unit, limit.quota, used, remaining, after, at
+        policy, key, limit.name, describe_limit(limit), limit.unit, limit.quota, used, max(0, left), after, at
     )

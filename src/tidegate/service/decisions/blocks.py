@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.clock import TaskSignal
 from tidegate.core import Limit
+from tidegate.core.algorithms import View
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision
 from tidegate.errors import CollectionFull, ConfigError, StoreUnavailable
@@ -93,7 +94,7 @@ class Blocks:
         left = self._known.get(block_key, 0) - self._clock.steady()
         if block_key not in self._known or left <= 0:
             return None
-        return Decision.of_views(self._clock.ns() // 1000, BLOCKED_LIMITS, ((0, left, left),), within_limits=False)
+        return Decision.of_views(self._clock.ns() // 1000, BLOCKED_LIMITS, (View(0, left, left),), within_limits=False)
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 

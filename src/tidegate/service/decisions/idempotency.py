@@ -17,6 +17,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from tidegate.core.algorithms import View
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import ConfigError, RateLimitError, ValueConflict
@@ -151,5 +152,5 @@ async def forget_call(keyed_store: KeyedStore | None) -> None:
 
 def _allowed(decision: Decision, at: int) -> Decision:
     """Return an allowed decision with the current numbers, for a repeated call."""
-    views = tuple((remaining, 0, reset) for remaining, _, reset in decision.views)
+    views = tuple(View(remaining, 0, reset) for remaining, _, reset in decision.views)
     return Decision.of_views(at, decision.policy_limits, views, within_limits=True)

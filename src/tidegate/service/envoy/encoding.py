@@ -82,7 +82,7 @@ def _status(decision: Decision, *, over: bool) -> bytes:
     seconds, micros = divmod(reset, SECOND)
     status = STATUS_OVER_LIMIT if over else STATUS_OK
     status += _current_limit(limits[tightest])
-    if remaining:
+    if remaining > 0:
         status += LIMIT_REMAINING + varint(min(MAX_UINT32, remaining))
     until = b""
     if seconds:

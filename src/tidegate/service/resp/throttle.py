@@ -91,4 +91,4 @@ def write_throttled(decision: Decision) -> str:
     ((remaining, retry, reset),) = decision.views
     burst, limited = decision.policy_limits[0].burst, not decision.allowed
     seconds = ceil_div(retry, SECOND) if limited and retry != NEVER else -1
-    return f"*5\r\n:{limited:d}\r\n:{burst}\r\n:{remaining}\r\n:{seconds}\r\n:{ceil_div(reset, SECOND)}\r\n"
+    return f"*5\r\n:{limited:d}\r\n:{burst}\r\n:{max(0, remaining)}\r\n:{seconds}\r\n:{ceil_div(reset, SECOND)}\r\n"

@@ -1,6 +1,6 @@
 """Makes decisions in memory, from shares of permits that it takes in advance from a shared store.
 
-store.py           LeasedStore: runs the flows in threads and tasks; the fast path for calls that need no request
+store.py           LeasedStore: runs the flows in threads and tasks; what needs no request is decided by `specialize`
 manager.py         LeaseManager: acquires, renews and returns shares, as flows of store requests
 policy_leases.py   the leases of one policy
 key_lease.py       the lease of one key: a table of states and events, and the size of the next request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.core.decision import Decision
+from tidegate.core.decision import VERBS, Decision
 from tidegate.stores.base import Alternatives
 from tidegate.stores.lease.steps import StoreRequest, with_policy_limits
 
@@ -49,7 +49,8 @@ def ask_run_flow(
     decisions = yield StoreRequest(verb, Alternatives.of(strict), now, at)
     asks = [ask for group in groups for ask in group]
     found = [with_policy_limits(policy, one) for (policy, _, _), one in zip(asks, decisions, strict=False)]
-    if verb != "acquire" or now is not None:
+    traits = VERBS[verb]
+    if not traits.charges or traits.marks or now is not None:
         return found
     end = 0
     for group, (decision, *_) in zip(groups, Alternatives.of(groups).split(decisions), strict=False):

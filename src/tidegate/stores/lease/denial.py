@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.core.algorithms import NEVER
+from tidegate.core.algorithms import NEVER, View
 from tidegate.core.decision import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.core.algorithms import View
     from tidegate.core.limit import Limit
     from tidegate.stores.lease.share import Costs
 
@@ -79,7 +78,7 @@ class CachedDenial:
         if now >= self.until:
             return None
         left, retry, reset = self.only
-        views = ((left, retry - now, reset - now if reset > now else 0),)
+        views = (View(left, retry - now, reset - now if reset > now else 0),)
         return Decision((False, self.offset + now, limits, views, None))  # of_views, inlined
 
     def _deny(self, costs: Costs, now: int) -> list[View] | None:
@@ -96,7 +95,7 @@ class CachedDenial:
                 denied = True
                 left = min(left, cost - 1)
                 retry = NEVER if wait == NEVER else max(self._received + wait, self.until) - now
-            views.append((left, retry, max(0, self._received + reset - now)))
+            views.append(View(left, retry, max(0, self._received + reset - now)))
         return views if denied else None
 
 
@@ -106,7 +105,7 @@ def wait_of(limit: Limit, cost: int, denied: int, view: View) -> int | None:
     Rounded up where it is not known to the microsecond.
     """
     left, retry, reset = view
-    if cost <= left:
+    if cost <= left or not cost:
         return 0
     if cost == denied:
         return retry

@@ -155,7 +155,7 @@ class KeyLease:
         self.state: LeaseState = LeaseState.IDLE
         self.share: LeasedShare = NO_SHARE
         self.denial: CachedDenial | None = None
-        self.last_call: int | None = None  # time of the last call that the fast path did not answer
+        self.last_call: int | None = None  # time of the last call that needed the manager
         self._last_share: LeasedShare = NO_SHARE  # the previous share: shows the demand
         self._pending_until: int = 0
         self._waiting: list[Callable[[], None]] = []  # called when the request has ended
@@ -172,7 +172,7 @@ class KeyLease:
         return self.state in PENDING and now < self._pending_until
 
     def called_recently(self, now: int, length: int) -> bool:
-        """Return whether the fast path did not answer a call, within the length of a lease."""
+        """Return whether a call needed the manager within the length of a lease."""
         return self.last_call is not None and now - self.last_call < length
 
     # ---- the share ---------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class KeyLease:
         `spread` times as much, because a share has 1/`spread` of what is left: as long as that is not more than what
         refills, there is no use in asking more often. (What is left in a window might be lost at its end.)
         """
-        self._left = [view[0] for view in reply.views]
+        self._left = [max(0, view.remaining) for view in reply.views]
         self._replied = received
         gathers = self.denial is not None and self.denial.gathers
         self.denial = None

@@ -89,21 +89,22 @@ class LeaseManager:
 
     def apply_together_flow(self, verb: str, asks: Sequence[Ask], now: int | None, at: int | None) -> LeaseFlow:
         """Apply a verb to asks that are decided together."""
+        traits = VERBS[verb]
         if len(asks) == 1:
             policy, key, costs = asks[0]
             leases = self.find_policy_leases(policy)
             if leases.length and now is None and any(costs):
-                if verb == "acquire":
+                if traits.marks:
+                    return [(yield from self.exact_flow(verb, leases, key, costs))]
+                if traits.charges:
                     return [(yield from self.acquire_flow(leases, key, costs))]
-                if verb == "peek" and (seen := self.peek_locally(leases, key, costs)) is not None:
+                if not traits.changes and (seen := self.peek_locally(leases, key, costs)) is not None:
                     return [seen]
-                if verb == "hold":
-                    return [(yield from self.exact_flow("hold", leases, key, costs))]
-        if not (verb == "adjust" and at is not None):  # a correction of the store's own charge concerns no share
+        if not (traits.corrects and at is not None):  # a correction of the store's own charge concerns no share
             try:
                 yield from self.release_flow(verb, asks)
             except CancelledError:
-                if not VERBS[verb].asks:
+                if not traits.asks:
                     self.jobs.append(DeferredCall(verb, asks, now, at))
                 raise
         elif len(asks) == 1:
@@ -115,7 +116,8 @@ class LeaseManager:
     @with_token
     def decide_held(self, verb: str, asks: Sequence[Ask], given: int | None) -> Decision | None:
         """Decide one ask from the share or the cached denial of its key; None if the store has to be asked."""
-        if len(asks) != 1 or verb != "acquire" or given is not None:
+        traits = VERBS[verb]
+        if len(asks) != 1 or not traits.charges or traits.marks or given is not None:
             return None
         policy, key, costs = asks[0]
         leases, now = self.by_policy.get(policy.name), self.steady()
@@ -263,7 +265,7 @@ class LeaseManager:
             result = self.record(leases, key, costs, decision)
             if isinstance(result, Decision):
                 # A hold asks the store each time, so it may be retried when the store says.
-                return with_policy_limits(leases.policy, decision) if verb == "hold" else result
+                return with_policy_limits(leases.policy, decision) if VERBS[verb].marks else result
             yield from result
 
     @with_token
@@ -301,7 +303,7 @@ class LeaseManager:
     def release_flow(self, verb: str, asks: Sequence[Ask]) -> LeaseFlow:
         """Return the shares of the keys before the store is asked about them; a reset discards them."""
         keys = [(self.find_policy_leases(policy), key) for policy, key, _ in asks]
-        yield from self.release(keys, forget=verb == "reset")
+        yield from self.release(keys, forget=VERBS[verb].clears)
 
     @with_token
     def release(self, keys: list[tuple[PolicyLeases, Key]], *, forget: bool) -> LeaseFlow:

@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from tidegate.clock import TaskSignal, yield_thread
+from tidegate.core.algorithms import View
 from tidegate.core.decision import Decision
 from tidegate.errors import StoreUnavailable
 from tidegate.flow import run, run_async
@@ -73,6 +74,7 @@ class LeasedStore(DelegatingStore):
         release = token.append
         key_leases, limits, single = policy_leases.key_leases, policy.limits, policy.only is not None
         one: object = 1
+        create = tuple.__new__
 
         def try_held(key: Key, cost: Cost = 1) -> Decision | T:
             if cost is one:  # not True or 1.0, which are no costs
@@ -93,7 +95,8 @@ class LeasedStore(DelegatingStore):
                         if single:  # LazyViews, inlined
                             remaining, _, reset = share.store_views[0]
                             reset += share.received - now
-                            views: Any = ((units + remaining, 0, reset if reset > 0 else 0),)  # noqa: FURB136 - no call
+                            reset = reset if reset > 0 else 0  # noqa: FURB136 - no call
+                            views: Any = (create(View, (units + remaining, 0, reset)),)
                         else:
                             views = LazyViews(share, units, now)
                         return Decision((True, share.offset + now, limits, views, None))  # of_views, inlined

@@ -56,8 +56,8 @@ def build_try_acquire(  # noqa: C901 - with the lock written out
                     break
             try:
                 now = ns() // 1000
-                owner, level, at = entry = entries[key]
-                if owner is limit and now < table.due:
+                owner, level, at, marks = entry = entries[key]
+                if owner is limit and not marks and now < table.due:
                     # charge_bucket, inlined: the function call would cost a tenth of the decision.
                     if now > at:
                         level += (now - at) * rate
@@ -67,10 +67,10 @@ def build_try_acquire(  # noqa: C901 - with the lock written out
                     level -= taken
                     if level < 0:
                         return Decision((False, now, limits, (entry,), (cost,)))  # type: ignore[arg-type]  # an integer
-                    entries[key] = state = (limit, level, at)
+                    entries[key] = state = (limit, level, at, marks)
                     return Decision((True, now, limits, (state,), charged))
             except KeyError:
-                state = (limit, capacity - taken, now)
+                state = (limit, capacity - taken, now, ())
                 ends = now + (taken + round_up) // rate
                 if key.__class__ is str and now < table.due and insert(table, key, state, ends, now):
                     return Decision((True, now, limits, (state,), charged))

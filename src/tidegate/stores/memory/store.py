@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.clock import yield_thread
-from tidegate.core.algorithms import NEVER
+from tidegate.core.algorithms import NEVER, View
 from tidegate.core.decision import VERBS, ZERO_COSTS, Decision, States
 from tidegate.errors import ConfigError
 from tidegate.fork import at_fork
@@ -121,7 +121,7 @@ class MemoryStore(Store):
         access = StoreAccess(self.token, self._ns, self._insert)
         return build_try_acquire(limit, policy.limits, self._prepare_table(policy), access, try_acquire)
 
-    def apply_one(  # noqa: C901 - with the lock written out
+    def apply_one(  # noqa: C901, PLR0912 - with the lock written out
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
@@ -142,7 +142,7 @@ class MemoryStore(Store):
                 entry = table.entries[key]
             except KeyError:
                 return self._decide(verb, ((policy, key, costs),), now, at)[0]
-            if now >= table.due or not (entry[0] is limit or entry[0] is limits) or verb == "reset":
+            if now >= table.due or not (entry[0] is limit or entry[0] is limits):
                 return self._decide(verb, ((policy, key, costs),), now, at)[0]
             # A key with a state of exactly this policy: what _decide does, without the rest.
             if limit is not None and verb == "acquire" and costs[0]:  # nor the lists of `acquire`
@@ -157,7 +157,9 @@ class MemoryStore(Store):
             decision = Decision((allowed, now, limits, states, left))
             if not traits.changes:
                 return decision.with_views()
-            if allowed and verb == "acquire":  # it leaves a state for each limit that has one
+            if traits.clears:
+                self._forget(table, key)
+            elif allowed and traits.charges:  # it leaves a state for each limit that has one
                 table.entries[key] = states[0] if limit is not None else (limits, states)  # type: ignore[assignment]
             elif allowed:
                 self._write(table, key, policy, states, now)
@@ -340,7 +342,7 @@ class MemoryStore(Store):
     def _deny_full(self, policy: Policy, costs: Sequence[int], now: int) -> Decision:
         wait = max(1, min(table.due for table in self._tables.values()) - now)
         pairs = zip(policy.limits, costs, strict=True)
-        views = tuple((0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs)
+        views = tuple(View(0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs)
         return Decision.of_views(now, policy.limits, views, within_limits=False)
 
     def _write(self, table: Table, key: Key, policy: Policy, states: States, now: int) -> None:

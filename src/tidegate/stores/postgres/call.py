@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
+from tidegate.core.algorithms import View
 from tidegate.core.decision import Decision
 from tidegate.stores.base import Alternatives, check_ported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tidegate.core.algorithms import View
     from tidegate.core.limit import Limit
     from tidegate.stores.base import Ask
 
@@ -91,11 +91,11 @@ class StoreCall:
 def decode_decisions(asks: Sequence[Ask], answer: list[int]) -> list[Decision]:
     """Decode the server's answer to asks that were decided together."""
     status, at, *numbers = answer
-    views: list[View] = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
+    views: list[View] = list(map(View, numbers[::3], numbers[1::3], numbers[2::3]))
     allowed, decisions, position = status == ALLOWED, [], 0
     for policy, _, _ in asks:
         end = position + len(policy.limits)
-        decisions.append(Decision.of_signed_views(at, policy.limits, views[position:end], within_limits=allowed))
+        decisions.append(Decision.of_views(at, policy.limits, views[position:end], within_limits=allowed))
         position = end
     return decisions
 

@@ -79,16 +79,10 @@ begin
         retry := ahead + ceil_div(cost * l.scale - level, l.rate);
     end if;
     return array[
-        greatest(0, level / l.scale),
+        floor_div(level, l.scale),
         retry,
         case when level < l.capacity then ahead + ceil_div(l.capacity - level, l.rate) else 0 end
     ];
-end $$;
-
-create function used_bucket(s state_t, l limit_t, now bigint)
-returns bigint language plpgsql as $$
-begin
-    return l.burst - floor_div((refill(s, l, now))[1], l.scale);
 end $$;
 
 create function _view_changed(
@@ -110,7 +104,7 @@ begin
         end if;
         retry := least(greatest(filled, before), s.ends) - now;
     end if;
-    return array[greatest(0, floor_div(level, l.scale)), retry, s.ends - now];
+    return array[floor_div(level, l.scale), retry, s.ends - now];
 end $$;
 
 create function refill(s state_t, l limit_t, now bigint)
@@ -130,7 +124,7 @@ begin
         if level >= l.capacity then
             return state[1:3];
         end if;
-        return case when cardinality(state) > 3 then raise_peaks(state) else state end;
+        return case when cardinality(state) > 3 then raise_marks(state) else state end;
     end if;
     if s.ends <= now then
         return array[l.capacity, now, l.scale];
@@ -225,7 +219,7 @@ begin
         state := state[1 : cardinality(state) - 2];
     end loop;
     state := state || array[state[2], state[1]];
-    if cardinality(state) > 3 + 2 * 16 then  -- merge the two closest marks into the higher one
+    if cardinality(state) > 3 + 2 * 4 then  -- merge the two closest marks into the higher one
         for i in 7 .. cardinality(state) by 2 loop
             if state[i - 2] - state[i] < fewest then
                 fewest := state[i - 2] - state[i];
@@ -243,7 +237,7 @@ begin
     return state[2] + ceil_div(l.capacity - state[1], l.rate);
 end $$;
 
-create function raise_peaks(state bigint[])
+create function raise_marks(state bigint[])
 returns bigint[] language plpgsql as $$
 begin
     if state[cardinality(state)] < state[1] then
@@ -271,12 +265,6 @@ create function view_fixed(state bigint[], l limit_t, cost bigint, now bigint)
 returns bigint[] language plpgsql as $$
 begin
     return _view_window(state, l, cost, now, _fixed(state, l, now));
-end $$;
-
-create function used_fixed(state bigint[], l limit_t, now bigint)
-returns bigint language plpgsql as $$
-begin
-    return _used_window(state, l, now, _fixed(state, l, now));
 end $$;
 
 -- start, end
@@ -314,12 +302,6 @@ create function view_calendar(state bigint[], l limit_t, cost bigint, now bigint
 returns bigint[] language plpgsql as $$
 begin
     return _view_window(state, l, cost, now, _calendar(state, l, now));
-end $$;
-
-create function used_calendar(state bigint[], l limit_t, now bigint)
-returns bigint language plpgsql as $$
-begin
-    return _used_window(state, l, now, _calendar(state, l, now));
 end $$;
 
 -- start, end; `unknown` has checked that the client sent this window.
@@ -480,13 +462,13 @@ begin
         counted := (_counted(state, l, now, present))[2:];
     end if;
     free := l.quota - _sum(counted);
-    remaining := greatest(0, free);
+    remaining := free;
     for i in 3 .. cardinality(counted) by 3 loop
         last := greatest(last, counted[i]);
     end loop;
     if cost > l.quota then
         retry := -1;
-    elsif cost > remaining then  -- wait until enough windows have ended
+    elsif cost > greatest(0, remaining) then  -- wait until enough windows have ended
         until := now;
         while cost > free loop
             retry := last;
@@ -502,12 +484,6 @@ begin
         retry := until - now;
     end if;
     return array[remaining, retry, last - now];
-end $$;
-
-create function _used_window(state bigint[], l limit_t, now bigint, present bigint[])
-returns bigint language plpgsql as $$
-begin
-    return case when state is null then 0 else _sum((_counted(state, l, now, present))[2:]) end;
 end $$;
 
 create function _adjust_window(
@@ -582,10 +558,10 @@ begin
     if was[4] <> l.length then
         return _view_resized(l, cost, count, previous, ahead, was[4]);
     end if;
-    free := greatest(0, greatest(0, l.quota - count) - _weigh(l, previous, ahead));
+    free := l.quota - count - least(_weigh(l, previous, ahead), 9007199254740991 - count);
     if cost > l.quota then
         retry := -1;
-    elsif cost > free then
+    elsif cost > greatest(0, free) then
         if cost <= l.quota - count then  -- once the weight of the previous window is lower
             retry := ahead - (l.quota - count - cost) * ticks / previous * l.tick;
         else  -- only once this window is the previous one, with a lower weight
@@ -595,28 +571,16 @@ begin
     return array[free, retry, case when count > 0 then ahead + l.length when previous > 0 then ahead else 0 end];
 end $$;
 
-create function used_sliding(state bigint[], l limit_t, now bigint)
-returns bigint language plpgsql as $$
-declare
-    was bigint[] := _rolled(state, l, now);
-    weight bigint := was[2];
-begin
-    if was[4] = l.length then
-        weight := _weigh(l, was[2], was[3] + was[4] - now);
-    end if;
-    return was[1] + least(weight, 9007199254740991 - was[1]);
-end $$;
-
 create function _view_resized(
     l limit_t, cost bigint, count bigint, previous bigint, ahead bigint, length bigint
 ) returns bigint[] language plpgsql as $$
 declare
-    free bigint := greatest(0, l.quota - count - previous);
+    free bigint := l.quota - count - previous;
     retry bigint := 0;
 begin
     if cost > l.quota then
         retry := -1;
-    elsif cost > free then
+    elsif cost > greatest(0, free) then
         retry := case when cost <= l.quota - count then ahead else ahead + length end;
     end if;
     return array[free, retry, case when count > 0 then ahead + length when previous > 0 then ahead else 0 end];
@@ -731,15 +695,7 @@ begin
         from log e where e.log = was[1] and e.sum >= total + view_log.cost - l.quota
         order by e.sum limit 1;
     end if;
-    return array[greatest(0, l.quota - spent), retry, case when spent > 0 then ends - now else 0 end];
-end $$;
-
-create function used_log(state bigint[], l limit_t, now bigint)
-returns bigint language plpgsql as $$
-declare
-    was bigint[] := _log(state, l, now);
-begin
-    return was[3] - was[2];
+    return array[l.quota - spent, retry, case when spent > 0 then ends - now else 0 end];
 end $$;
 
 -- number of the log, base, total, last instant, now
@@ -882,20 +838,6 @@ begin
         when 'calendar_window' then return view_calendar(state, l, cost, now);
         when 'sliding_window' then return view_sliding(state, l, cost, now);
         else return view_log(state, l, cost, now, case when s.rule <> l.rule then s.ends end);
-    end case;
-end $$;
-
-create function used(s state_t, l limit_t, now bigint)
-returns bigint language plpgsql as $$
-declare
-    state bigint[] := current(s, now);
-begin
-    case l.algorithm
-        when 'token_bucket' then return used_bucket(s, l, now);
-        when 'fixed_window' then return used_fixed(state, l, now);
-        when 'calendar_window' then return used_calendar(state, l, now);
-        when 'sliding_window' then return used_sliding(state, l, now);
-        else return used_log(state, l, now);
     end case;
 end $$;
 
@@ -1219,11 +1161,7 @@ begin
     views := case when changed is null then array[0, now] else array[1, now] end;
     for i in 1 .. cardinality(limits) loop
         s := case when changed is null then states[i] else changed[i] end;
-        view := view(s, limits[i], case when changed is null then costs[i] else 0 end, now);
-        if view[1] = 0 then
-            view[1] := limits[i].burst - used(s, limits[i], now);
-        end if;
-        views := views || view;
+        views := views || view(s, limits[i], case when changed is null then costs[i] else 0 end, now);
     end loop;
     if changed is null or verb = 'peek' then
         return views;

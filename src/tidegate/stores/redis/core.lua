@@ -31,7 +31,7 @@ local call, pack, unpack_ints, sub, rep = redis.call, struct.pack, struct.unpack
 -- What belongs to one call; `start` sets it.
 local keys, args, clock, answer, answered, reply
 
-local MAX, NEVER, PEAKS = 9007199254740991, -1, 16
+local MAX, NEVER, MARKS = 9007199254740991, -1, 4
 local FORMAT = 65536  -- added to the count of each record; a later format adds a multiple of it
 local EMPTY, BLANK = {}, rep('\0', 16)
 local concat, max, min = table.concat, math.max, math.min
@@ -111,17 +111,17 @@ local function current(state, limit, now)
   return state.owner == limit.owner and not state.seen and state
 end
 
--- ---- token_bucket: level, at, peaks; a stored state also has scale, rate and capacity of the limit that wrote it --
+-- ---- token_bucket: level, at, marks; a stored state also has scale, rate and capacity of the limit that wrote it --
 
 local function build_bucket()
-  local _view_changed, refill, topped_up, rescale, raise_peaks
+  local _view_changed, refill, topped_up, rescale, raise_marks
 
   local function charge_bucket(state, limit, cost, now)
     if cost > limit.burst then return false end
-    local peaks, level = EMPTY, limit.capacity
-    if state then peaks, level, now = refill(state, limit, now) end
+    local marks, level = EMPTY, limit.capacity
+    if state then marks, level, now = refill(state, limit, now) end
     level = level - cost * limit.scale
-    return level >= 0 and {level = level, at = now, peaks = peaks}
+    return level >= 0 and {level = level, at = now, marks = marks}
   end
 
   local function view_bucket(state, limit, cost, now)
@@ -137,14 +137,7 @@ local function build_bucket()
     elseif cost > 0 and cost * limit.scale > level then
       retry = seen - now + ceil_div(cost * limit.scale - level, limit.rate)
     end
-    local remaining = level > 0 and floor_div(level, limit.scale) or 0
-    return remaining, retry, missing > 0 and seen - now + ceil_div(missing, limit.rate) or 0
-  end
-
-  local function used_bucket(state, limit, now)
-    local _, level = nil, limit.capacity
-    if state then _, level = refill(state, limit, now) end
-    return limit.burst - floor_div(level, limit.scale)
+    return floor_div(level, limit.scale), retry, missing > 0 and seen - now + ceil_div(missing, limit.rate) or 0
   end
 
   function _view_changed(state, limit, cost, now, level)
@@ -158,15 +151,15 @@ local function build_bucket()
       if cost <= capacity / scale then before = state.at + ceil_div(cost * scale - state.level, rate) end
       retry = min(max(filled, before), state.expires) - now
     end
-    return level > 0 and floor_div(level, limit.scale) or 0, retry, state.expires - now
+    return floor_div(level, limit.scale), retry, state.expires - now
   end
 
   function refill(state, limit, now)
-    if state.at == now and not state.owner then return state.peaks, state.level, now end
+    if state.at == now and not state.owner then return state.marks, state.level, now end
     local level, passed = state.level, now > state.at and now - state.at or 0
     if not state.owner or state.owner == limit.owner then
       level = topped_up(level, limit, passed)
-      return raise_peaks(state.peaks, level, limit), level, state.at + passed
+      return raise_marks(state.marks, level, limit), level, state.at + passed
     end
     if state.expires <= now then return EMPTY, limit.capacity, now end
     local scale, rate, capacity = unpack_ints('<ddd', state.value, state.from + 48)
@@ -191,25 +184,25 @@ local function build_bucket()
   end
 
   local function adjust_bucket(state, limit, delta, now, at)
-    local peaks, level = EMPTY, limit.capacity
-    if state then peaks, level, now = refill(state, limit, now) end
+    local marks, level = EMPTY, limit.capacity
+    if state then marks, level, now = refill(state, limit, now) end
     if delta >= 0 then
       local most = level - limit.floor
       local taken = delta > floor_div(most, limit.scale) and most or delta * limit.scale
       level = level - taken
       if at then
         local lowered = {}
-        for i = 1, #peaks, 2 do
-          lowered[i], lowered[i + 1] = peaks[i], peaks[i] >= at and peaks[i + 1] - taken or peaks[i + 1]
+        for i = 1, #marks, 2 do
+          lowered[i], lowered[i + 1] = marks[i], marks[i] >= at and marks[i + 1] - taken or marks[i + 1]
         end
-        peaks = lowered
+        marks = lowered
       end
     else
       local peak = level
       if at then
         peak = limit.capacity
-        for i = at <= now and #peaks - 1 or 0, 1, -2 do
-          if peaks[i] <= at then peak = peaks[i + 1] break end
+        for i = at <= now and #marks - 1 or 0, 1, -2 do
+          if marks[i] <= at then peak = marks[i + 1] break end
         end
       end
       local free = limit.capacity - peak
@@ -217,53 +210,53 @@ local function build_bucket()
       if credit == 0 then return state end
       if at then
         local raised = {}
-        for i = 1, #peaks, 2 do
-          raised[i] = peaks[i]
-          raised[i + 1] = peaks[i] <= at and max(peaks[i + 1], peak + credit) or peaks[i + 1] + credit
+        for i = 1, #marks, 2 do
+          raised[i] = marks[i]
+          raised[i + 1] = marks[i] <= at and max(marks[i + 1], peak + credit) or marks[i + 1] + credit
         end
-        peaks = raised
+        marks = raised
       end
       level = level + credit
     end
-    return level < limit.capacity and {level = level, at = now, peaks = peaks}
+    return level < limit.capacity and {level = level, at = now, marks = marks}
   end
 
   local function mark_bucket(state)
-    local peaks, old = {}, state.peaks
+    local marks, old = {}, state.marks
     for i = 1, #old, 2 do
-      if old[i] < state.at then peaks[#peaks + 1], peaks[#peaks + 2] = old[i], old[i + 1] end
+      if old[i] < state.at then marks[#marks + 1], marks[#marks + 2] = old[i], old[i + 1] end
     end
-    peaks[#peaks + 1], peaks[#peaks + 2] = state.at, state.level
-    if #peaks > 2 * PEAKS then
+    marks[#marks + 1], marks[#marks + 2] = state.at, state.level
+    if #marks > 2 * MARKS then
       local least = 3
-      for i = 5, #peaks, 2 do
-        if peaks[i - 1] - peaks[i + 1] < peaks[least - 1] - peaks[least + 1] then least = i end
+      for i = 5, #marks, 2 do
+        if marks[i - 1] - marks[i + 1] < marks[least - 1] - marks[least + 1] then least = i end
       end
-      table.remove(peaks, least)
-      table.remove(peaks, least)
+      table.remove(marks, least)
+      table.remove(marks, least)
     end
-    return {level = state.level, at = state.at, peaks = peaks}
+    return {level = state.level, at = state.at, marks = marks}
   end
 
   local function expires_bucket(state, limit)
     return state.at + ceil_div(limit.capacity - state.level, limit.rate)
   end
 
-  function raise_peaks(peaks, level, limit)
+  function raise_marks(marks, level, limit)
     if level >= limit.capacity then return EMPTY end
-    local count = #peaks
-    if count == 0 or peaks[count] >= level then return peaks end
+    local count = #marks
+    if count == 0 or marks[count] >= level then return marks end
     local kept = {}
     for i = 1, count, 2 do
-      kept[i] = peaks[i]
-      if peaks[i + 1] < level then kept[i + 1] = level break end
-      kept[i + 1] = peaks[i + 1]
+      kept[i] = marks[i]
+      if marks[i + 1] < level then kept[i + 1] = level break end
+      kept[i + 1] = marks[i + 1]
     end
     return kept
   end
 
   return {charge = charge_bucket, view = view_bucket, adjust = adjust_bucket, expires = expires_bucket,
-          mark = mark_bucket, used = used_bucket}
+          mark = mark_bucket}
 end
 
 -- ---- fixed_window and calendar_window: used, start, ends; seen, ended and older if it carries older windows --------
@@ -271,7 +264,7 @@ end
 local function build_windows()
   local MAX_OLDER = 4
   local _fixed, _calendar, window, _seen, _last_end, _windows, _sum, _counted
-  local _charge_window, _taken, _view_window, _used_window, _adjust_window
+  local _charge_window, _taken, _view_window, _adjust_window
 
   local function charge_fixed(state, limit, cost, now)
     state = current(state, limit, now)
@@ -283,12 +276,6 @@ local function build_windows()
     state = current(state, limit, now)
     local start, ends = _fixed(state, limit, now)
     return _view_window(state, limit, cost, now, start, ends)
-  end
-
-  local function used_fixed(state, limit, now)
-    state = current(state, limit, now)
-    local start, ends = _fixed(state, limit, now)
-    return _used_window(state, limit, now, start, ends)
   end
 
   function _fixed(state, limit, now)
@@ -317,12 +304,6 @@ local function build_windows()
     state = current(state, limit, now)
     local start, ends = _calendar(state, limit, now)
     return _view_window(state, limit, cost, now, start, ends)
-  end
-
-  local function used_calendar(state, limit, now)
-    state = current(state, limit, now)
-    local start, ends = _calendar(state, limit, now)
-    return _used_window(state, limit, now, start, ends)
   end
 
   function _calendar(state, limit, now)
@@ -453,11 +434,7 @@ local function build_windows()
         if cost <= free then break end
       end
     end
-    return max(0, left), retry, reset
-  end
-
-  function _used_window(state, limit, now, start, ends)
-    return state and _sum((_counted(state, limit, now, start, ends))) or 0
+    return left, retry, reset
   end
 
   function _adjust_window(state, limit, delta, now, at, start, ends)
@@ -489,9 +466,8 @@ local function build_windows()
             ended = state.ended, older = kept}
   end
 
-  return {charge = charge_fixed, view = view_fixed, adjust = adjust_fixed, expires = expires_fixed, used = used_fixed},
-    {charge = charge_calendar, view = view_calendar, adjust = adjust_calendar, expires = expires_calendar,
-     used = used_calendar}
+  return {charge = charge_fixed, view = view_fixed, adjust = adjust_fixed, expires = expires_fixed},
+    {charge = charge_calendar, view = view_calendar, adjust = adjust_calendar, expires = expires_calendar}
 end
 
 -- ---- sliding_window: count, previous, start, length ---------------------------------------------------------------
@@ -510,11 +486,11 @@ local function build_sliding()
     local ahead = start + length - now
     if length ~= limit.length then return _view_resized(limit, cost, count, previous, ahead, length) end
     local quota, ticks = limit.quota, floor_div(length, limit.tick)
-    local left = max(0, max(0, quota - count) - _weigh(limit, previous, ahead))
+    local left = quota - count - min(_weigh(limit, previous, ahead), MAX - count)
     local retry = 0
     if cost > quota then
       retry = NEVER
-    elseif cost > left then
+    elseif cost > max(0, left) then
       if cost <= quota - count then
         retry = ahead - floor_div((quota - count - cost) * ticks, previous) * limit.tick
       else
@@ -524,17 +500,11 @@ local function build_sliding()
     return left, retry, count > 0 and ahead + length or previous > 0 and ahead or 0
   end
 
-  local function used_sliding(state, limit, now)
-    local count, previous, start, length = _rolled(state, limit, now)
-    local weight = length ~= limit.length and previous or _weigh(limit, previous, start + length - now)
-    return count + min(weight, MAX - count)
-  end
-
   function _view_resized(limit, cost, count, previous, ahead, length)
-    local left, retry = max(0, limit.quota - (count + previous)), 0
+    local left, retry = limit.quota - (count + previous), 0
     if cost > limit.quota then
       retry = NEVER
-    elseif cost > left then
+    elseif cost > max(0, left) then
       retry = cost <= limit.quota - count and ahead or ahead + length
     end
     return left, retry, count > 0 and ahead + length or previous > 0 and ahead or 0
@@ -588,8 +558,7 @@ local function build_sliding()
     return state.start + limit.length * (state.count > 0 and 2 or 1)
   end
 
-  return {charge = charge_sliding, view = view_sliding, adjust = adjust_sliding, expires = expires_sliding,
-          used = used_sliding}
+  return {charge = charge_sliding, view = view_sliding, adjust = adjust_sliding, expires = expires_sliding}
 end
 
 -- ---- sliding_log and concurrency: head, tail, base, first, last, total --------------------------------------------
@@ -631,12 +600,7 @@ local function build_log()
       local time = entry(log, bisect_left(log, 2, log.total - (limit.quota - cost), log.head, log.tail))
       retry = min(ends, time + limit.length) - now
     end
-    return max(0, left), retry, ends - now
-  end
-
-  local function used_log(state, limit, now)
-    local log = _log(state, limit, now)
-    return log.total - log.base
+    return left, retry, ends - now
   end
 
   function _log(state, limit, now)
@@ -797,8 +761,8 @@ local function build_log()
     return concat(rows)
   end
 
-  return {charge = charge_log, view = view_log, adjust = adjust_log, expires = expires_log, used = used_log},
-    {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log, used = used_log}
+  return {charge = charge_log, view = view_log, adjust = adjust_log, expires = expires_log},
+    {charge = charge_log, view = view_log, adjust = adjust_slots, expires = expires_log}
 end
 
 -- ---- dispatch -----------------------------------------------------------------------------------------------------
@@ -869,12 +833,12 @@ local function build_decide()
   local function load_state(algorithm, owner, value, from, size)
     if algorithm == 1 then
       local expires, level, at = unpack_ints('<ddd', value, from + 24)
-      local peaks = EMPTY
+      local marks = EMPTY
       if size > 72 then
-        peaks = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
-        peaks[#peaks] = nil  -- the position after the read
+        marks = {unpack_ints('<' .. rep('d', size / 8 - 9), value, from + 72)}
+        marks[#marks] = nil  -- the position after the read
       end
-      return {level = level, at = at, peaks = peaks, owner = owner, expires = expires, value = value, from = from}
+      return {level = level, at = at, marks = marks, owner = owner, expires = expires, value = value, from = from}
     elseif algorithm <= 3 then
       local expires, used, start = unpack_ints('<ddd', value, from + 24)
       local ends, ended, older, seen = expires, 0, EMPTY, nil
@@ -898,10 +862,10 @@ local function build_decide()
   local function dump_state(state, limit, expires)
     local algorithm = limit.algorithm
     if algorithm == 1 then
-      local peaks = state.peaks
-      if #peaks == 0 then return limit.prefix .. pack('<ddd', expires, state.level, state.at) .. limit.suffix end
-      return pack('<dddddd', FORMAT + 5 + #peaks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
-        .. pack('<' .. rep('d', #peaks), unpack(peaks))
+      local marks = state.marks
+      if #marks == 0 then return limit.prefix .. pack('<ddd', expires, state.level, state.at) .. limit.suffix end
+      return pack('<dddddd', FORMAT + 5 + #marks, limit.id, limit.owner, expires, state.level, state.at) .. limit.suffix
+        .. pack('<' .. rep('d', #marks), unpack(marks))
     elseif algorithm <= 3 then
       if not state.seen then return limit.prefix .. pack('<ddd', expires, state.used, state.start) end
       local older = state.older
@@ -1013,10 +977,7 @@ local function build_decide()
     count = count + 2
     for i = 1, #limits do
       local limit = limits[i]
-      local remaining
-      remaining, answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
-      if remaining == 0 then remaining = limit.burst - limit.rules.used(changed[i], limit, now) end
-      answer[count + 1] = remaining
+      answer[count + 1], answer[count + 2], answer[count + 3] = limit.rules.view(changed[i], limit, left[i] or 0, now)
       count = count + 3
     end
     if changed ~= states and verb ~= 2 then

@@ -17,6 +17,7 @@ from struct import Struct, unpack
 from struct import error as StructError  # noqa: N812 - a class
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.core.algorithms import View
 from tidegate.core.decision import VERBS, Decision
 from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailable
 from tidegate.stores.base import Alternatives, check_ported
@@ -199,8 +200,8 @@ class Script:
                 for policy, _, _ in asks:
                     limits = policy.limits
                     end = position + 3 * len(limits)
-                    views = [numbers[i : i + 3] for i in range(position, end, 3)]
-                    decisions.append(Decision.of_signed_views(at, limits, views, within_limits=status == 1))
+                    views = [View(*numbers[i : i + 3]) for i in range(position, end, 3)]
+                    decisions.append(Decision.of_views(at, limits, views, within_limits=status == 1))
                     position = end
                 if status == 1:
                     break

@@ -179,7 +179,7 @@ class AsyncWorker:
         for call in calls:
             if VERBS[call.arguments[0]].charges:
                 self._undo(call)
-            elif call.arguments[0] != "peek" and not isinstance(call.results, BaseException):
+            elif VERBS[call.arguments[0]].changes and not isinstance(call.results, BaseException):
                 self._wake(call.arguments[1])
 
     @locked

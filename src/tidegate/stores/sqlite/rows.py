@@ -264,7 +264,7 @@ def make_shape(limits: Limits) -> RowShape:
 
 def read_bucket(limit: Limit, numbers: list[int]) -> State | None:
     """Read a bucket; the usual one has no marks."""
-    return (limit, numbers[0], numbers[1]) if len(numbers) == UNMARKED_NUMBERS else read_other(limit, numbers)
+    return (limit, numbers[0], numbers[1], ()) if len(numbers) == UNMARKED_NUMBERS else read_other(limit, numbers)
 
 
 def read_window(limit: Limit, numbers: list[int]) -> State | None:
@@ -283,7 +283,7 @@ def write_state(state: State | None) -> list[int]:
         return []
     limit = state[0]
     if limit.__class__ is Limit:
-        if limit.rules.refills:
+        if limit.rules.refills and not state[3]:
             return [state[1], state[2], limit.scale]
         if limit.calendar is not None:
             return [state[1], state[2], limit.calendar.window(state[2])[1]]

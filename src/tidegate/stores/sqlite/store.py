@@ -298,7 +298,7 @@ class SQLiteStore(Store):
         self._check_file()
         self._unfinished = True
         rows = self._rows or self._open()
-        read_only = calls[0][0] == "peek" and all(call[0] == "peek" for call in calls)
+        read_only = all(call[0] in VERBS and not VERBS[call[0]].changes for call in calls)
         rows.execute("BEGIN" if read_only else "BEGIN IMMEDIATE")
         now = self.clock.ns() // 1000
         results: list[Result] = []
