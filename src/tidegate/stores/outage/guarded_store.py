@@ -149,8 +149,8 @@ class GuardedStore(DelegatingStore):
     ) -> list[Decision]:
         """Apply the verb to every key together.
 
-        During an outage no values are written: the decisions are LocalDecisions, and without asks StoreUnavailable is
-        raised.
+        During an outage no values are written: the decisions are LocalDecisions. Without asks, or for a correction,
+        StoreUnavailable is raised: a correction without its values could be made twice.
         """
         flow = self._apply_flow(verb, asks, now, at, writes)
         return run(flow, lambda _: super(GuardedStore, self).apply(verb, asks, now, at, writes))
@@ -190,7 +190,7 @@ class GuardedStore(DelegatingStore):
             else:
                 self._tries = 1
                 return decisions
-        if not asks:
+        if not asks or (writes and VERBS[verb].corrects):
             raise self._unavailable_error()
         return self._fallback.decide(verb, asks, now, at)
 
@@ -211,7 +211,7 @@ class GuardedStore(DelegatingStore):
             self._log_refused(error)
             return self._fallback.decide(verb, asks, now, at, wait=REFUSED_RETRY)
         self._record_failure(error, outages, asks, values)
-        if not asks:
+        if not asks or (values and VERBS[verb].corrects):
             raise error
         return self._fallback.decide(verb, asks, now, at, in_doubt=True)
 
