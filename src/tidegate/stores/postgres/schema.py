@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.stores.postgres.io_flow import IOFlow
 
 TABLES_VERSION: Final = 4  # of schema.sql
-FUNCTIONS_VERSION: Final = 2  # of core.sql
+FUNCTIONS_VERSION: Final = 3  # of core.sql
 MARKER: Final = "functions of tidegate"  # the comment of a schema that `drop_flow` may drop
 MISSING_SCHEMA_CODES: Final = ("42P01", "3F000")  # no such table, no such schema
 SCHEMA_NAME: Final = re.compile(r"(?!pg_|.*_v[0-9]+$)[a-z_][a-z0-9_]{0,49}")
