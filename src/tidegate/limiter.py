@@ -192,7 +192,7 @@ class AsyncLimiter(BaseLimiter):
         perform: Callable[..., Any] = async_performer(self.clock)
         if apply is not None:
             other = perform
-            perform = lambda step: apply(*step[1:]) if isinstance(step, ApplyStep) else other(step)  # noqa: E731 - as above
+            perform = lambda step: apply(*step.arguments) if isinstance(step, ApplyStep) else other(step)  # noqa: E731 - as above
         return await run_async(
             acquire_flow(self._call(key, cost), verb, timeout, priority, TaskSignal, denied), perform
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import LocalDecision, join_decisions
 from tidegate.entered import EnteredBlocks
-from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable, ValueConflict
 from tidegate.flow import run, run_async
 from tidegate.observe import Record
 from tidegate.suggestions import hint
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask
+    from tidegate.stores.values import Write
+
+    Correction = tuple[ApplyStep, list["ReservedCharge"]]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -112,6 +115,8 @@ class _Reservation:
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
         self._open = [True]  # emptied by the one call that settles
+        self._unsettled: Sequence[Correction] = ()  # of a settlement that has begun
+        self.writes: Sequence[Write] = ()  # values to write when it is settled, in the first step
         self.observer: Observer | None = None  # called with a Record of each correction
 
     @property
@@ -189,12 +194,25 @@ class _Reservation:
             self._open.pop()
         except IndexError:
             raise RateLimitError(f"the reservation for {self.key!r} is already settled") from None
-        changes = [
-            (charge, costs, at)
-            for charge, new, given in actual
-            for at, costs in charge.changes(new, given, expired=expired)
-        ]
-        return self._correct_flow(changes, reopen=True)
+        unsettled = self._unsettled
+        if not unsettled:
+            changes = [
+                (charge, costs, at)
+                for charge, new, given in actual
+                for at, costs in charge.changes(new, given, expired=expired)
+            ]
+            unsettled = _steps(changes, self.writes)
+        return self._finish_flow(unsettled)
+
+    def _finish_flow(self, unsettled: Sequence[Correction]) -> Flow[ApplyStep, None]:
+        """Make the corrections of a settlement; those that fail because a store is unavailable can be made again."""
+        failed: list[Correction] = []
+        try:
+            yield from self._correct_flow(unsettled, failed)
+        finally:
+            if failed:
+                self._unsettled = failed
+                self._open.append(True)
 
     def _shrink_flow(self, cost: Cost) -> Flow[ApplyStep, None]:
         """Reduce what is reserved; units that are not given stay as they are."""
@@ -217,18 +235,15 @@ class _Reservation:
             changes = []
         for charge, left in kept if changes else ():
             charge.costs = left
-        return self._correct_flow(changes, reopen=False)
+        return self._correct_flow(_steps(changes), [])
 
-    def _correct_flow(
-        self, changes: Sequence[tuple[ReservedCharge, tuple[int, ...], int | None]], *, reopen: bool
-    ) -> Flow[ApplyStep, None]:
-        """Make corrections, with one call of the store for those of one slot and instant.
+    def _correct_flow(self, steps: Sequence[Correction], failed: list[Correction]) -> Flow[ApplyStep, None]:
+        """Make corrections; add those that an unavailable store has not made to `failed`.
 
-        Each is made even if another one fails. If the first fails because the store is unavailable, the reservation
-        can be settled again; otherwise what was not corrected stays as charged.
+        Each is made even if another one fails, unless that one has values to write: these make the step exact.
         """
         error: BaseException | None = None
-        for number, (step, charges) in enumerate(_steps(changes)):
+        for number, (step, charges) in enumerate(steps):
             try:
                 for charge in charges:
                     charge.limiter.check_open()
@@ -236,9 +251,12 @@ class _Reservation:
             except GeneratorExit:
                 raise
             except BaseException as raised:
-                if reopen and not number and isinstance(raised, StoreUnavailable):
-                    self._open.append(True)
+                lost = isinstance(raised, StoreUnavailable)
+                if step.writes and (lost or isinstance(raised, ValueConflict)):
+                    failed += steps[number:] if lost else ()
                     raise
+                if lost:
+                    failed.append((step, charges))
                 error = error or raised
                 continue
             for charge, ask, decision in zip(charges, step.asks, decisions, strict=True):
@@ -267,13 +285,17 @@ class _Reservation:
 
 
 def _steps(
-    changes: Sequence[tuple[ReservedCharge, tuple[int, ...], int | None]],
-) -> list[tuple[ApplyStep, list[ReservedCharge]]]:
-    """Return the calls of stores that make corrections, and the charges that each of them corrects."""
+    changes: Sequence[tuple[ReservedCharge, tuple[int, ...], int | None]], writes: Sequence[Write] = ()
+) -> list[Correction]:
+    """Return the calls of stores that make corrections, and the charges that each of them corrects.
+
+    There is one call for the corrections of one store, slot and instant. The first call writes the values.
+    """
     if len(changes) == 1:  # the usual case
         charge, costs, at = changes[0]
         limiter = charge.limiter
-        step = ApplyStep(limiter.store, "adjust", ((charge.policy, charge.key, costs),), limiter.current_time(), at)
+        ask = charge.policy, charge.key, costs
+        step = ApplyStep(limiter.store, "adjust", (ask,), limiter.current_time(), at, writes)
         return [(step, [charge])]
     groups: dict[tuple[int, int, int | None], tuple[list[ReservedCharge], list[Ask]]] = {}
     for charge, costs, at in changes:
@@ -282,10 +304,12 @@ def _steps(
         charges, asks = groups.setdefault((id(store), store.key_slots((ask,))[0], at), ([], []))
         charges.append(charge)
         asks.append(ask)
-    return [
-        (ApplyStep(charges[0].limiter.store, "adjust", asks, charges[0].limiter.current_time(), at), charges)
-        for (_, _, at), (charges, asks) in groups.items()
-    ]
+    steps: list[Correction] = []
+    for (_, _, at), (charges, asks) in groups.items():
+        limiter = charges[0].limiter
+        step = ApplyStep(limiter.store, "adjust", asks, limiter.current_time(), at, () if steps else writes)
+        steps.append((step, charges))
+    return steps
 
 
 class Reservation(_Reservation):
@@ -294,7 +318,8 @@ class Reservation(_Reservation):
     def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate).
 
-        Units that a mapping does not contain stay as estimated.
+        Units that a mapping does not contain stay as estimated. If it raises StoreUnavailable, call it or `cancel`
+        again: that makes the corrections that were not made, of the first of these calls.
         """
         run(self._commit_flow(actual), ApplyStep.apply)
 
@@ -318,7 +343,7 @@ class Reservation(_Reservation):
 
 def apply_async(step: ApplyStep) -> Any:  # noqa: ANN401 - the decisions, or an awaitable of them
     """Call the store of a step, from a task."""
-    return step.apply() if step.store.instant else step.store.apply_async(*step[1:])
+    return step.apply() if step.store.instant else step.store.apply_async(*step.arguments)
 
 
 class AsyncReservation(_Reservation):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.policy import Key
     from tidegate.stores.base import Ask, Store
+    from tidegate.stores.values import Write
 
 MAX_PRIORITY: Final = 100  # default bound of `priority`, in both directions
 NUMBERS: Final = count()  # of waiters, in order of arrival
@@ -47,13 +48,19 @@ class ApplyStep(NamedTuple):
     asks: Sequence[Ask]
     now: int | None = None
     at: int | None = None
+    writes: Sequence[Write] = ()
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments; a store that keeps no values has no parameter for writes."""
+        return self[1:] if self.writes else self[1:5]
 
     def apply(self) -> list[Decision]:
         """Call the store, in this thread."""
-        store, verb, asks, now, at = self
-        if len(asks) == 1:
+        store, verb, asks, now, at, writes = self
+        if len(asks) == 1 and not writes:
             return [store.apply_one(verb, *asks[0], now, at)]
-        return store.apply(verb, asks, now, at)
+        return store.apply(*self.arguments)
 
 
 class Sleep(NamedTuple):

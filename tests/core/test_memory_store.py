@@ -11,6 +11,8 @@ from tests.cases import cases
 from tests.core.memory_calls import HOUR, NOW, SECOND, ask
 from tidegate import ConfigError, Limit, Policy
 from tidegate.stores import MemoryStore
+from tidegate.stores.values import Collection
+from tidegate.testing import ManualClock
 from tidegate.testing.reference import answer_of
 
 
@@ -38,6 +40,29 @@ def bounded_memory(most):
 
 
 # ---- bounded, and never forgetting -----------------------------------------------------------------------------------
+
+
+def test_a_value_that_is_replaced_leaves_nothing_behind():
+    store, collection = MemoryStore(), Collection("c")
+    with bounded_memory(100_000):
+        for number in range(5_000):
+            store.put_value(collection, "a name", b"%d" % number, 86_400)
+            store.put_value(collection, "another", b"1", 86_400)
+            store.delete_value(collection, "another")
+    assert [value.data for value in store.list_values(collection).values()] == [b"4999"]
+
+
+def test_values_end_in_any_order_of_their_writes():
+    store, collection = MemoryStore(clock=ManualClock(NOW // SECOND)), Collection("c")
+    for number in range(300):
+        store.put_value(collection, f"{number * 7 % 100}", b"", 1 + number * 13 % 100)
+    found = store.list_values(collection)
+    for seconds in range(1, 102):
+        store.clock.advance(1)
+        store.delete_value(collection, "no name")
+        alive = {name: value for name, value in found.items() if value.ends > store.clock.ns() // 1000}
+        assert store.list_values(collection) == alive
+        assert len(store._values) == len(alive), seconds  # noqa: SLF001 - ended values are removed, not only hidden
 
 
 @pytest.mark.parametrize("options", [{"max_entries": 0}, {"max_entries": "5"}, {"overflow": "drop"}])

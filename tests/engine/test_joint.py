@@ -246,6 +246,26 @@ def test_a_group_sees_other_rules_and_calls_observers(clock):
         group.charge(("k",))
 
 
+def test_corrections_that_were_not_made_are_made_when_it_is_settled_again(clock):
+    """Found in a review: what the second store had not corrected stayed as estimated, and was not charged."""
+    lost = LostStore(MemoryStore(clock=clock))
+    users = Limiter("100/1h fixed_window", name="a-users", store=MemoryStore(clock=clock))
+    teams = Limiter("100/1h fixed_window", name="b-teams", store=lost)
+    held = reserve([(users, "u", 5), (teams, "red", 5)])
+    lost.lost = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            held.commit(50)
+        assert used(users, "u") == [50]
+        assert not held.settled
+    lost.lost = False
+    assert used(teams, "red") == [5]
+    held.commit(50)
+    assert (used(users, "u"), used(teams, "red")) == ([50], [50])
+    with pytest.raises(RateLimitError, match="already settled"):
+        held.commit(50)
+
+
 def test_the_first_alternative_with_room_is_charged_in_one_step(clock):
     store = CountingStore(MemoryStore(clock=clock))
     keys = [Limiter(f"{quota}/1h fixed_window", name=f"key-{quota}", store=store) for quota in (1, 2)]

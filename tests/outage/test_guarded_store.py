@@ -14,6 +14,7 @@ from tidegate import AsyncLimiter, ConfigError, Denied, Limit, Limiter, Policy, 
 from tidegate.core.decision import LocalDecision
 from tidegate.stores import MemoryStore, Store
 from tidegate.stores.delegating import DelegatingStore
+from tidegate.stores.lease import Lease, LeasedStore
 from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock
@@ -391,3 +392,26 @@ def test_a_part_that_fails_while_it_is_settled_is_one_outage_until_it_answers(cl
     clock.advance(1)
     assert guarded.maintain() is None
     assert guarded.metrics()["keys_unsettled"] == 0
+
+
+def test_socket_errors_of_a_leased_store_start_an_outage(clock):
+    """Found in a review: they reached the caller, and no outage started."""
+
+    class Broken(DelegatingStore):
+        broken = False
+
+        def apply(self, verb, asks, now=None, at=None, writes=()):
+            if self.broken:
+                raise ConnectionResetError("by peer")
+            return super().apply(verb, asks, now, at, writes)
+
+    store = Broken(MemoryStore(clock=clock))
+    guarded = GuardedStore(store, clock=clock, background=False)
+    limiter = Limiter(Policy("p", ("1000/1m",)), store=LeasedStore(guarded, Lease(), clock=clock))
+    for _ in range(4):
+        assert limiter.try_acquire("k")
+        clock.advance(0.6)
+    store.broken = True
+    clock.advance(5)
+    assert not any(limiter.try_acquire("k") for _ in range(3))
+    assert guarded.metrics()["losses"] == 1

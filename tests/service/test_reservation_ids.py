@@ -2,14 +2,16 @@
 
 import pytest
 
+from tests.servers.process import until
 from tests.service.harness import START
 from tidegate import StoreUnavailable
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions import reservation_ids
 from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.service.decisions.idempotency import KeyedCall
 from tidegate.service.decisions.reservation_ids import AlreadySettledError, SettledIds
-from tidegate.stores import MemoryStore
-from tidegate.stores.outage import open_guarded
+from tidegate.stores import DelegatingStore, MemoryStore
+from tidegate.stores.outage import GuardedStore, open_guarded
 from tidegate.testing import ManualClock
 
 K = Subject("api", "k")
@@ -28,23 +30,90 @@ async def test_a_full_store_settles_each_reservation_once():
     await decider.close()
 
 
-async def test_a_failed_settlement_is_not_repeated(shared_url):
-    store = open_guarded(shared_url)
+class LossyStore(DelegatingStore):
+    """Loses calls, or answers to them, that write values."""
+
+    lose = ""
+
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        lost, self.lose = (self.lose, "") if writes else ("", self.lose)
+        if lost == "call":
+            raise StoreUnavailable("the call was lost")
+        decisions = await super().apply_async(verb, asks, now, at, writes)
+        if lost == "answer":
+            raise StoreUnavailable("the store applied it, and its answer was lost")
+        return decisions
+
+
+@pytest.fixture
+async def lossy(shared_url):
+    store = LossyStore(open_guarded(shared_url).store)
     decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
-    reservation_id = await decider._reservation_ids.read((await decider.reserve(K, 5)).id)  # noqa: SLF001 - a failure in between is not made otherwise
-    settled = []
-
-    async def settle():
-        settled.append(reservation_id)
-        raise StoreUnavailable("the store applied it, and its response was lost")
-
-    with pytest.raises(StoreUnavailable):
-        await decider._reservation_ids.settle(reservation_id, settle)  # noqa: SLF001 - as above
-    for _ in range(2):
-        with pytest.raises(AlreadySettledError):
-            await decider._reservation_ids.settle(reservation_id, settle)  # noqa: SLF001 - as above
-    assert settled == [reservation_id]
+    yield decider
     await decider.close()
+    await store.close_async()
+
+
+def keyed(name="a key", verb="commit"):
+    return KeyedCall.read(name.encode(), verb, b"{}")
+
+
+@pytest.mark.parametrize("lost", ["call", "answer"])
+async def test_a_settlement_that_fails_is_made_once_by_its_repetition(lossy, lost):
+    """Found in a review: the repetition was answered with success, and nothing was corrected."""
+    reserved = await lossy.reserve(K, 5)
+    lossy.store.lose = lost
+    with pytest.raises(StoreUnavailable):
+        await lossy.commit(reserved.id, 8, keyed())
+    assert (await lossy.usage(K))["1h"].used == (5 if lost == "call" else 8)
+    for _ in range(2):
+        await lossy.commit(reserved.id, 8, keyed())
+        assert (await lossy.usage(K))["1h"].used == 8
+    for other in (keyed("another"), None):
+        with pytest.raises(AlreadySettledError):
+            await lossy.commit(reserved.id, 9, other)
+
+
+async def test_a_settlement_without_a_key_whose_call_was_lost_can_be_repeated(lossy):
+    reserved = await lossy.reserve(K, 5)
+    lossy.store.lose = "call"
+    with pytest.raises(StoreUnavailable):
+        await lossy.cancel(reserved.id)
+    await lossy.cancel(reserved.id)
+    assert (await lossy.usage(K))["1h"].used == 0
+    with pytest.raises(AlreadySettledError):
+        await lossy.cancel(reserved.id)
+
+
+@pytest.mark.parametrize("lost", ["call", "answer"])
+async def test_a_refund_that_fails_is_made_once_by_its_repetition(lossy, lost):
+    await lossy.acquire(K, 8)
+    lossy.store.lose = lost
+    with pytest.raises(StoreUnavailable):
+        await lossy.refund(K, 2, keyed(verb="refund"))
+    for _ in range(2):
+        await lossy.refund(K, 2, keyed(verb="refund"))
+        assert (await lossy.usage(K))["1h"].used == 6
+
+
+async def test_a_refund_with_a_key_during_an_outage_is_refused(shared_url):
+    """Found in a review: it was queued, and made again by its repetition after the outage."""
+    link = LossyStore(open_guarded(shared_url).store)
+    store = GuardedStore(link, background=False)
+    decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
+    await decider.acquire(K, 8)
+    link.lose = "call"
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await decider.refund(K, 2, keyed(verb="refund"))
+    assert store.unavailable
+    await decider.refund(K, 1)
+    until(lambda: store.maintain() is None, "the outage ends")
+    for _ in range(2):
+        await decider.refund(K, 2, keyed(verb="refund"))
+    assert (await decider.usage(K))["1h"].used == 5
+    await decider.close()
+    await store.close_async()
 
 
 async def test_no_id_is_settled_twice_when_settled_ids_are_dropped(monkeypatch):

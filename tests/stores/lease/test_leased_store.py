@@ -430,3 +430,17 @@ def test_unused_permits_are_returned_when_the_event_loop_ends():
 
     asyncio.run(call_without_closing())
     assert Limiter("1000/1h fixed_window", store=shared).usage("k")["1h"].used == 50
+
+
+def test_calls_above_what_is_left_in_a_window_do_not_keep_it_from_smaller_ones(clock):
+    """Found in tests of forks: while large calls asked the store, small ones were denied in memory, for ever."""
+    policy = Policy("p", (Limit(1_000_000, "100s", "fixed_window"),))
+    store = MemoryStore(clock=clock)
+    limiter = leased(store, policy)
+    Limiter(policy, store=store).acquire("k", 999_700)
+    taken = 0
+    for _ in range(100):
+        assert not limiter.try_acquire("k", 1000)
+        taken += sum(limiter.try_acquire("k").allowed for _ in range(10))
+        clock.advance(0.02)
+    assert taken == 300

@@ -1,9 +1,13 @@
 """Calls delete expired state in small steps and keep live state; long logs cost no more than short ones."""
 
+import time
+
 import pytest
 
 from tidegate import Limit, Policy
+from tidegate.errors import CollectionFull
 from tidegate.stores.postgres.store import SWEEP_EVERY
+from tidegate.stores.values import MAX_LISTED, MAX_WRITES, Collection, Write
 
 SECOND = 1_000_000
 NOW = 1_750_000_000 * SECOND
@@ -122,3 +126,25 @@ def test_running_totals_restart_before_they_overflow(store, sql):
     assert store.apply_one("acquire", huge, "k", (2**51,), now).remaining == left
     assert sql("select states[1].numbers[2:3] from tidegate.keys").fetchone()[0] == [0, 2**52 + 2**51]
     assert store.apply_one("peek", huge, "k", (2**53 - 1,), now).views == [(left, SECOND, SECOND)]
+
+
+def test_a_step_counts_a_collection_once(open_store):
+    store, listed, other = open_store(), Collection("c"), Collection("d")
+    store.put_value(other, "x", b"", 3600)
+
+    def write(names):
+        store.apply("acquire", (), None, None, [Write(listed, name, b"", 3600 * SECOND, None) for name in names])
+
+    names = [f"{number}" for number in range(MAX_LISTED - 2 * MAX_WRITES)]
+    for start in range(0, len(names), MAX_WRITES):
+        write(names[start : start + MAX_WRITES])
+    began = time.perf_counter()
+    for number in range(MAX_WRITES):
+        write([f"one {number}"])
+    middle = time.perf_counter()
+    write([f"together {number}" for number in range(MAX_WRITES)])
+    assert time.perf_counter() - middle < (middle - began) / 3
+    both = [Write(other, "y", b"", SECOND), Write(listed, "full", b"", SECOND)]
+    with pytest.raises(CollectionFull, match="'c'"):
+        store.apply("acquire", (), None, None, both)
+    assert set(store.list_values(other)) == {"x"}

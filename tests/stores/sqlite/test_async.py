@@ -7,7 +7,7 @@ import pytest
 
 from tidegate import AsyncLimiter
 from tidegate.core.limit import Limit
-from tidegate.errors import Closed, StoreUnavailable
+from tidegate.errors import Closed, ConfigError, StoreUnavailable
 from tidegate.policy import Policy
 from tidegate.stores.sqlite import SQLiteStore
 
@@ -176,3 +176,16 @@ async def test_an_async_limiter_uses_the_store(path):
             await reservation.commit(1)
         assert (await limiter.peek("r", 0)).remaining == 2
         await limiter.store.close_async()
+
+
+async def test_a_call_that_is_refused_does_not_fail_those_that_are_queued_with_it(store):
+    """Found in a review: all calls of the transaction raised the error."""
+    other = Policy("api", (Limit(7, "1w", "fixed_window", name=KINDS[1]),))
+    twice = [(POLICY, "k", ONE), (other, "k", (1,))]
+    before = store.metrics()["transactions"]
+    calls = [apply(store), apply(store), store.apply_async("acquire", twice), apply(store)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert store.metrics()["transactions"] - before < 4
+    assert isinstance(answers[2], ConfigError)
+    assert [bool(answer) for answer in answers[:2] + answers[3:]] == [True] * 3
+    assert await remaining(store) == {97}

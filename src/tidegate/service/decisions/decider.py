@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.decision import LocalDecision
-from tidegate.errors import ConfigError, ResourceUnknown, StoreUnavailable
+from tidegate.errors import ResourceUnknown, StoreUnavailable
 from tidegate.limiter import check_priority
 from tidegate.reservation import AsyncReservation
 from tidegate.service.decisions.audit import NO_ORIGIN, AuditLog, Origin
@@ -41,7 +41,7 @@ from tidegate.service.decisions.signing import SigningKeys
 from tidegate.waiting import MAX_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.limiter import Usage
@@ -253,7 +253,7 @@ class Decider(BaseDecider):
             else:
                 self.provider_permits.check_cost(reservation, policy, actual)
         caller = b"" if call is None else call.caller
-        settled = await self._reservation_ids.settle(content, lambda: settle(reservation), caller)
+        settled = await self._reservation_ids.settle(content, reservation, lambda: settle(reservation), caller)
         if call is not None:
             call.repeated = not settled
 
@@ -270,26 +270,21 @@ class Decider(BaseDecider):
         """Release slots of concurrency limits."""
         found = self.find(subject)
         if found is not None:
-            keyed_store = self._keyed_store(call, *found)
-            await self._adjust_once(lambda: found[0].limiter.release(found[1], cost), keyed_store)
+            await self._correct("release", *found, cost, call)
 
     async def refund(self, subject: Subject, cost: Cost = 1, call: KeyedCall | None = None) -> None:
         """Refund the most recently charged permits."""
         found = self.find(subject)
         if found is not None:
-            keyed_store = self._keyed_store(call, *found)
-            await self._adjust_once(lambda: found[0].limiter.refund(found[1], cost), keyed_store)
+            await self._correct("refund", *found, cost, call)
 
-    @staticmethod
-    async def _adjust_once(adjust: Callable[[], Awaitable[None]], keyed_store: KeyedStore | None) -> None:
+    async def _correct(
+        self, verb: str, policy_limiter: PolicyLimiter, key: Key, cost: Cost, call: KeyedCall | None
+    ) -> None:
         """Correct a charge, unless the same call did so before."""
-        if keyed_store is not None and not await keyed_store.write_entry():
-            return
-        try:
-            await adjust()
-        except ConfigError:
-            await forget_call(keyed_store)
-            raise
+        keyed_store = self._keyed_store(call, policy_limiter, key)
+        apply = None if keyed_store is None else keyed_store.apply_async
+        await policy_limiter.limiter.correct(verb, key, cost, apply)
 
     # ---- usage and administration ------------------------------------------------------------------------------------
 

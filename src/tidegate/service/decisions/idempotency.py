@@ -1,13 +1,13 @@
 """Idempotency keys in a shared store: a call with a key is charged once, whichever process answers it.
 
-The key is a small value in the store, written in the same atomic step as the charge: one `apply` with asks and a write.
-So either both are written or neither is, also after kill -9, and a call that finds the value knows that it was charged
-before, and when. A denied call writes nothing: its repetition is decided again. The value is a digest of the request,
-so that the same key with another request is refused.
+The key is a small value in the store, written in the same atomic step as the charge or the correction: one `apply` with
+asks and a write. So either both are written or neither is, also after kill -9, and a call that finds the value knows
+that it was charged before, and when. A denied call writes nothing: its repetition is decided again. The value is a
+digest of the request, so that the same key with another request is refused.
 
 In a Redis Cluster the value is in the slot of the charged key, so an idempotency key is unique for each policy and key
 of a subject: with another policy or key it is another call. If the store is in memory or keeps no values, only
-`http.replays` remembers keys; the same applies while the store is unavailable.
+`http.replays` remembers keys; the same applies to charges while the store is unavailable.
 """
 
 from __future__ import annotations
@@ -91,9 +91,11 @@ class KeyedStore:
     ) -> list[Decision]:
         """Apply the verb, unless the call was charged before: then return the current state of the limits.
 
-        A repeated call is allowed, at the instant at which it was charged.
+        A repeated call is allowed, at the instant at which it was charged. A correction is made once, too: while the
+        store is unavailable, it raises StoreUnavailable.
         """
-        if not VERBS[verb].charges or not is_shared(self._store):
+        once = VERBS[verb].charges or VERBS[verb].corrects
+        if not once or not is_shared(self._store):
             return await self._store.apply_async(verb, asks, now, at)
         try:
             return await self._store.apply_async(verb, asks, now, at, (self._write,))
@@ -104,22 +106,6 @@ class KeyedStore:
             return await self._store.apply_async(verb, asks, now, at)
         current = [(policy, key, (0,) * len(costs)) for policy, key, costs in asks]
         return [_allowed(each, charged_at) for each in await self._store.apply_async("peek", current, now)]
-
-    async def write_entry(self) -> bool:
-        """Write the value alone, for a call that charges nothing; False if it was written before.
-
-        True while the store is unavailable, as for a call that is not repeated.
-        """
-        if not is_shared(self._store):
-            return True
-        try:
-            await self._store.apply_async("acquire", (), None, None, (self._write,))
-        except ValueConflict as conflict:
-            self._check_request(conflict)
-            return False
-        except OUTAGE_ERRORS as error:
-            log.debug("could not store an idempotency key, only this process remembers it: %s", error)
-        return True
 
     async def forget(self) -> None:
         """Delete the value: the call was refunded, or it failed."""

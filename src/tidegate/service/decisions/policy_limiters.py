@@ -79,6 +79,12 @@ class ServiceLimiter(AsyncLimiter):
             return await self._ask(verb, self._make_ask(key, cost), apply=apply)
         return await self._acquire(verb, normal_key(key), cost, timeout, priority, apply)
 
+    async def correct(self, verb: str, key: Key, cost: Cost, apply: AsyncApply | None = None) -> None:
+        """Refund a cost, or release slots; `apply` replaces `store.apply_async`."""
+        ask = self._refund_ask(key, cost) if verb == "refund" else self._release_ask(key, cost, None)[0]
+        await self._ask("adjust", ask, None, apply)
+        self.store.wait_queues.wake(ask[1])
+
     def acquire_from_lease(self, key: Key) -> Decision | None:
         """Take one permit that this process already holds; None if the store has to be asked."""
         if self.observed or self._instant_store:

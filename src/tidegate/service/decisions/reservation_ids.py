@@ -1,8 +1,9 @@
 """Reservation ids: signed strings that contain what was charged, where and when, so that no reservation is stored.
 
 A restart loses no reservation, and any process on the same store can settle it. `signing` finds the keys that sign ids.
-Each id is settled once: the first caller writes a value for it, and later callers get AlreadySettledError. For a store
-in memory, which is not shared, and for one without values, `SettledIds` remembers the settled ids.
+Each id is settled once: the first caller writes a value for it in the step that corrects the charge, and later callers
+get AlreadySettledError. For a store in memory, which is not shared, and for one without values, `SettledIds` remembers
+the settled ids.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from tidegate.policy import normal_key
 from tidegate.reservation import AsyncReservation, ReservedCharge
 from tidegate.service.decisions.shared_store import is_shared
 from tidegate.stores.cancellation import BackgroundTasks
-from tidegate.stores.outage.guarded_store import OUTAGE_ERRORS
-from tidegate.stores.values import Collection
+from tidegate.stores.values import Collection, Write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from tidegate.limiter import AsyncLimiter
+    from tidegate.outbound.quota.pending_charge import AsyncPendingCharge
     from tidegate.policy import Policy
     from tidegate.service.decisions.signing import SigningKeys
     from tidegate.stores import Store
 
-SETTLED: Final = Collection("tidegate.settled", listed=False)
+SETTLED: Final = "tidegate.settled"
 PROVIDER_SLOT: Final = "provider:"  # starts the slots of providers; those of policies start with "("
 SIGNATURE_BYTES: Final = 16  # bytes of a signature
 MAX_TTL: Final = 86_400
@@ -115,6 +116,11 @@ class SettledIds:
             heapq.heappush(self._ends, (end, number))
             return True
 
+    def remove(self, number: str) -> None:
+        """Forget an id whose settlement was not made."""
+        with self._lock:
+            self._settled.pop(number, None)
+
     def settled_by(self, number: str) -> bytes | None:
         """Return the caller that settled an id; None if that is unknown."""
         return self._settled.get(number)
@@ -132,7 +138,7 @@ class ReservationIds:
         self._store = store
         self._background = background or BackgroundTasks()
         self._keys = keys
-        self._settled = SETTLED_BY_STORE.setdefault(store, SettledIds()) if not is_shared(store) else None
+        self._settled = SETTLED_BY_STORE.setdefault(store, SettledIds())
 
     @staticmethod
     def check_ttl(ttl: object) -> float:
@@ -178,42 +184,68 @@ class ReservationIds:
             raise UnknownReservationError("this reservation has expired: its estimate stays charged")
         return content
 
-    async def settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: bytes = b"") -> bool:
-        """Settle once; False if the same `caller` did so before. A settlement that has begun is always completed."""
-        if self._settled is not None:
-            return await self._settle(content, settle, caller)
-        return await self._background.complete(self._settle(content, settle, caller))
+    async def settle(
+        self,
+        content: ReservationId,
+        reservation: AsyncReservation | AsyncPendingCharge,
+        settle: Callable[[], Awaitable[None]],
+        caller: bytes = b"",
+    ) -> bool:
+        """Settle a reservation once; False if the same `caller` did so before.
 
-    async def _settle(self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: bytes) -> bool:
-        """Mark the id as settled, then settle.
-
-        The id stays marked even if settling fails, because the store may have applied it. Then the estimate stays
-        charged.
+        If the store is unavailable, whether it is settled is unknown: the same `caller` may repeat its call.
         """
-        if await self._mark_settled(content, caller):
-            await settle()
-            return True
-        return False
+        if not isinstance(reservation, AsyncReservation):  # of a provider: several steps
+            return await self._background.complete(self._settle_provider(content, settle, caller))
+        if not is_shared(reservation.charges[0].limiter.store):
+            return await self._settle_locally(content, settle, caller)
+        collection = Collection(SETTLED, (reservation.policy.name, reservation.key), listed=False)
+        reservation.writes = (mark_of(collection, content, caller),)
+        return await _settle_once(settle, caller)
 
-    async def _mark_settled(self, content: ReservationId, caller: bytes) -> bool:
-        """Mark an id by its number, because base64 has several spellings of the same bytes."""
-        if self._settled is not None:
-            if self._settled.add(content.number, content.end, self._store.clock.ns() // 1000, caller):
-                return True
+    async def _settle_locally(
+        self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: bytes
+    ) -> bool:
+        """Settle an id that only this process can settle."""
+        if not self._settled.add(content.number, content.end, self._store.clock.ns() // 1000, caller):
             if caller and self._settled.settled_by(content.number) == caller:
                 return False
             raise AlreadySettledError(SETTLED_ALREADY)
         try:
-            ttl = 2 * content.ttl + 1  # outlives the id
-            await self._store.unleased.put_value_async(SETTLED, content.number, caller, ttl, expected=None)
-        except ValueConflict as conflict:
-            if caller and conflict.found is not None and conflict.found.data == caller:
-                return False
-            raise AlreadySettledError(SETTLED_ALREADY) from None
-        except OUTAGE_ERRORS as error:
-            message = "the store is unavailable: whether this reservation is settled is unknown"
-            raise StoreUnavailable(message) from error
+            await settle()
+        except StoreUnavailable:
+            self._settled.remove(content.number)
+            raise
         return True
+
+    async def _settle_provider(
+        self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: bytes
+    ) -> bool:
+        """Mark an id as settled, then settle: the estimate stays charged if the process is killed in between."""
+        if not is_shared(self._store):
+            return await self._settle_locally(content, settle, caller)
+        mark = mark_of(Collection(SETTLED, listed=False), content, caller)
+        store = self._store.unleased
+        if await _settle_once(lambda: store.apply_async("acquire", (), None, None, (mark,)), caller):
+            await settle()
+            return True
+        return False
+
+
+def mark_of(collection: Collection, content: ReservationId, caller: bytes) -> Write:
+    """Return the value that marks an id as settled, by its number: base64 has several spellings of the same bytes."""
+    return Write(collection, content.number, caller, round((2 * content.ttl + 1) * SECOND), None)  # outlives the id
+
+
+async def _settle_once(settle: Callable[[], Awaitable[object]], caller: bytes) -> bool:
+    """Make a step that writes the mark of an id; False if the same `caller` did so before."""
+    try:
+        await settle()
+    except ValueConflict as conflict:
+        if caller and conflict.found is not None and conflict.found.data == caller:
+            return False
+        raise AlreadySettledError(SETTLED_ALREADY) from None
+    return True
 
 
 def _describe(reservation: AsyncReservation) -> tuple[Any, ...]:

@@ -295,16 +295,17 @@ class KeyLease:
 
         Hardly anything is less than what is available again in one pause. While permits of a bucket gather, it is
         `spread` times as much, because a share has 1/`spread` of what is left: as long as that is not more than what
-        refills, there is no use in asking more often. (What is left in a window might be lost at its end.)
+        refills, there is no use in asking more often. Nothing gathers in a fixed or calendar window, and what is left
+        in it is lost at its end: so only an empty one denies calls.
         """
         self._left = [max(0, view.remaining) for view in reply.views]
         self._replied = received
         gathers = self.denial is not None and self.denial.gathers
         self.denial = None
-        triples = zip(strict.limits, self._left, gathered_permits(strict, length), strict=True)
-        scarce = [
-            left < max(1, spread * more if gathers and limit.rules.refills else more) for limit, left, more in triples
-        ]
+        scarce = []
+        for limit, left, more in zip(strict.limits, self._left, gathered_permits(strict, length), strict=True):
+            least = spread * more if gathers and limit.rules.refills else more
+            scarce.append(left < (1 if limit.rules.windowed and not limit.rules.weighted else max(1, least)))
         if reply.within_limits:
             if not any(scarce):
                 return

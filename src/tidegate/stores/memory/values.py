@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import CollectionFull, ValueConflict
 from tidegate.stores.values import MAX_LISTED, Collection, Value, check_writes
@@ -14,20 +14,23 @@ if TYPE_CHECKING:
 
     from tidegate.stores.values import Write
 
+MIN_ENDS: Final = 64  # entries of the heap, however few values there are
+
 
 class MemoryValues:
     """Values by collection and name.
 
-    Each write removes the values that have ended: a heap holds the end of every value that was written, also of those
-    that were replaced or deleted since.
+    Each write removes the values that have ended. A heap holds the end of every value that was written; it is built
+    again when it has doubled, without the values that were replaced or deleted since.
     """
 
-    __slots__ = ("_collections", "_ends", "_numbers")
+    __slots__ = ("_collections", "_ends", "_max_ends", "_numbers")
 
     def __init__(self) -> None:
         """Start without values."""
         self._collections: dict[Collection, dict[str, Value]] = {}
         self._numbers = count()
+        self._max_ends = MIN_ENDS
         self._ends: list[tuple[int, int, Collection, str]] = []  # a number decides between equal ends
 
     def get(self, collection: Collection, name: str, now: int) -> Value | None:
@@ -61,6 +64,14 @@ class MemoryValues:
             else:
                 self._collections.setdefault(collection, {})[name] = Value(data, now, now + ttl)
                 heapq.heappush(self._ends, (now + ttl, next(self._numbers), collection, name))
+        if len(self._ends) > self._max_ends:
+            self._ends = [
+                (value.ends, next(self._numbers), collection, name)
+                for collection, values in self._collections.items()
+                for name, value in values.items()
+            ]
+            heapq.heapify(self._ends)
+            self._max_ends = 2 * len(self._ends) + MIN_ENDS
 
     def _remove_ended(self, now: int) -> None:
         while self._ends and self._ends[0][0] <= now:

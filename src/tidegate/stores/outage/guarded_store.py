@@ -149,8 +149,8 @@ class GuardedStore(DelegatingStore):
     ) -> list[Decision]:
         """Apply the verb to every key together.
 
-        During an outage no values are written: the decisions are LocalDecisions, and without asks StoreUnavailable is
-        raised.
+        During an outage no values are written: the decisions are LocalDecisions. Without asks, or for a correction,
+        StoreUnavailable is raised: a correction without its values could be made twice.
         """
         flow = self._apply_flow(verb, asks, now, at, writes)
         return run(flow, lambda _: super(GuardedStore, self).apply(verb, asks, now, at, writes))
@@ -190,7 +190,7 @@ class GuardedStore(DelegatingStore):
             else:
                 self._tries = 1
                 return decisions
-        if not asks:
+        if not asks or (writes and VERBS[verb].corrects):
             raise self._unavailable_error()
         return self._fallback.decide(verb, asks, now, at)
 
@@ -211,7 +211,7 @@ class GuardedStore(DelegatingStore):
             self._log_refused(error)
             return self._fallback.decide(verb, asks, now, at, wait=REFUSED_RETRY)
         self._record_failure(error, outages, asks, values)
-        if not asks:
+        if not asks or (values and VERBS[verb].corrects):
             raise error
         return self._fallback.decide(verb, asks, now, at, in_doubt=True)
 
@@ -329,14 +329,16 @@ class GuardedStore(DelegatingStore):
     ) -> list[Decision]:
         """Call the store itself. Raises StoreUnavailable if it does not answer."""
         self._require_shard(asks)
-        return self.store.apply(verb, asks, now, at)
+        with translated():
+            return self.store.apply(verb, asks, now, at)
 
     async def ask_store_async(
         self, verb: str, asks: Sequence[Ask], now: int | None = None, at: int | None = None
     ) -> list[Decision]:
         """Call the store itself, without blocking the event loop; the charge of a cancelled call is refunded."""
         self._require_shard(asks)
-        return await self.store.apply_async(verb, asks, now, at)
+        with translated():
+            return await self.store.apply_async(verb, asks, now, at)
 
     def _require_shard(self, asks: Sequence[Ask]) -> None:
         """Raise StoreUnavailable if the part of the store with these keys is lost, and others are not."""
@@ -508,6 +510,15 @@ class GuardedStore(DelegatingStore):
             with self._maintenance_lock, suppress(*OUTAGE_ERRORS):
                 self._fallback.settle(self._ask_background)
                 self._share.leave(self.store, held=self._fallback.held)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise StoreUnavailable in place of an error that a store does not translate."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"the store failed: {str(error) or type(error).__name__}") from error
 
 
 def concerns_key(error: Exception) -> bool:

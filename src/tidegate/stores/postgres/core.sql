@@ -1258,8 +1258,9 @@ declare
     done boolean;
     allowed boolean := true;
     known stored_values;
-    added text[] := '{}';
-    present bigint;
+    counted text[] := '{}';  -- collections, and how many values each of them has, with those that are added
+    sizes_of bigint[] := '{}';
+    which int;
     place int := 1;
     ask int := 0;
 begin
@@ -1282,9 +1283,14 @@ begin
             return;
         end if;
         if bounds[i] > 0 and contents[i] is not null and known.name is null then
-            added := added || collections[i];
-            select count(*) into present from stored_values v where v.collection = collections[i] and v.ends > now;
-            if present + cardinality(array_positions(added, collections[i])) > bounds[i] then
+            which := array_position(counted, collections[i]);
+            if which is null then
+                counted := counted || collections[i];
+                which := cardinality(counted);
+                sizes_of[which] := (select count(*) from stored_values v where v.collection = collections[i] and v.ends > now);
+            end if;
+            sizes_of[which] := sizes_of[which] + 1;
+            if sizes_of[which] > bounds[i] then
                 return query select null::bigint[], -i, null::bytea, null::bigint, null::bigint;
                 return;
             end if;

@@ -144,7 +144,8 @@ class SQLiteStore(Store):
         """Apply the verb to all keys together, in one transaction."""
         if not asks and not writes:
             return []
-        return self._transact((store_call(verb, asks, now, at, writes),))[0]
+        merged = merge(asks)
+        return merged.split(self._transact((store_call(verb, merged.asks, now, at, writes),))[0])
 
     def apply_one(
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
@@ -163,8 +164,9 @@ class SQLiteStore(Store):
         """Apply in the thread of the store; concurrent calls of many tasks share transactions."""
         if not asks and not writes:
             return []
+        merged = merge(asks)  # here: an error concerns this call, and not those that are queued with it
         worker = self._worker or self._start_worker()
-        return await worker.apply(QueuedCall(store_call(verb, asks, now, at, writes)))
+        return merged.split(await worker.apply(QueuedCall(store_call(verb, merged.asks, now, at, writes))))
 
     def get_value(self, collection: Collection, name: str, now: int | None = None) -> Value | None:
         """Read a value."""
@@ -465,22 +467,21 @@ def decide_asks(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: i
 
 
 def decide_together(rows: StateRows, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
-    """Decide several asks together."""
-    merged = merge(asks)
-    found = [rows.read(policy, key_text(key)) for policy, key, _ in merged.asks]
-    limits = [limit for policy, _, _ in merged.asks for limit in policy.limits]
+    """Decide several asks together, each about another key."""
+    found = [rows.read(policy, key_text(key)) for policy, key, _ in asks]
+    limits = [limit for policy, _, _ in asks for limit in policy.limits]
     states = [state for row in found for state in row.states]
-    costs = [cost for _, _, costs in merged.asks for cost in costs]
+    costs = [cost for _, _, costs in asks for cost in costs]
     allowed, changed, left = VERBS[verb].decide(limits, states, costs, now, at)
     decisions, slices, place = [], [], 0
-    for row, (policy, _, _) in zip(found, merged.asks, strict=True):
+    for row, (policy, _, _) in zip(found, asks, strict=True):
         own = slice(place, place := place + len(policy.limits))
         slices.append(own)
         decisions.append(build_decision(row, allowed, now, policy, changed[own], left[own]))
     if changed is not states:
-        for row, own, (policy, key, _) in zip(found, slices, merged.asks, strict=True):
+        for row, own, (policy, key, _) in zip(found, slices, asks, strict=True):
             write_changes(rows, verb, policy, key_text(key), row, changed[own], now)
-    return merged.split(decisions)
+    return decisions
 
 
 def write_changes(
