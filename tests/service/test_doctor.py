@@ -44,7 +44,7 @@ def test_a_correct_deployment(check, tmp_path):
     text = "\n".join(finding.what for finding in found)
     for part in (
         "on Python 3",
-        "uvicorn",
+        "httptools",
         "policies: 1",
         "responds within",
         "clocks",

@@ -10,7 +10,7 @@ from tidegate.errors import ConfigError
 if TYPE_CHECKING:
     from tidegate.service.config.settings import Settings
 
-HTTP_MODULES: Final = ("httptools", "msgspec", "uvicorn")
+HTTP_MODULES: Final = ("httptools", "msgspec")
 
 
 def check_installed(what: str, extra: str, *modules: str) -> None:

@@ -49,7 +49,7 @@ GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 # extra: its packages
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "service": ("uvicorn", "httptools", "msgspec"),
+    "service": ("httptools", "msgspec"),
     "grpc": ("grpcio", "protobuf"),
     "sources": ("httpx", "cronsim"),
     "redis": ("redis",),

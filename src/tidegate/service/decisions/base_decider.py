@@ -17,7 +17,6 @@ from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 from tidegate.service.decisions.blocks import Blocks
-from tidegate.service.decisions.fast_path import FastPath, build_fast_path
 from tidegate.service.decisions.idempotency import KeyedStore, forget_call, was_repeated
 from tidegate.service.decisions.policy_limiters import (
     ASK_STORE,
@@ -75,7 +74,6 @@ class BaseDecider:
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
-        self._fast_paths: dict[str, FastPath] = {}  # by policy, until the policies change
         self.blocks: Blocks = Blocks(store)
         self._background = BackgroundTasks()
         self.closed = False
@@ -85,7 +83,6 @@ class BaseDecider:
     def update_policies(self, policies: ServicePolicies) -> None:
         """Replace all policies at once. Used permits stay used, and waiting calls keep waiting."""
         self.policies = policies
-        self._fast_paths.clear()
         for slot, policy_limiter in self._policy_limiters.copy().items():
             variant = policies.slots.get(slot)
             if variant is None:
@@ -138,12 +135,30 @@ class BaseDecider:
         if timeout or call is not None:
             bounded = self._bound_timeout(timeout) if timeout else None
             return await self._charge(policy_limiter, key, cost, bounded, priority, call)
-        acquire_now = policy_limiter.acquire_now
-        if acquire_now is not None:
-            decision = acquire_now(key, cost)
-        else:
+        decide_now = policy_limiter.decide_now
+        decision = None if decide_now is None else decide_now(key, cost)
+        if decision is None:
             decision = await policy_limiter.limiter.try_acquire(key, cost)
-        return self._record(policy_limiter, key, cost, decision)
+        return self._finish(policy_limiter, key, cost, decision)
+
+    def decide_now(self, subject: Subject, cost: Cost = 1) -> Decision | object | None:
+        """Do what `acquire` does, without a coroutine; ASK_STORE, and nothing is done, if that needs the store.
+
+        All interfaces ask this first: HTTP, RESP, checks for proxies, batches.
+        """
+        found = self.find(subject)
+        if found is None:
+            return None
+        policy_limiter, key = found
+        decide_now = policy_limiter.decide_now
+        if decide_now is None:
+            return ASK_STORE
+        if self.blocks.active:
+            known = self.blocks.known(policy_limiter.policy.name, key)
+            if known is not True:
+                return ASK_STORE if known is False else self._finish(policy_limiter, key, cost, known)
+        decision = decide_now(key, cost)
+        return ASK_STORE if decision is None else self._finish(policy_limiter, key, cost, decision)
 
     async def _charge(
         self,
@@ -164,7 +179,7 @@ class BaseDecider:
                     await policy_limiter.limiter.refund(key, cost)
                     await forget_call(keyed_store)
                 return denial
-        return decision if was_repeated(call) else self._record(policy_limiter, key, cost, decision)
+        return decision if was_repeated(call) else self._finish(policy_limiter, key, cost, decision)
 
     async def _deny_if_blocked_meanwhile(
         self,
@@ -207,12 +222,12 @@ class BaseDecider:
     ) -> Decision | None:
         """Return a denial if the key is blocked, whatever its limits, its policy's mode and its timeout."""
         decision = await self.blocks.find(policy_limiter.policy.name, key)
-        return None if decision is None else self._record(policy_limiter, key, cost, decision, verb)
+        return None if decision is None else self._finish(policy_limiter, key, cost, decision, verb)
 
     def _bound_timeout(self, timeout: float) -> float:
         return min(self.max_wait, max(0.0, seconds("timeout", timeout)))
 
-    def _record(
+    def _finish(
         self,
         counted: PolicyLimiter | CountedPolicy,
         key: Key,
@@ -222,8 +237,7 @@ class BaseDecider:
     ) -> Decision:
         """Count a decision and notify observers; raise if the store was unavailable and the policy denies then.
 
-        Every decision that takes permits passes through here, over HTTP and from Envoy, except those that `fast_path`
-        allows: it counts them itself.
+        Every decision that takes permits passes through here: over HTTP and RESP, from Envoy, and in batches.
         """
         policy, stats = counted.policy, self.stats
         if decision.within_limits:
@@ -253,13 +267,13 @@ class BaseDecider:
         self, asks: Iterable[tuple[Subject, Cost]], call: KeyedCall | None = None
     ) -> list[Decision | RateLimitError | None]:
         """Decide on up to a thousand asks, each independently; an invalid ask gets its error as its result."""
-        if self.store.instant:
-            return [await self._acquire_or_error(subject, cost) for subject, cost in asks]
-        if call is not None:
-            return await self._batch_with_key(list(asks), call)
         listed = list(asks)
+        if self.store.instant:
+            return self.batch_now(listed)
+        if call is not None:
+            return await self._batch_with_key(listed, call)
         await self._background.watch()
-        results = [self._acquire_from_lease(subject, cost) for subject, cost in listed]
+        results = [self._decide_or_error(subject, cost) for subject, cost in listed]
         missing = [number for number, result in enumerate(results) if result is ASK_STORE]
         try:
             missing = await self._wait_for_leases(listed, results, missing)
@@ -288,7 +302,7 @@ class BaseDecider:
             if not store_asks or not await self.store.wait_for_shares(store_asks):
                 break
             for number in missing:
-                results[number] = self._acquire_from_lease(*asks[number])
+                results[number] = self._decide_or_error(*asks[number])
             missing = [number for number in missing if results[number] is ASK_STORE]
         return missing
 
@@ -310,20 +324,13 @@ class BaseDecider:
             if found is not None:
                 self.refund_abandoned(found[0].policy, found[1], cost, result)
 
-    def _acquire_from_lease(self, subject: Subject, cost: Cost) -> object:
-        """Decide from a lease that this process already holds, without a task; ASK_STORE if it cannot."""
+    def batch_now(self, asks: Iterable[tuple[Subject, Cost]]) -> list[Decision | RateLimitError | None]:
+        """Decide on asks as `batch` does, on a store in memory."""
+        return [self._decide_or_error(subject, cost) for subject, cost in asks]
+
+    def _decide_or_error(self, subject: Subject, cost: Cost) -> Any:  # noqa: ANN401 - as decide_now, or an error
         try:
-            found = self.find(subject) if cost == 1 and cost.__class__ is int else None
-            if found is None or (self.blocks.active and self.blocks.known(found[0].policy.name, found[1]) is not True):
-                return ASK_STORE
-            policy_limiter, key = found
-            decision = policy_limiter.limiter.acquire_from_lease(key)
-            if decision is None:
-                return ASK_STORE
-            if decision[0] and not self._observers and not self.stats.near_limit.samples_left:
-                policy_limiter.count.allowed += 1  # as _record does
-                return decision
-            return self._record(policy_limiter, key, 1, decision)
+            return self.decide_now(subject, cost)
         except RateLimitError as error:
             return error
 
@@ -345,44 +352,6 @@ class BaseDecider:
         except RateLimitError as error:
             return error
 
-    def fast_path(self, policy: str) -> FastPath | None:
-        """Return the fast path of a policy, if the policy and the store allow that.
-
-        That needs a store in memory, and a policy that has neither overrides nor a rollout.
-        """
-        found = self._fast_paths.get(policy)
-        return self._build_fast_path(policy) if found is None else found
-
-    def _build_fast_path(self, policy: str) -> FastPath | None:
-        entry = self.policies.entries.get(policy)
-        if entry is None or entry.only_variant is None or self._observers or self.blocks.active:
-            return None
-        policy_limiter = self._limiter_for(entry.only_variant)
-        acquire_now = policy_limiter.acquire_now
-        if acquire_now is None:
-            return None
-        found = build_fast_path(policy_limiter, acquire_now, self._record, self.stats.near_limit)
-        self._fast_paths[policy] = found
-        return found
-
-    def decide_now(self, policies: Sequence[str], keys: Sequence[str]) -> list[Decision | RateLimitError] | None:
-        """Take one permit per key, from the policy at the same index; without a fast path, return None and do nothing.
-
-        An invalid key gets its error as its result.
-        """
-        found = {policy: fast_path for policy in set(policies) if (fast_path := self.fast_path(policy)) is not None}
-        if len(found) < len(set(policies)):
-            return None
-        if len(found) == 1 and (decisions := found[policies[0]].decide_all(keys)) is not None:
-            return list(decisions)
-        results: list[Decision | RateLimitError] = []
-        for policy, key in zip(policies, keys, strict=True):
-            try:
-                results.append(found[policy].decide(key))
-            except RateLimitError as error:
-                results.append(error)
-        return results
-
     # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
 
     def acquire_in_thread(
@@ -398,14 +367,16 @@ class BaseDecider:
             if policy_limiter.policy is variant.policy:  # perhaps added after the change
                 self._policy_limiters.pop(variant.slot, None)
             return None
-        acquire_now = policy_limiter.acquire_now
-        if acquire_now is None or self.blocks.active:
+        decide_now = policy_limiter.decide_now
+        if decide_now is None or not self.store.instant or self.blocks.active:
             return None
-        decision = acquire_now(key, cost)
+        decision = decide_now(key, cost)
+        if decision is None:  # pragma: no cover - a store in memory always decides
+            return None
         if decision.within_limits and not self._observers and not self.stats.near_limit.samples_left:
             policy_limiter.count.allowed += 1
         else:
-            loop.call_soon_threadsafe(self._record, policy_limiter, key, cost, decision.with_views())
+            loop.call_soon_threadsafe(self._finish, policy_limiter, key, cost, decision.with_views())
         return decision
 
     async def decide_all(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
@@ -434,7 +405,7 @@ class BaseDecider:
     def acquire_now(self, counted: CountedPolicy, key: Key, cost: int) -> Decision:
         """Take permits of a policy that is not in the file, on a store in memory. Its keys cannot be blocked."""
         policy = counted.policy
-        return self._record(counted, key, cost, self.store.apply_one("acquire", policy, key, policy.costs(cost)))
+        return self._finish(counted, key, cost, self.store.apply_one("acquire", policy, key, policy.costs(cost)))
 
     async def _deny_if_one_is_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
         """Deny a request if one of its keys is blocked; the other keys are only peeked at."""
@@ -444,7 +415,7 @@ class BaseDecider:
         return [
             await self.peek_policy(policy, key)
             if denial is None
-            else self._record(self._counted(policy), key, cost, denial)
+            else self._finish(self._counted(policy), key, cost, denial)
             for (policy, key, cost), denial in zip(asks, denials, strict=True)
         ]
 
@@ -465,7 +436,7 @@ class BaseDecider:
         decision = apply_mode(policy, decision)
         if not decision.allowed and not decision.retry and not is_store_lost(decision, policy):
             return decision
-        return self._record(self._counted(policy), key, cost, decision)
+        return self._finish(self._counted(policy), key, cost, decision)
 
     def _counted(self, policy: Policy) -> CountedPolicy:
         return CountedPolicy(policy, self.stats.count(policy.name))

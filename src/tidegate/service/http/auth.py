@@ -59,6 +59,11 @@ class Authenticator:
             raise ProblemError("forbidden", "no admin token is configured: set admin_token or admin_token_file")
         raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
 
+    def check_proxy(self, headers: dict[bytes, bytes]) -> None:
+        """Raise unless the request may ask for a decision as a proxy does. A page of another site may not."""
+        self.check(headers, admin=False)
+        self.check_site(headers)
+
     def check_metrics(self, headers: dict[bytes, bytes]) -> None:
         """Raise unless the request may read the metrics: with `metrics_token`, or with a token for decisions.
 

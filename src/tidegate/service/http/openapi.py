@@ -56,13 +56,11 @@ def subclasses(kind: type[object]) -> Iterator[type[object]]:
 
 
 def refine(kind: type, schema: Schema) -> Schema:
-    """Add what msgspec's schema of a type cannot express: alternative fields, older names, and no other fields.
+    """Add what msgspec's schema of a type cannot express: alternative fields, and no other fields.
 
     Responses have no other fields, although the clients accept some: a field that is not described is noticed in tests.
     """
     closed = {**schema, "additionalProperties": False}
-    if issubclass(kind, VerbRequest) and kind.OLDER_NAMES:
-        closed["not"] = {"anyOf": [{"required": list(names)} for names in kind.OLDER_NAMES.items()]}
     alternatives = getattr(kind, "ALTERNATIVES", ())
     if not alternatives:
         return closed
