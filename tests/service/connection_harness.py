@@ -15,6 +15,8 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 OK, HEALTHY = 200, b'{"ok":true}'
 
 __all__ = ["HIGH_WATER", "ClientTransport"]
+
+
 class SocketlessServer:
     """A server without a socket: the test creates its connections."""
 

@@ -180,7 +180,7 @@ async def test_an_unexpected_error_is_answered_and_not_repeated(monkeypatch, cap
     async with running() as it:
         calls = []
 
-        def fail(subject, _cost):
+        def fail(subject, *_):
             calls.append(subject)
             raise ZeroDivisionError
 

@@ -69,11 +69,13 @@ class BaseDecider:
         self.policies: ServicePolicies = policies
         self.store = store
         self.stats: Stats = Stats() if stats is None else stats
+        self._near_limit = self.stats.near_limit
         self.max_wait = max_wait
         self.max_priority = max_priority
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
+        self._plain_limiters: dict[str, PolicyLimiter] = {}  # by policy: those without overrides and rollout
         self.blocks: Blocks = Blocks(store)
         self._background = BackgroundTasks()
         self.closed = False
@@ -83,6 +85,7 @@ class BaseDecider:
     def update_policies(self, policies: ServicePolicies) -> None:
         """Replace all policies at once. Used permits stay used, and waiting calls keep waiting."""
         self.policies = policies
+        self._plain_limiters.clear()
         for slot, policy_limiter in self._policy_limiters.copy().items():
             variant = policies.slots.get(slot)
             if variant is None:
@@ -94,12 +97,20 @@ class BaseDecider:
     def find(self, subject: Subject) -> tuple[PolicyLimiter, Key] | None:
         """Return the limiter and the key for a subject; None if the subject is not limited."""
         if subject.domain:
-            found = self.policies.match_descriptor(subject.domain, subject.descriptor)
-            return None if found is None else (self._limiter_for(found[0]), bound_key(found[1]))
+            match = self.policies.match_descriptor(subject.domain, subject.descriptor)
+            return None if match is None else (self._limiter_for(match[0]), bound_key(match[1]))
         key = subject.key
         if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
             key = check_key(key)
-        return self._limiter_for(self.policies.choose(subject.policy, key)), key
+        found = self._plain_limiters.get(subject.policy)
+        return (self._choose_limiter(subject.policy, key) if found is None else found), key
+
+    def _choose_limiter(self, name: str, key: Key) -> PolicyLimiter:
+        """Return the limiter of the variant of a policy for a key."""
+        found = self._limiter_for(self.policies.choose(name, key))
+        if self.policies.entries[name].only_variant is not None:
+            self._plain_limiters[name] = found
+        return found
 
     def _limiter_for(self, variant: PolicyVariant) -> PolicyLimiter:
         """Return the limiter of a variant; create it on first use."""
@@ -141,15 +152,25 @@ class BaseDecider:
             decision = await policy_limiter.limiter.try_acquire(key, cost)
         return self._finish(policy_limiter, key, cost, decision)
 
-    def decide_now(self, subject: Subject, cost: Cost = 1) -> Decision | object | None:
+    def decide_now(self, policy: str, key: Key, cost: Cost = 1) -> Decision | object | None:
         """Do what `acquire` does, without a coroutine; ASK_STORE, and nothing is done, if that needs the store.
 
         All interfaces ask this first: HTTP, RESP, checks for proxies, batches.
         """
+        found = self._plain_limiters.get(policy)
+        if found is None or key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
+            return self.decide_subject_now(Subject(policy, key), cost)
+        if found.decide_now is None or self.blocks.latest_end:
+            return self._decide_found(found, key, cost)
+        decision = found.decide_now(key, cost)
+        return ASK_STORE if decision is None else self._finish(found, key, cost, decision)
+
+    def decide_subject_now(self, subject: Subject, cost: Cost = 1) -> Decision | object | None:
+        """Do what `decide_now` does, for any subject."""
         found = self.find(subject)
-        if found is None:
-            return None
-        policy_limiter, key = found
+        return None if found is None else self._decide_found(*found, cost)
+
+    def _decide_found(self, policy_limiter: PolicyLimiter, key: Key, cost: Cost) -> Decision | object | None:
         decide_now = policy_limiter.decide_now
         if decide_now is None:
             return ASK_STORE
@@ -239,14 +260,15 @@ class BaseDecider:
 
         Every decision that takes permits passes through here: over HTTP and RESP, from Envoy, and in batches.
         """
-        policy, stats = counted.policy, self.stats
         if decision.within_limits:
             counted.count.allowed += 1
-            if stats.near_limit.samples_left:
-                stats.near_limit.record(policy.name, key, decision)
+            if self._near_limit.samples_left:
+                self._near_limit.record(counted.policy.name, key, decision)
             if self._observers:
-                notify_observers(self._observers, Record(verb, policy, key, policy.costs(cost), decision))
+                record = Record(verb, counted.policy, key, counted.policy.costs(cost), decision)
+                notify_observers(self._observers, record)
             return decision
+        policy, stats = counted.policy, self.stats
         if is_store_lost(decision, policy):
             counted.count.local += 1
             raise store_lost_error(policy)
@@ -269,7 +291,7 @@ class BaseDecider:
         """Decide on up to a thousand asks, each independently; an invalid ask gets its error as its result."""
         listed = list(asks)
         if self.store.instant:
-            return self.batch_now(listed)
+            return [self._decide_or_error(subject, cost) for subject, cost in listed]
         if call is not None:
             return await self._batch_with_key(listed, call)
         await self._background.watch()
@@ -291,7 +313,7 @@ class BaseDecider:
             raise
         for number, result in zip(missing, decided, strict=True):
             results[number] = result
-        return results  # type: ignore[return-value]  # no ASK_STORE is left
+        return results
 
     async def _wait_for_leases(
         self, asks: list[tuple[Subject, Cost]], results: list[Any], missing: list[int]
@@ -324,13 +346,22 @@ class BaseDecider:
             if found is not None:
                 self.refund_abandoned(found[0].policy, found[1], cost, result)
 
-    def batch_now(self, asks: Iterable[tuple[Subject, Cost]]) -> list[Decision | RateLimitError | None]:
-        """Decide on asks as `batch` does, on a store in memory."""
-        return [self._decide_or_error(subject, cost) for subject, cost in asks]
+    def batch_now(
+        self, policies: Sequence[str], keys: Sequence[Key], costs: Sequence[Cost]
+    ) -> list[Decision | RateLimitError]:
+        """Decide on keys of policies as `batch` does, on a store in memory."""
+        decide_now = self.decide_now
+        results: list[Any] = []
+        for policy, key, cost in zip(policies, keys, costs, strict=True):
+            try:
+                results.append(decide_now(policy, key, cost))
+            except RateLimitError as error:
+                results.append(error)
+        return results
 
     def _decide_or_error(self, subject: Subject, cost: Cost) -> Any:  # noqa: ANN401 - as decide_now, or an error
         try:
-            return self.decide_now(subject, cost)
+            return self.decide_subject_now(subject, cost)
         except RateLimitError as error:
             return error
 

@@ -26,7 +26,7 @@ from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import HTTPReply, ProblemError, problem_from
 from tidegate.service.http.readiness import check_readiness
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
-from tidegate.service.http.request_head import RequestHead, Route
+from tidegate.service.http.request_head import OTHER, RequestHead, Route
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("tidegate.service")
 
 FREE_SHARE_DIVISOR: Final = 8  # an eighth of max_concurrency is reserved for calls that do not wait
-OTHER: Final = "other"  # the histogram of requests for unknown paths, health checks and files
 GET_METHODS: Final = ("GET", "HEAD")
 
 
@@ -78,6 +77,8 @@ class App:
         self.overview: Overview = Overview(self)
         self.authenticator: Authenticator = Authenticator(settings)
         self._clock = decider.store.clock
+        self._steady = self._clock.steady
+        self._latency = decider.stats.latency
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
         self._document = b""  # the OpenAPI description, once it was requested
@@ -103,11 +104,11 @@ class App:
         )
         self._files = read_files(token=not auth.open)
         routes = {path: Route(name, GET_METHODS, rights, partial(self._get, get)) for path, name, rights, get in gets}
-        routes["/v1/check"] = Route("check", METHODS, auth.check_proxy, self._check)
+        routes["/v1/check"] = Route("check", METHODS, auth.check_proxy, self._check, bounded=True)
         for verb in VERBS.values():
             rights = admin if verb.admin else decision
             if verb.method == "POST":
-                routes[verb.path] = Route(verb.name, ("POST",), rights, partial(self._post, verb), takes_json=True)
+                routes[verb.path] = Route(verb.name, ("POST",), rights, self._post, verb, not verb.admin)
             else:
                 routes[verb.path] = Route(verb.name, GET_METHODS, rights, partial(self._list, verb.name))
         return routes
@@ -125,7 +126,10 @@ class App:
             detail = f"expected {route.methods[0]}, not {method[:20]}"
             raise ProblemError("method-not-allowed", detail, allow=", ".join(route.methods))
         route.authenticate(headers)
-        if route.takes_json:
+        # Admin requests are accepted even if there are too many requests.
+        if route.bounded or (self.stopping and route.verb is not None):
+            self.check_load()
+        if route.verb is not None:
             kind = headers.get(b"content-type", b"")
             if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
                 raise ProblemError("unsupported-type", "send JSON, with the header 'Content-Type: application/json'")
@@ -142,21 +146,14 @@ class App:
     def begin_request(self) -> int:
         """Count an active request; return the steady time, for `end_request`."""
         self.in_flight += 1
-        return self._clock.steady()
+        return self._steady()
 
     def end_request(self, verb: str, start: int) -> None:
         """Count a request that is no longer active, and its duration."""
         self.in_flight -= 1
         if self.stopping and not self.in_flight:
             self.idle.set()
-        self.decider.stats.latency_of(verb).add(self._clock.steady() - start)
-
-    def answer(self, head: RequestHead, body: bytes, exchange: Exchange) -> Reply | Running:
-        """Answer a request: returns the response, or a coroutine whose outcome `read_outcome` translates."""
-        try:
-            return head.route.run(head, body, exchange)  # type: ignore[union-attr]  # the head was checked
-        except Exception as error:  # noqa: BLE001 - any error becomes a response
-            return self.refuse(error, head.path)
+        self._latency[verb].add(self._steady() - start)
 
     def refuse(self, error: BaseException, path: str = "") -> HTTPReply:
         """Count an error, and return the response to its request; an unexpected one is logged."""
@@ -200,7 +197,7 @@ class App:
         return self.stopping or self.in_flight >= self._max_concurrency
 
     def check_load(self) -> None:
-        """Refuse a request if the service is stopping, or too many requests are active."""
+        """Refuse an active request if the service is stopping, or too many requests are active."""
         if self.stopping:
             raise ProblemError("stopping")
         if self.in_flight > self._max_concurrency:
@@ -208,11 +205,9 @@ class App:
 
     # ---- verbs -------------------------------------------------------------------------------------------------------
 
-    def _post(self, verb: Verb, head: RequestHead, body: bytes, exchange: Exchange) -> Reply | Running:
+    def _post(self, head: RequestHead, body: bytes, exchange: Exchange) -> Reply | Running:
         """Run a verb: at once if its request allows that, otherwise in a coroutine."""
-        # Admin requests are accepted even if there are too many requests.
-        if self.stopping or (self.in_flight > self._max_concurrency and not verb.admin):
-            self.check_load()
+        verb: Verb = head.route.verb  # type: ignore[union-attr,assignment]  # of a route that takes JSON
         request = verb.decode(body)
         key = head.headers.get(b"idempotency-key") if verb.idempotent else None
         if key is None:
@@ -254,7 +249,6 @@ class App:
         return self._verbs.run(verb)
 
     def _check(self, head: RequestHead, _body: bytes, _exchange: Exchange) -> Reply | Running:
-        self.check_load()
         return check(self.decider, head.query, head.headers, self.settings.headers)
 
     # ---- the dashboard -----------------------------------------------------------------------------------------------

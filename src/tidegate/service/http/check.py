@@ -13,7 +13,7 @@ parameters to it, so a duplicate parameter is refused.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl
 
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
@@ -106,7 +106,7 @@ def check(decider: Decider, query: bytes, headers: Mapping[bytes, bytes], style:
         raise ProblemError("bad-request", f"deny: expected one of {', '.join(DENIAL_STATUSES)}, not {deny[:50]!r}")
     key = read_key(pairs, headers)
     subject = Subject(values["policy"], key if len(key) > 1 else key[0])
-    decision = decider.decide_now(subject, int(cost))
+    decision: Any = decider.decide_subject_now(subject, int(cost))
     if decision is ASK_STORE:
         return check_later(decider, subject, int(cost), deny, style)
     return write_reply(decision, deny, style)

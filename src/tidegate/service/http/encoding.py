@@ -37,15 +37,11 @@ class ResponseWriter:
     def set_date(self, date: bytes) -> None:
         """Send this Date from now on."""
         self._fields = (b"date: %s\r\n" % date if date else b"") + SECURITY_FIELDS
-        # The beginning of a response with the status 200 and JSON: only the length and the body follow.
-        self._json_start = b"HTTP/1.1 200 OK\r\n%scontent-type: %s\r\ncontent-length: " % (
+        # The beginning of a response with the status 200 and JSON: the length, an empty line and the body follow.
+        self.json_start: bytes = b"HTTP/1.1 200 OK\r\n%scontent-type: %s\r\ncontent-length: " % (
             self._fields,
             JSON_CONTENT_TYPE,
         )
-
-    def write_json(self, body: bytes) -> bytes:
-        """Write a response with the status 200, after which the connection stays open."""
-        return b"%b%d\r\n\r\n%b" % (self._json_start, len(body), body)
 
     def write(self, reply: HTTPReply, *, head: bool = False, last: bool = False) -> bytes:
         """Write a response: to a HEAD request without its body, and the `last` one with `Connection: close`."""

@@ -1,6 +1,6 @@
 """One HTTP/1 connection: an asyncio protocol that parses with httptools, with bounds on the size and time of requests.
 
-- A connection handles one request at a time, in the order of its states (see `State` and `RULES`): its head is parsed,
+- A connection handles one request at a time (see `State` for what happens in which state): its head is parsed,
   checked and authenticated once, its body is decoded once, and the App answers at once or in a task. Input that arrives
   meanwhile is kept, and no more is read.
 - A request has to be complete within `read_timeout`, and an idle connection is closed after `idle_timeout`.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -31,7 +30,7 @@ from tidegate.service.http.auth import check_host_fields
 from tidegate.service.http.connections import NEVER_TICKS
 from tidegate.service.http.encoding import CONTINUE, write_fields
 from tidegate.service.http.problems import HTTPReply, ProblemError
-from tidegate.service.http.request_head import RequestHead
+from tidegate.service.http.request_head import OTHER, RequestHead
 
 try:
     import httptools
@@ -54,46 +53,37 @@ END: Final = b"\r\n\r\n"  # of a head, and of a chunked body
 FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
 
 
-class State(Enum):
-    """What a connection is doing."""
+class State(NamedTuple):
+    """What a connection is doing, and what happens meanwhile.
 
-    IDLE = "waits for a request"
-    HEAD = "receives the head of a request"
-    BODY = "receives the body of a request"
-    HANDLING = "handles a request"
-    SKIPPING = "discards the rest of a request that was answered"
-    FINISHED = "has sent its last response; discards input until the client closes"
-    CLOSING = "closes as soon as the client has read what was sent"
-
-
-class Rule(NamedTuple):
-    """What happens in a state.
-
-    `seconds` is how long it may last: as `idle_timeout` or `read_timeout` says, or "unlimited". The others are the
-    reactions to the end of that time, to input that is not HTTP, and to the stop of the service: "close" after what was
-    sent, "drop" at once, "refuse" with a last response, "finish" the request first, "ignore". `request`: a request is
-    being received or handled, so the connection is not closed to make room for others.
+    `waits_for` is who has to act next: if there are too many connections, the longest wait for a client is ended.
+    `seconds` is how long it may last: as `idle_timeout` or `read_timeout` says, or "unlimited". `input` is what becomes
+    of further input. `late`, `invalid` and `stop` are the reactions to the end of that time, to input that is not HTTP,
+    and to the stop of the service: "close" after what was sent, "drop" at once, "refuse" with a last response, "finish"
+    the request first, "ignore".
     """
 
+    name: str
+    waits_for: str
     seconds: str
+    input: str
     late: str
     invalid: str
     stop: str
-    request: bool = False
 
 
-RULES: Final[dict[State, Rule]] = {
-    #                    seconds      late       invalid   stop
-    State.IDLE:     Rule("idle",      "close",   "refuse", "close"),
-    State.HEAD:     Rule("read",      "close",   "refuse", "close"),
-    State.BODY:     Rule("read",      "refuse",  "refuse", "refuse", request=True),
-    State.HANDLING: Rule("unlimited", "ignore",  "ignore", "finish", request=True),
-    State.SKIPPING: Rule("read",      "close",   "drop",   "close"),
-    State.FINISHED: Rule("read",      "drop",    "ignore", "ignore"),
-    State.CLOSING:  Rule("read",      "drop",    "ignore", "ignore"),
-}  # fmt: skip
-IDLE, HEAD, BODY, HANDLING, SKIPPING, FINISHED, CLOSING = State
-PARSING: Final = frozenset((IDLE, HEAD, BODY, SKIPPING))
+# IDLE: waits for a request; HEAD, BODY: receives it; HANDLING: in a task; SKIPPING: receives the rest of a request that
+# was answered; FINISHED: has sent the last response, until the client closes; CLOSING: until the client has read it.
+IDLE, HEAD, BODY, HANDLING, SKIPPING, FINISHED, CLOSING = (
+    #     name        waits for  seconds      input        late      invalid   stop
+    State("idle",     "client",  "idle",      "parsed",    "close",  "refuse", "close"),
+    State("head",     "client",  "read",      "parsed",    "close",  "refuse", "close"),
+    State("body",     "service", "read",      "parsed",    "refuse", "refuse", "refuse"),
+    State("handling", "service", "unlimited", "kept",      "ignore", "ignore", "finish"),
+    State("skipping", "client",  "read",      "parsed",    "close",  "drop",   "close"),
+    State("finished", "client",  "read",      "discarded", "drop",   "ignore", "ignore"),
+    State("closing",  "client",  "read",      "discarded", "drop",   "ignore", "ignore"),
+)  # fmt: skip
 
 
 class HttpConnection(asyncio.Protocol):
@@ -118,9 +108,11 @@ class HttpConnection(asyncio.Protocol):
         self._connections = connections
         self._idle_ticks = connections.idle_ticks
         self._heads = heads
+        self._find_head = heads.find
         self._writer = writer
         self._tasks = tasks
         self._steady = app.decider.store.clock.steady
+        self._latency = app.decider.stats.latency
         self._parser = httptools.HttpRequestParser(self)
         self._unparsed = b""
         self._position = 0  # of the first byte in `_unparsed` that was not parsed
@@ -132,7 +124,7 @@ class HttpConnection(asyncio.Protocol):
         self._stopping = False  # the service stops: close after the requests that have arrived
         self._task: asyncio.Task[Reply] | None = None  # handles the request
         # The request that is being received or handled:
-        self._counted = False  # as active
+        self._counted = False  # as active; a request that is answered at once is not
         self._start = 0  # when it began, in steady time
         self._head: RequestHead | None = None
         self._size = 0  # bytes so far
@@ -173,8 +165,20 @@ class HttpConnection(asyncio.Protocol):
             self._task.cancel()  # the store refunds what was charged
 
     def data_received(self, data: bytes) -> None:
-        """Parse the input, unless a request is being handled."""
-        if self.state is FINISHED or self.state is CLOSING:
+        """Answer a complete request with a known head; parse other input, unless a request is being handled."""
+        if self.state is IDLE and not self._unparsed and not self._write_paused:
+            size = data.find(END) + len(END)
+            head = self._find_head(data[:size])
+            if (
+                head is not None
+                and len(data) == size + head.body_size  # type: ignore[operator]  # as remembered
+                and not self._app.is_busy
+            ):
+                self._complete = True
+                self.timed_as = OTHER
+                self._handle(head, data[size:])
+                return
+        elif self.state.input == "discarded":
             return
         self._unparsed = self._unparsed + data if self._unparsed else data
         if self._next_turn is None:
@@ -210,13 +214,13 @@ class HttpConnection(asyncio.Protocol):
 
     def _parse(self) -> None:
         """Parse the input, up to a request that has to be handled in a task."""
-        while self.state in PARSING and not self._write_paused and self._position < len(self._unparsed):
+        while self.state.input == "parsed" and not self._write_paused and self._position < len(self._unparsed):
             if not self._turn_left:
                 self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
                 break
-            if not (self.state is IDLE and self._take_known()) and not self._take_piece():
+            if not self._take_piece():
                 break
-        if self.state is FINISHED or self.state is CLOSING:
+        if self.state.input == "discarded":
             self._unparsed = b""
         elif self._position:
             self._unparsed = self._unparsed[self._position :]
@@ -235,24 +239,6 @@ class HttpConnection(asyncio.Protocol):
         if self._next_turn is None:
             self._turn_left = MAX_TURN
             self._parse()
-
-    def _take_known(self) -> bool:
-        """Handle the next request if it is complete and its head is known; returns whether it was."""
-        data, start = self._unparsed, self._position
-        end = data.find(END, start) + len(END)
-        head = self._heads.find(data[start:end])
-        if head is None:
-            return False
-        after = end + head.body_size  # type: ignore[operator]  # known heads have no chunked body
-        if after > len(data):
-            return False
-        self._position = after
-        self._head = head
-        self._complete = True
-        self._counted = True
-        self._start = self._app.begin_request()
-        self._handle(data[end:after])
-        return True
 
     def _take_piece(self) -> bool:
         """Pass input to the parser, at most up to where a request may end; returns whether there was any."""
@@ -297,7 +283,8 @@ class HttpConnection(asyncio.Protocol):
             if self._body_size > self._app.settings.max_body:
                 self._answer(self._app.refuse(self._app.too_large))
             elif self._complete:
-                self._handle(self._body[0] if len(self._body) == 1 else b"".join(self._body))
+                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._handle(self._head, body)  # type: ignore[arg-type]  # set with the state
         elif self.state is SKIPPING and self._complete:
             self._enter(IDLE)
 
@@ -380,8 +367,9 @@ class HttpConnection(asyncio.Protocol):
         chunked = b"transfer-encoding" in headers
         self._body_left = 0 if chunked or self._complete else int(length)
         self._counted = True
-        self._start = app.begin_request()
-        self.timed_as = "other"
+        app.in_flight += 1
+        self._start = self._steady()
+        self.timed_as = OTHER
         expects = self._version != "1.0" and headers.get(b"expect", b"").lower() == b"100-continue"
         try:
             check_host_fields(self._fields, self._version)
@@ -391,11 +379,12 @@ class HttpConnection(asyncio.Protocol):
             return
         method, keep_alive = self._method, self._keep_alive
         head = self._head = RequestHead(None, method, path, query, headers, None, keep_alive)
+        route = None
         try:
             route = app.find_route(path)
-            self.timed_as = route.name
             app.check_head(route, method, headers)
         except ProblemError as problem:
+            self.timed_as = OTHER if route is None else route.name
             # A client that expects 100 may send the body or not, so nothing can follow. Nor after a very long body.
             if expects or self._body_left > self._max_request:
                 self._head = head._replace(keep_alive=False)
@@ -404,25 +393,39 @@ class HttpConnection(asyncio.Protocol):
         head = self._head = head._replace(route=route, body_size=None if chunked else int(length))
         if keep_alive and not chunked and not expects and not self._upgrade and self._size == len(piece):
             self._heads.remember(piece, head)
-        if not route.takes_json:
-            self._handle(b"")
+        if route.verb is None:
+            self._handle(head, b"")
         else:
             if expects and not self._complete:
                 self.transport.write(CONTINUE)
             self._enter(BODY)
 
-    def _handle(self, body: bytes) -> None:
-        """Answer a request, at once if possible."""
-        head = self._head
-        if head is None or head.route is None:  # pragma: no cover - a request that is handled has both
+    def _handle(self, head: RequestHead, body: bytes) -> None:
+        """Answer a complete request, at once if possible. This is the path of nearly all requests."""
+        app, route = self._app, head.route
+        start = self._steady()
+        try:
+            reply = route.run(head, body, self)  # type: ignore[union-attr]  # the head was checked
+        except Exception as error:  # noqa: BLE001 - any error becomes a response
+            reply = app.refuse(error, head.path)
+        if reply.__class__ is bytes and self.state is IDLE and not app.draining:  # its head is known
+            self._latency[route.name].add(self._steady() - start)  # type: ignore[union-attr]  # as above
+            if self.ticks_left != self._idle_ticks:  # once in a tick is enough
+                self.ticks_left = self._idle_ticks  # before the write, which may shorten it
+                self._connections.renew_wait(self)
+            self.transport.write(b"%b%d\r\n\r\n%b" % (self._writer.json_start, len(reply), reply))
             return
-        name = self.timed_as = head.route.name
-        self._turn_left -= MAX_TURN if name == "batch" else 1
-        reply = self._app.answer(head, body, self)
+        self._head, self._start = head, start
+        if self.timed_as is OTHER:
+            self.timed_as = route.name  # type: ignore[union-attr]  # as above
+        self._turn_left -= MAX_TURN if self.timed_as == "batch" else 1
         if reply.__class__ is bytes or reply.__class__ is HTTPReply:
-            self._answer(reply)  # type: ignore[arg-type]  # as checked
+            self._answer(reply)
             return
         self._enter(HANDLING)
+        if not self._counted:
+            self._counted = True
+            app.in_flight += 1
         task = self._task = asyncio.get_running_loop().create_task(reply)  # type: ignore[arg-type]  # as checked
         self._tasks.add(task)
         task.add_done_callback(self._handled)
@@ -451,11 +454,14 @@ class HttpConnection(asyncio.Protocol):
 
     def _answer(self, reply: Reply) -> None:
         """Send the response to the current request."""
-        self._end_request()
         head = self._head
+        if self._counted:
+            self._end_request()
+        else:
+            self._latency[self.timed_as].add(self._steady() - self._start)
         last = self._app.draining or head is None or not head.keep_alive
-        if reply.__class__ is bytes and not last:
-            data = self._writer.write_json(reply)  # type: ignore[arg-type]  # as checked
+        if reply.__class__ is bytes and not last and head.method != "HEAD":  # type: ignore[union-attr]  # else it is the last
+            data = b"%b%d\r\n\r\n%b" % (self._writer.json_start, len(reply), reply)
         else:
             found = HTTPReply(200, reply) if isinstance(reply, bytes) else reply
             data = self._writer.write(found, head=head is not None and head.method == "HEAD", last=last)
@@ -466,15 +472,12 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._finish()
             return
-        if self.state is IDLE:
-            self._renew_wait()  # before the write, which may shorten it
-        else:
-            self._enter(IDLE if self._complete else SKIPPING)
+        self._enter(IDLE if self._complete else SKIPPING)
         self.transport.write(data)
 
     def _refuse(self, problem: ProblemError) -> None:
         """Send a problem as the last response; what follows it is unknown or not wanted."""
-        if RULES[self.state].invalid == "drop":
+        if self.state.invalid == "drop":
             self._app.decider.stats.errors[problem.kind] += 1
             self.drop()  # the response to this request was sent before
             return
@@ -507,7 +510,7 @@ class HttpConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close after the requests that have arrived, because the service stops; refuse an incomplete request."""
-        reaction = "finish" if self._next_turn is not None else RULES[self.state].stop
+        reaction = "finish" if self._next_turn is not None else self.state.stop
         if reaction == "finish":
             self._stopping = True
         elif reaction == "close":
@@ -520,28 +523,22 @@ class HttpConnection(asyncio.Protocol):
     def _enter(self, state: State) -> None:
         """Change the state, and bound its time."""
         before, self.state = self.state, state
-        rule, connections = RULES[state], self._connections
-        if rule.request:
+        connections = self._connections
+        if state.waits_for == "service":
             connections.begin_request(self)
-        elif RULES[before].request:
+        elif before.waits_for == "service":
             connections.begin_wait(self)
         elif state is IDLE:
             connections.renew_wait(self)
-        if rule.seconds == "unlimited":
+        if state.seconds == "unlimited":
             ticks = NEVER_TICKS
-        elif rule.seconds == "idle":
+        elif state.seconds == "idle":
             ticks = connections.idle_ticks
-        elif state is before or state is FINISHED or state is CLOSING or (before, state) == (HEAD, BODY):
+        elif state is before or state.input == "discarded" or (before, state) == (HEAD, BODY):
             ticks = min(self.ticks_left, connections.read_ticks)  # of the same request, or at the end
         else:
             ticks = connections.read_ticks
         self.ticks_left = min(ticks, connections.read_ticks) if self._write_paused else ticks
-
-    def _renew_wait(self) -> None:
-        """Record that a request was answered at once; once in a tick is enough."""
-        if self.ticks_left != self._idle_ticks:
-            self.ticks_left = self._idle_ticks
-            self._connections.renew_wait(self)
 
     def expire(self) -> None:
         """React to a client that took too long."""
@@ -550,7 +547,7 @@ class HttpConnection(asyncio.Protocol):
             self._unsent = unsent
             self.ticks_left = self._connections.read_ticks  # slow, but still reading
             return
-        reaction = "drop" if unsent else RULES[self.state].late
+        reaction = "drop" if unsent else self.state.late
         if reaction == "drop":
             self.drop()
         elif reaction == "refuse":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from tidegate.service.api.verbs import ServiceVerb
     from tidegate.service.http.problems import HTTPReply
 
     Headers = dict[bytes, bytes]
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     Run = Callable[["RequestHead", bytes, "Exchange"], Reply | Running]
 
 MAX_KNOWN_HEADS: Final = 1024  # heads with different lengths of the body count separately
+OTHER: Final = "other"  # the histogram of requests for unknown paths, health checks and files
 MAX_KNOWN_HEAD: Final = 1024  # bytes
 
 
@@ -40,7 +42,8 @@ class Route(NamedTuple):
     methods: tuple[str, ...]
     authenticate: Callable[[Headers], object]
     run: Run
-    takes_json: bool = False  # has a body
+    verb: ServiceVerb[Any, Any] | None = None  # takes JSON
+    bounded: bool = False  # is refused if too many requests are active
 
 
 class RequestHead(NamedTuple):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from tidegate.core.decision import Decision
 from tidegate.errors import RateLimitError
 from tidegate.service.api.decoding import convert_value
 from tidegate.service.api.fields import BadFieldError
@@ -36,7 +37,6 @@ from tidegate.service.http.problems import encode, problem_from
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tidegate.core.decision import Decision
     from tidegate.policy import Cost, Key
     from tidegate.service.api.requests import (
         AcquireRequest,
@@ -76,18 +76,27 @@ class Verbs:
         return encode(await self._functions[name](*request))
 
     def _acquire_now(self, request: AcquireRequest) -> bytes | None:
-        """Run an acquire that does not wait."""
-        if request.provider is not UNSET or request.timeout or request.priority:
+        """Run an acquire for a key of a policy that does not wait."""
+        key, cost = request.key, request.cost
+        if key.__class__ is not str or request.timeout or request.priority:
             return None
-        decision = self.decider.decide_now(request.subject, request.permits)
+        decision: Any = self.decider.decide_now(request.policy, key, 1 if cost is UNSET else cost)  # type: ignore[arg-type]  # a request with a key has a policy
         return None if decision is ASK_STORE else encode(decision_response(decision))
 
     def _batch_now(self, request: BatchRequest) -> bytes | None:
-        """Run a batch."""
+        """Run a batch of keys of policies, on a store in memory."""
         if not self.decider.store.instant:
             return None
-        asks, errors = self._read_asks(request)
-        return encode(self._batch_response(request, self.decider.batch_now(asks), errors))
+        policy, keys, asks = request.policy, request.keys, request.asks
+        if asks:
+            keys = [ask.key for ask in asks]
+            policies, costs = [ask.policy for ask in asks], [ask.cost for ask in asks]
+        else:
+            policies, costs = [policy] * len(keys), [1] * len(keys)  # type: ignore[arg-type]  # a batch has asks or keys
+        if not all([key.__class__ is str for key in keys]):  # type: ignore[union-attr]  # noqa: C419 - as above; faster as a list
+            return None
+        results = self.decider.batch_now(policies, keys, costs)  # type: ignore[arg-type]  # as above
+        return encode(self._batch_response(request, results, {}))
 
     async def acquire(self, request: AcquireRequest, call: KeyedCall | None = None) -> DecisionResponse:
         """Take permits, waiting if requested."""
@@ -214,16 +223,17 @@ class Verbs:
         return asks, errors
 
     @staticmethod
-    def _batch_response(
-        request: BatchRequest, results: list[Decision | RateLimitError | None], errors: dict[int, RateLimitError]
-    ) -> BatchResponse:
+    def _batch_response(request: BatchRequest, results: list[Any], errors: dict[int, RateLimitError]) -> BatchResponse:
         for number, error in errors.items():
             results.insert(number, error)
         name = "asks" if request.asks is not UNSET else "keys"
-        return BatchResponse([
-            _error_answer(each, name, number) if isinstance(each, RateLimitError) else decision_response(each)
+        answers: list[Any] = [
+            decision_response(each)
+            if each.__class__ is Decision or not isinstance(each, RateLimitError)
+            else _error_answer(each, name, number)
             for number, each in enumerate(results)
-        ])  # type: ignore[arg-type]  # fmt: skip  # the fields of an answer
+        ]
+        return BatchResponse(answers)
 
 
 def as_json_key(key: Key) -> str | list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
 from tidegate.service.decisions.idempotency import KeyedCall
-from tidegate.service.decisions.policy_limiters import ASK_STORE, MAX_BATCH, Subject, new_tuple
+from tidegate.service.decisions.policy_limiters import ASK_STORE, MAX_BATCH, Subject
 from tidegate.service.http.problems import ProblemError, problem_from
 from tidegate.service.resp.arguments import ArgumentError, read_options, read_words, shorten
 from tidegate.service.resp.parser import read_usual
@@ -67,8 +67,8 @@ class Commands:
         self._connections = connections
         self._decider = app.decider
         self._steady = app.decider.store.clock.steady
-        self._acquire_latency = app.decider.stats.latency_of("acquire")
-        self._batch_latency = app.decider.stats.latency_of("batch")
+        self._acquire_latency = app.decider.stats.latency["acquire"]
+        self._batch_latency = app.decider.stats.latency["batch"]
         self._throttle = Throttle(app.decider)
         self._next_report = 0  # when the next HTTP request is logged, in steady time
         options = "[COST n | COST unit n ...]"
@@ -106,21 +106,21 @@ class Commands:
             return None
         policies, keys = usual
         if len(keys) == 1:
-            reply = self._acquire_now(new_tuple(Subject, (policies[0], keys[0], "", (), "")))
+            reply = self._acquire_now(policies[0], keys[0])
             if reply is not None:
                 self._acquire_latency.add(self._steady() - start)
                 return reply.encode()
         if not self._decider.store.instant or not 1 < len(keys) <= MAX_BATCH:
             return None
-        asks = [(new_tuple(Subject, (*pair, "", (), "")), 1) for pair in zip(policies, keys, strict=True)]
-        replies = "".join([self._write_result(each) for each in self._decider.batch_now(asks)])
+        results = self._decider.batch_now(policies, keys, [1] * len(keys))
+        replies = "".join([self._write_result(each) for each in results])
         self._batch_latency.add(self._steady() - start)
         return replies.encode()
 
-    def _acquire_now(self, subject: Subject) -> str | None:
+    def _acquire_now(self, policy: str, key: str) -> str | None:
         """Decide a common command; None if the store has to be asked."""
         try:
-            decision: Any = self._decider.decide_now(subject)
+            decision: Any = self._decider.decide_now(policy, key)
         except RateLimitError as error:
             return self._refuse(error)
         return None if decision is ASK_STORE else write_decision(decision)
