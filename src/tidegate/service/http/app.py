@@ -81,6 +81,7 @@ class App:
         self._latency = decider.stats.latency
         self._replays = IdempotentReplies(self._clock)
         self._verbs = Verbs(decider)
+        self._immediate = self._verbs.immediate
         self._document = b""  # the OpenAPI description, once it was requested
         self._routes = self._build_routes()
 
@@ -210,10 +211,8 @@ class App:
         verb: Verb = head.route.verb  # type: ignore[union-attr,assignment]  # of a route that takes JSON
         request = verb.decode(body)
         key = head.headers.get(b"idempotency-key") if verb.idempotent else None
-        if key is None:
-            immediate = self._verbs.immediate.get(verb.name)
-            if immediate is not None and (reply := immediate(request)) is not None:
-                return reply
+        if key is None and verb.name in self._immediate and (reply := self._immediate[verb.name](request)) is not None:
+            return reply
         if verb.waits and request.wait_seconds:
             # The client chooses how long such a call may wait, so it has a histogram of its own.
             exchange.timed_as = f"{verb.name} wait"
