@@ -26,7 +26,7 @@ from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import HTTPReply, ProblemError, problem_from
 from tidegate.service.http.readiness import check_readiness
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
-from tidegate.service.http.request_head import OTHER, RequestHead, Route
+from tidegate.service.http.request_head import OTHER, RequestHead, Endpoint
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class App:
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
-    def _build_routes(self) -> dict[str, Route]:
+    def _build_routes(self) -> dict[str, Endpoint]:
         """Return what each path does."""
         auth = self.authenticator
         decision, admin = partial(auth.check, admin=False), partial(auth.check, admin=True)
@@ -104,24 +104,26 @@ class App:
             *((path, OTHER, _allow, self._file) for path in read_files(token=not auth.open)),
         )
         self._files = read_files(token=not auth.open)
-        routes = {path: Route(name, GET_METHODS, rights, partial(self._get, get)) for path, name, rights, get in gets}
-        routes["/v1/check"] = Route("check", METHODS, auth.check_proxy, self._check, bounded=True)
+        routes = {
+            path: Endpoint(name, GET_METHODS, rights, partial(self._get, get)) for path, name, rights, get in gets
+        }
+        routes["/v1/check"] = Endpoint("check", METHODS, auth.check_proxy, self._check, bounded=True)
         for verb in VERBS.values():
             rights = admin if verb.admin else decision
             if verb.method == "POST":
-                routes[verb.path] = Route(verb.name, ("POST",), rights, self._post, verb, not verb.admin)
+                routes[verb.path] = Endpoint(verb.name, ("POST",), rights, self._post, verb, not verb.admin)
             else:
-                routes[verb.path] = Route(verb.name, GET_METHODS, rights, partial(self._list, verb.name))
+                routes[verb.path] = Endpoint(verb.name, GET_METHODS, rights, partial(self._list, verb.name))
         return routes
 
-    def find_route(self, path: str) -> Route:
+    def find_route(self, path: str) -> Endpoint:
         """Return what a path does."""
         found = self._routes.get(path)
         if found is None:
             raise ProblemError("not-found", f"unknown path {path[:100]!r}: see /openapi.json")
         return found
 
-    def check_head(self, route: Route, method: str, headers: Headers) -> None:
+    def check_head(self, route: Endpoint, method: str, headers: Headers) -> None:
         """Check the head of a request before its body is read."""
         if method not in route.methods:
             detail = f"expected {route.methods[0]}, not {method[:20]}"

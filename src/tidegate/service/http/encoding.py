@@ -27,7 +27,7 @@ def write_fields(fields: Fields) -> bytes:
 SECURITY_FIELDS: Final = write_fields(SECURITY_HEADERS)
 
 
-class ResponseWriter:
+class HttpWriter:
     """Writes the responses of one server, with a Date that is set once a second."""
 
     def __init__(self) -> None:

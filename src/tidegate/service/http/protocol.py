@@ -40,7 +40,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from tidegate.service.http.app import App
     from tidegate.service.http.connections import Connections
-    from tidegate.service.http.encoding import ResponseWriter
+    from tidegate.service.http.encoding import HttpWriter
     from tidegate.service.http.request_head import KnownHeads, Reply
 
 log: logging.Logger = logging.getLogger("tidegate.service")
@@ -96,7 +96,7 @@ class HttpConnection(asyncio.Protocol):
         app: App,
         connections: Connections,
         heads: KnownHeads,
-        writer: ResponseWriter,
+        writer: HttpWriter,
         tasks: set[asyncio.Task[Reply]],
     ) -> None:
         """Serve this app, within the bounds of these connections; `tasks` gets the running requests."""

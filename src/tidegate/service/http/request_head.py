@@ -35,7 +35,7 @@ class Exchange(Protocol):
     timed_as: str  # the histogram that its duration is added to
 
 
-class Route(NamedTuple):
+class Endpoint(NamedTuple):
     """What a path does: `run` returns the response, or a coroutine that returns it."""
 
     name: str  # of the histogram
@@ -49,7 +49,7 @@ class Route(NamedTuple):
 class RequestHead(NamedTuple):
     """A head. `body_size` is None for a chunked body; `route` is None if the request was refused."""
 
-    route: Route | None
+    route: Endpoint | None
     method: str
     path: str
     query: bytes

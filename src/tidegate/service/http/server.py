@@ -8,7 +8,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.service.http.connections import BACKLOG
-from tidegate.service.http.encoding import ResponseWriter
+from tidegate.service.http.encoding import HttpWriter
 from tidegate.service.http.protocol import HttpConnection
 from tidegate.service.http.request_head import KnownHeads
 
@@ -31,7 +31,7 @@ class HttpServer:
         self._app = app
         self._clock = clock
         self._heads = KnownHeads()
-        self._writer = ResponseWriter()
+        self._writer = HttpWriter()
         self._tasks: set[asyncio.Task[Any]] = set()  # of requests
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
