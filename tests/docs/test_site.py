@@ -15,7 +15,7 @@ from tests.docs.links import CODE, FENCE, LINK, anchor_of, anchors_of
 from tests.docs.test_pages import PAGES
 from tests.project.public_surface import public_modules
 from tidegate.cli import COMMANDS, EXIT_BAD_INPUT, EXIT_DENIED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
-from tidegate.service.config.options import OPTIONS
+from tidegate.service.config.settings import OPTIONS
 from tidegate.service.http.metrics import METRICS
 from tools import site_log_lines, site_pictures, site_reference
 from tools.make_monitoring import known_metrics

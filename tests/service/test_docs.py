@@ -6,7 +6,7 @@ from tests.cases import cases
 from tidegate.cli import COMMANDS
 from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import VERBS
-from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
+from tidegate.service.config.settings import load_settings
 from tidegate.service.http.metrics import METRICS
 from tidegate.service.http.problems import KINDS
 
@@ -14,11 +14,6 @@ ROOT = Path(__file__).parents[2]
 SERVICE = (ROOT / "docs/service.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 WIRE = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
-
-
-@cases("name", [*(option.name for option in OPTIONS), *SECTIONS])
-def test_every_setting_is_described(name):
-    assert f"`{name}`" in SERVICE
 
 
 @cases("name", METRICS)

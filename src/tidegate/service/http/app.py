@@ -26,7 +26,7 @@ from tidegate.service.http.openapi import document
 from tidegate.service.http.problems import HTTPReply, ProblemError, problem_from
 from tidegate.service.http.readiness import check_readiness
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
-from tidegate.service.http.request_head import OTHER, RequestHead, Endpoint
+from tidegate.service.http.request_head import OTHER, Endpoint, RequestHead
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
