@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 from tests.servers.process import need
-from tidegate.service.config.settings import OPTIONS
-from tidegate.service.config.settings import load_settings
+from tidegate.service.config.settings import OPTIONS, load_settings
 from tidegate.service.http.metrics import METRICS
 from tidegate.service.http.problems import KINDS
 
