@@ -17,7 +17,7 @@ from tidegate.cli import main
             "tidegate start needs httptools: pip install 'tidegate[service]'",
         ),
         ("cronsim", ["start", "--data", "data"], "fetching sources needs cronsim: pip install 'tidegate[sources]'"),
-        ("grpc", ["start", "--grpc", "127.0.0.1:1"], "the setting 'grpc' needs grpc: pip install 'tidegate[service]'"),
+        ("grpc", ["start", "--grpc", "127.0.0.1:1"], "the setting 'grpc' needs grpc: pip install 'tidegate[envoy]'"),
         ("aiohttp", ["egress", "x.yaml"], "tidegate egress needs aiohttp: pip install 'tidegate[egress]'"),
         (
             "aiohttp",

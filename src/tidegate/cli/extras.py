@@ -26,7 +26,7 @@ def check_service(settings: Settings) -> None:
     if settings.runs_sources:
         check_installed("fetching sources", "sources", "cronsim", "httpx")
     if settings.grpc is not None:
-        check_installed("the setting 'grpc'", "service", "grpc")
+        check_installed("the setting 'grpc'", "envoy", "grpc")
     if settings.egress is not None:
         check_installed("the setting 'egress'", "egress", "aiohttp")
     if settings.telemetry:
