@@ -4,11 +4,11 @@ from pathlib import Path
 
 from tests.cases import cases
 from tidegate.cli import COMMANDS
+from tidegate.service.api.problems import KINDS
 from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.config.settings import load_settings
 from tidegate.service.http.metrics import METRICS
-from tidegate.service.http.problems import KINDS
 
 ROOT = Path(__file__).parents[2]
 SERVICE = (ROOT / "docs/service.md").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tests.service.harness import InProcessService
+from tidegate.service.api.problems import ProblemError
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.http.openapi import document
-from tidegate.service.http.problems import ProblemError
 from tidegate.service.http.request_head import RequestHead
 
 API = json.loads(document())

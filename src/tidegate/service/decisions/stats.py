@@ -8,8 +8,8 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.observe.labels import LabelNames
-from tidegate.service.dashboard.denied_keys import DeniedKeys
-from tidegate.service.dashboard.near_limit import NearLimitKeys
+from tidegate.service.decisions.denied_keys import DeniedKeys
+from tidegate.service.decisions.near_limit import NearLimitKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

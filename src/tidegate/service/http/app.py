@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import RateLimitError
+from tidegate.service.api.problems import HTTPReply, ProblemError, problem_from
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.dashboard.key_report import key_json
 from tidegate.service.dashboard.overview import Overview
@@ -23,7 +24,6 @@ from tidegate.service.http import metrics
 from tidegate.service.http.auth import Authenticator
 from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.openapi import document
-from tidegate.service.http.problems import HTTPReply, ProblemError, problem_from
 from tidegate.service.http.readiness import check_readiness
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
 from tidegate.service.http.request_head import OTHER, Endpoint, RequestHead

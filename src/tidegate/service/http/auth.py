@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tidegate.headers import cross_site
+from tidegate.service.api.problems import ProblemError
 from tidegate.service.config.values import NO_TOKEN
-from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

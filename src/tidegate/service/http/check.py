@@ -19,8 +19,8 @@ from urllib.parse import parse_qsl
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
 from tidegate.inbound.client.address import address_key, parse_address
 from tidegate.service.api.fields import MAX_SHOWN_NAME, suggest
+from tidegate.service.api.problems import HTTPReply, ProblemError
 from tidegate.service.decisions.policy_limiters import ASK_STORE, Subject
-from tidegate.service.http.problems import HTTPReply, ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

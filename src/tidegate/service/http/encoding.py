@@ -5,12 +5,12 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from tidegate.service.http.problems import JSON_CONTENT_TYPE
+from tidegate.service.api.problems import JSON_CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tidegate.service.http.problems import HTTPReply
+    from tidegate.service.api.problems import HTTPReply
 
     Fields = Iterable[tuple[bytes, bytes]]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidegate.core.bounds import MAX_INTEGER
+from tidegate.service.api.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.api.requests import VerbRequest
 from tidegate.service.api.responses import DoneResponse, ProblemResponse, VerbResponse
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.http.check import DENIAL_STATUSES, METHODS, PARAMETERS, REPEATABLE_PARAMETERS
-from tidegate.service.http.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
 
 if TYPE_CHECKING:

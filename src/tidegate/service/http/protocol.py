@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
 from tidegate.errors import ConfigError
+from tidegate.service.api.problems import HTTPReply, ProblemError
 from tidegate.service.http.auth import check_host_fields
 from tidegate.service.http.connections import NEVER_TICKS
 from tidegate.service.http.encoding import CONTINUE, write_fields
-from tidegate.service.http.problems import HTTPReply, ProblemError
 from tidegate.service.http.request_head import OTHER, RequestHead
 
 try:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from tidegate.service.api.problems import HTTPReply
     from tidegate.service.api.verbs import ServiceVerb
-    from tidegate.service.http.problems import HTTPReply
 
     Headers = dict[bytes, bytes]
     Reply = bytes | HTTPReply  # bytes: the JSON of a response with the status 200

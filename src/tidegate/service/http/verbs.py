@@ -10,6 +10,7 @@ from tidegate.core.decision import Decision
 from tidegate.errors import RateLimitError
 from tidegate.service.api.decoding import convert_value
 from tidegate.service.api.fields import BadFieldError
+from tidegate.service.api.problems import encode, problem_from
 from tidegate.service.api.requests import RequestKey
 from tidegate.service.api.responses import (
     DONE,
@@ -32,7 +33,6 @@ from tidegate.service.api.responses import (
 )
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.decisions.policy_limiters import ASK_STORE, Subject, new_tuple
-from tidegate.service.http.problems import encode, problem_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
+from tidegate.service.api.problems import ProblemError, problem_from
 from tidegate.service.decisions.idempotency import KeyedCall
 from tidegate.service.decisions.policy_limiters import ASK_STORE, MAX_BATCH, Subject
-from tidegate.service.http.problems import ProblemError, problem_from
 from tidegate.service.resp.arguments import ArgumentError, read_options, read_words, shorten
 from tidegate.service.resp.parser import read_usual
 from tidegate.service.resp.provider_commands import PROVIDER_USAGE, ProviderCommands

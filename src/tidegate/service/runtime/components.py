@@ -346,7 +346,7 @@ def log_demo_failure(task: asyncio.Task[None]) -> None:
 
 def bus_check(bus: Bus) -> ReadinessCheck:
     """Return a readiness check that fails while the bus is not connected."""
-    from tidegate.service.http.problems import ProblemError  # noqa: PLC0415 - the command budget needs no msgspec
+    from tidegate.service.api.problems import ProblemError  # noqa: PLC0415 - the command budget needs no msgspec
 
     problem = ProblemError("bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus")
     return lambda: None if bus.connected else problem
