@@ -1,6 +1,6 @@
 """Writes docs/cli.md from the parser of the command line: every command with its options and examples.
 
-Writes the table of the settings in docs/service.md, too, from their declarations.
+Writes the tables of the settings and the metrics in docs/service.md, too, from their declarations.
 
     python tools/make_cli_page.py
 
@@ -19,6 +19,7 @@ from tidegate.cli.durations import METAVAR
 from tidegate.policy.setting_values import DURATION_EXAMPLES
 from tidegate.service.config.options import write_table
 from tidegate.service.config.settings import OPTIONS
+from tidegate.service.http import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,8 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "cli.md"
 SETTINGS_PAGE: Final = PAGE.with_name("service.md")
 TABLE_BEGIN: Final = "<!-- settings: written by make cli-page -->"
 TABLE_END: Final = "<!-- end of settings -->"
+METRICS_BEGIN: Final = "<!-- metrics: written by make cli-page -->"
+METRICS_END: Final = "<!-- end of metrics -->"
 TABLE_SECTIONS: Final = """\
 | `policies` | policies by name; option `--policy NAME=LIMITS`, variable `TIDEGATE_POLICIES` (`a=1/1s; b=5/1m`) | none |
 | `domains` | trees of descriptors, for Envoy | none |"""
@@ -126,10 +129,12 @@ def escape(text: str) -> str:
 
 
 def write_settings_page() -> str:
-    """Return docs/service.md with the table of the settings as they are declared."""
+    """Return docs/service.md with the tables of the settings and the metrics as they are declared."""
     before, _, rest = SETTINGS_PAGE.read_text(encoding="utf-8").partition(f"{TABLE_BEGIN}\n")
     table = f"{write_table(OPTIONS)}\n{TABLE_SECTIONS}"
-    return f"{before}{TABLE_BEGIN}\n\n{table}\n\n{TABLE_END}{rest.partition(TABLE_END)[2]}"
+    page = f"{before}{TABLE_BEGIN}\n\n{table}\n\n{TABLE_END}{rest.partition(TABLE_END)[2]}"
+    before, _, rest = page.partition(f"{METRICS_BEGIN}\n")
+    return f"{before}{METRICS_BEGIN}\n\n{metrics.write_table()}\n\n{METRICS_END}{rest.partition(METRICS_END)[2]}"
 
 
 if __name__ == "__main__":

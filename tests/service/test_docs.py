@@ -8,17 +8,11 @@ from tidegate.service.api.problems import KINDS
 from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.config.settings import load_settings
-from tidegate.service.http.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 SERVICE = (ROOT / "docs/service.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 WIRE = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
-
-
-@cases("name", METRICS)
-def test_every_metric_is_described(name):
-    assert f"`{name}" in SERVICE
 
 
 @cases("name", KINDS)
