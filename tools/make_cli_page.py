@@ -88,9 +88,9 @@ def write_page() -> str:
     """Return the text of the page."""
     lines = [HEAD + "\n".join(f"| {code} | {text} |" for code, text in EXIT_CODES.items())]
     commands = find_commands()
-    for title, names in GROUPS.items():
+    for title in GROUPS:
         lines.append(f"\n## {title[0].upper()}{title[1:]}")
-        for name in names:
+        for name in (name for name, command in COMMANDS.items() if command.group == title):
             lines += describe_command(name, commands[name])
     return "\n".join(lines) + "\n"
 
