@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, InProcessService, http_client
-from tidegate.service.dashboard import near_limit, overview
+from tidegate.service.dashboard import overview
 from tidegate.service.dashboard.history import HISTORY_SECONDS, quantile, spread
+from tidegate.service.decisions import near_limit
 from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 POLICIES = {"api": "10/1m fixed_window", "login": "2/1m fixed_window", "trial": {"limits": "1/1m", "mode": "shadow"}}
