@@ -75,6 +75,7 @@ from tidegate.service.config.values import (
     read_fetchers,
     read_lease,
     read_metrics_token,
+    read_name,
     read_namespace,
     read_priority,
     read_readiness,
@@ -171,6 +172,10 @@ class Settings:
         None, read_lease,
         "take permits from the store in advance: true, false, or the duration of a lease such as 1s",
         Kind({"type": ["boolean", "string", "number"]}, "TIME"), shown="false", group=STORE_GROUP, link="leases.md",
+    )
+    name: str = setting(
+        "", read_name, "name of the service among those that share its store; its history is stored under this name",
+        Kind(STRING_SCHEMA, "NAME"), shown="host name and port",
     )
     workers: int = setting(
         1, read_workers, "number of processes", INTEGER.with_bounds(maximum=MAX_WORKERS), group=COMMON_GROUP,

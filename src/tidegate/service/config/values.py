@@ -16,6 +16,7 @@ from tidegate.policy.setting_values import (
     read_text,
     read_token,
 )
+from tidegate.service.decisions.service_directory import MAX_NAME_LENGTH
 from tidegate.stores.lease import Lease
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ def read_secrets_file(setting: ConfigValue) -> tuple[str, ...]:
 def read_style(setting: ConfigValue) -> str:
     """Read the style of header fields."""
     return setting.choice(*STYLES)
+
+
+def read_name(setting: ConfigValue) -> str:
+    """Read the name of the service."""
+    name = setting.string()
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise setting.error(f"expected at most {MAX_NAME_LENGTH} printable characters")
+    return name
 
 
 def read_workers(setting: ConfigValue) -> int:

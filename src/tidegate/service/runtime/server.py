@@ -253,7 +253,7 @@ def open_telemetry(app: App) -> Telemetry:
 
 def service_name(settings: Settings) -> str:
     """Return the name of this service among those that share its store."""
-    return f"{socket.gethostname()}:{settings.listen.port}"
+    return settings.name or f"{socket.gethostname()}:{settings.listen.port}"
 
 
 def open_service_store(settings: Settings, clock: Clock | None = None) -> Store:
