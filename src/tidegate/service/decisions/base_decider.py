@@ -148,8 +148,12 @@ class BaseDecider:
             return await self._charge(policy_limiter, key, cost, bounded, priority, call)
         decide_now = policy_limiter.decide_now
         decision = None if decide_now is None else decide_now(key, cost)
-        if decision is None:
-            decision = await policy_limiter.limiter.try_acquire(key, cost)
+        if decision is None:  # as try_acquire of a limiter, with two coroutines less
+            if self.closed:
+                raise Closed("the service is stopping")
+            policy = policy_limiter.policy
+            costs = policy.one if cost == 1 and cost.__class__ is int else policy.costs(cost)
+            decision = apply_mode(policy, (await self.store.apply_async("acquire", ((policy, key, costs),)))[0])
         return self._finish(policy_limiter, key, cost, decision)
 
     def decide_now(self, policy: str, key: Key, cost: Cost = 1) -> Decision | object | None:

@@ -215,7 +215,7 @@ class App:
         key = head.headers.get(b"idempotency-key") if verb.idempotent else None
         if key is None and verb.name in self._immediate and (reply := self._immediate[verb.name](request)) is not None:
             return reply
-        if verb.waits and request.wait_seconds:
+        if verb.waits and request.timeout:  # type: ignore[attr-defined]  # of a verb that waits
             # The client chooses how long such a call may wait, so it has a histogram of its own.
             exchange.timed_as = f"{verb.name} wait"
             return self._run_waiting(verb, request, body, key)
