@@ -71,7 +71,6 @@ from tidegate.service.config.values import (
     read_bytes,
     read_connections,
     read_delay,
-    read_endpoints,
     read_fetchers,
     read_lease,
     read_metrics_token,
@@ -272,14 +271,6 @@ class Settings:
     swarm_namespace: str = setting(
         "", read_namespace, "namespace of the agents that the dashboard shows", Kind(STRING_SCHEMA, "NAME"),
         shown="agents without a namespace", group=DASHBOARD_GROUP,
-    )
-    applications: tuple[str, ...] = setting(
-        (), read_endpoints, "URL of the admin endpoint of an application, whose inbound limits the dashboard shows",
-        Kind(STRINGS_SCHEMA, "URL"), many=True, group=DASHBOARD_GROUP, link="dashboard.md#applications",
-    )
-    applications_token: str | None = setting(
-        None, read_token, "admin token of the applications", secret=True, group=DASHBOARD_GROUP,
-        file=(read_token_file, "file with the admin token of the applications"),
     )
     telemetry: bool = setting(
         False,  # noqa: FBT003 - the default comes first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from tidegate.errors import ConfigError
 from tidegate.headers import STYLES
@@ -124,16 +123,6 @@ def read_namespace(setting: ConfigValue) -> str:
     except ConfigError as error:
         raise setting.error(str(error).removeprefix("namespace: ")) from None
     return namespace
-
-
-def read_endpoints(setting: ConfigValue) -> tuple[str, ...]:
-    """Read one or more HTTP URLs."""
-    for each in setting.one_or_many():
-        parts = urlsplit(each.string())
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            example = "http://127.0.0.1:8000/api/admin/rate-limit-stats"
-            raise each.error(f"expected a URL such as {example}, not {each}")
-    return tuple(each.string() for each in setting.one_or_many())
 
 
 def read_budget(setting: ConfigValue) -> bool | Path:

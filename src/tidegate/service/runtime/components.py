@@ -92,8 +92,6 @@ class Components:
                 self._open_budget()
             if self.settings.swarm and self._first:
                 self._open_swarm(self.settings.swarm)
-            if self.settings.applications:
-                self._open_applications()
             if self._link is not None:
                 self._link.share_panels(self._first_worker_panels())
         except BaseException:
@@ -274,13 +272,6 @@ class Components:
         task = asyncio.create_task(panel.run())
         self._stack.callback(task.cancel)
         self._add_bus(bus, url)
-
-    def _open_applications(self) -> None:
-        from tidegate.service.dashboard.applications import ApplicationsPanel  # noqa: PLC0415 - most services show none
-
-        clock = self.app.decider.store.clock
-        panel = ApplicationsPanel(self.settings.applications, self.settings.applications_token, clock)
-        self.app.panels["applications"] = panel
 
     def _add_bus(self, bus: Bus, url: str) -> None:
         """Show a bus on the dashboard, and report ready only while it is connected."""
