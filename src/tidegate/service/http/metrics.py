@@ -117,7 +117,7 @@ METRICS: Final[dict[str, ServiceMetric]] = {
         ),
         ServiceMetric(
             "tidegate_request_seconds", "histogram",
-            "Duration of requests, by verb; those that may wait have their own, such as acquire wait.", ("verb",),
+            "Duration of requests, by verb; those that may wait have their own: acquire wait, reserve wait.", ("verb",),
             lambda values: [((verb,), latency) for verb, latency in values.stats.latency.items()],
         ),
         ServiceMetric(
