@@ -26,7 +26,7 @@ from tidegate.service.http.check import METHODS, check
 from tidegate.service.http.openapi import document
 from tidegate.service.http.readiness import check_readiness
 from tidegate.service.http.replays import IdempotentReplies, mark_replayed
-from tidegate.service.http.request_head import OTHER, Endpoint, RequestHead
+from tidegate.service.http.request_head import OTHER, RequestHead, ServiceRoute
 from tidegate.service.http.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class App:
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
-    def _build_routes(self) -> dict[str, Endpoint]:
+    def _build_routes(self) -> dict[str, ServiceRoute]:
         """Return what each path does."""
         auth = self.authenticator
         decision, admin = partial(auth.check, admin=False), partial(auth.check, admin=True)
@@ -105,25 +105,25 @@ class App:
         )
         self._files = read_files(token=not auth.open)
         routes = {
-            path: Endpoint(name, GET_METHODS, rights, partial(self._get, get)) for path, name, rights, get in gets
+            path: ServiceRoute(name, GET_METHODS, rights, partial(self._get, get)) for path, name, rights, get in gets
         }
-        routes["/v1/check"] = Endpoint("check", METHODS, auth.check_proxy, self._check, bounded=True)
+        routes["/v1/check"] = ServiceRoute("check", METHODS, auth.check_proxy, self._check, bounded=True)
         for verb in VERBS.values():
             rights = admin if verb.admin else decision
             if verb.method == "POST":
-                routes[verb.path] = Endpoint(verb.name, ("POST",), rights, self._post, verb, not verb.admin)
+                routes[verb.path] = ServiceRoute(verb.name, ("POST",), rights, self._post, verb, not verb.admin)
             else:
-                routes[verb.path] = Endpoint(verb.name, GET_METHODS, rights, partial(self._list, verb.name))
+                routes[verb.path] = ServiceRoute(verb.name, GET_METHODS, rights, partial(self._list, verb.name))
         return routes
 
-    def find_route(self, path: str) -> Endpoint:
+    def find_route(self, path: str) -> ServiceRoute:
         """Return what a path does."""
         found = self._routes.get(path)
         if found is None:
             raise ProblemError("not-found", f"unknown path {path[:100]!r}: see /openapi.json")
         return found
 
-    def check_head(self, route: Endpoint, method: str, headers: Headers) -> None:
+    def check_head(self, route: ServiceRoute, method: str, headers: Headers) -> None:
         """Check the head of a request before its body is read."""
         if method not in route.methods:
             detail = f"expected {route.methods[0]}, not {method[:20]}"

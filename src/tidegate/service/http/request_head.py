@@ -35,7 +35,7 @@ class Exchange(Protocol):
     timed_as: str  # the histogram that its duration is added to
 
 
-class Endpoint(NamedTuple):
+class ServiceRoute(NamedTuple):
     """What a path does: `run` returns the response, or a coroutine that returns it."""
 
     name: str  # of the histogram
@@ -49,7 +49,7 @@ class Endpoint(NamedTuple):
 class RequestHead(NamedTuple):
     """A head. `body_size` is None for a chunked body; `route` is None if the request was refused."""
 
-    route: Endpoint | None
+    route: ServiceRoute | None
     method: str
     path: str
     query: bytes
