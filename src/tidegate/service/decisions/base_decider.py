@@ -284,6 +284,17 @@ class BaseDecider:
         notify_observers(self._on_denial, Record(verb, policy, key, policy.costs(cost), decision))
         return decision
 
+    def _finish_all(self, counted: PolicyLimiter, keys: Sequence[Key], decisions: list[Decision]) -> list[Any]:
+        """Do what `_finish` does for decisions about one permit each: those that only need a count together."""
+        if self._near_limit.samples_left or self._observers:
+            others = list(zip(keys, decisions, strict=True))
+        else:
+            others = [pair for pair in zip(keys, decisions, strict=True) if not pair[1][0]]
+            counted.count.allowed += len(decisions) - len(others)
+        for key, decision in others:
+            self._finish(counted, key, 1, decision)
+        return decisions
+
     async def peek(self, subject: Subject, cost: Cost = 1) -> Decision | None:
         """Return the decision that `acquire` would return, without changing anything."""
         found = self.find(subject)
@@ -358,8 +369,8 @@ class BaseDecider:
         if found is not None and found.decide_now is not None and not self.blocks.latest_end:
             one_policy = policies.count(policies[0]) == len(policies) and costs.count(1) == len(costs)
             if one_policy and "".join(keys).isascii() and max(map(len, keys)) <= MAX_KEY_LENGTH:  # type: ignore[arg-type]  # strings
-                decide, finish = found.decide_now, self._finish
-                return [finish(found, key, 1, decide(key, 1)) for key in keys]  # type: ignore[arg-type]  # it decides
+                decide = found.decide_now
+                return self._finish_all(found, keys, [decide(key, 1) for key in keys])  # type: ignore[misc]  # it decides
         decide_now = self.decide_now
         results: list[Any] = []
         for policy, key, cost in zip(policies, keys, costs, strict=True):
