@@ -1,5 +1,7 @@
 """Writes docs/cli.md from the parser of the command line: every command with its options and examples.
 
+Writes the tables of the settings and the metrics in docs/service.md, too, from their declarations.
+
     python tools/make_cli_page.py
 
 A test compares the page with the parser, and fails if an argument or an option has no help.
@@ -15,6 +17,9 @@ from typing import TYPE_CHECKING, Final
 from tidegate.cli import COMMANDS, EXIT_CODES, GROUPS, build_parser
 from tidegate.cli.durations import METAVAR
 from tidegate.policy.setting_values import DURATION_EXAMPLES
+from tidegate.service.config.options import write_table
+from tidegate.service.config.settings import OPTIONS
+from tidegate.service.http import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +27,14 @@ if TYPE_CHECKING:
     from tidegate.cli.parser import CommandParser
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "cli.md"
+SETTINGS_PAGE: Final = PAGE.with_name("service.md")
+TABLE_BEGIN: Final = "<!-- settings: written by make cli-page -->"
+TABLE_END: Final = "<!-- end of settings -->"
+METRICS_BEGIN: Final = "<!-- metrics: written by make cli-page -->"
+METRICS_END: Final = "<!-- end of metrics -->"
+TABLE_SECTIONS: Final = """\
+| `policies` | policies by name; option `--policy NAME=LIMITS`, variable `TIDEGATE_POLICIES` (`a=1/1s; b=5/1m`) | none |
+| `domains` | trees of descriptors, for Envoy | none |"""
 OPTIONS_OF_ALL: Final = ("-h", "--json")  # described once, at the top
 HEAD: Final = f"""\
 # Command line
@@ -75,9 +88,9 @@ def write_page() -> str:
     """Return the text of the page."""
     lines = [HEAD + "\n".join(f"| {code} | {text} |" for code, text in EXIT_CODES.items())]
     commands = find_commands()
-    for title, names in GROUPS.items():
+    for title in GROUPS:
         lines.append(f"\n## {title[0].upper()}{title[1:]}")
-        for name in names:
+        for name in (name for name, command in COMMANDS.items() if command.group == title):
             lines += describe_command(name, commands[name])
     return "\n".join(lines) + "\n"
 
@@ -115,5 +128,15 @@ def escape(text: str) -> str:
     return re.sub(r"([^\s(]*[*_<>][^\s),;:]*)", r"`\1`", text)
 
 
+def write_settings_page() -> str:
+    """Return docs/service.md with the tables of the settings and the metrics as they are declared."""
+    before, _, rest = SETTINGS_PAGE.read_text(encoding="utf-8").partition(f"{TABLE_BEGIN}\n")
+    table = f"{write_table(OPTIONS)}\n{TABLE_SECTIONS}"
+    page = f"{before}{TABLE_BEGIN}\n\n{table}\n\n{TABLE_END}{rest.partition(TABLE_END)[2]}"
+    before, _, rest = page.partition(f"{METRICS_BEGIN}\n")
+    return f"{before}{METRICS_BEGIN}\n\n{metrics.write_table()}\n\n{METRICS_END}{rest.partition(METRICS_END)[2]}"
+
+
 if __name__ == "__main__":
     PAGE.write_text(write_page(), encoding="utf-8")
+    SETTINGS_PAGE.write_text(write_settings_page(), encoding="utf-8")

@@ -57,7 +57,7 @@ def metric_families() -> dict[str, list[MetricInfo]]:
         with TaskBudget(Path(folder) / "budget.db", per_day=1) as budget:
             budgets.register(BudgetCollector(budget))
             found = {
-                "Service": [MetricInfo(name, *rest) for name, rest in METRICS.items()],
+                "Service": [MetricInfo(*metric[:4]) for metric in METRICS.values()],
                 "Programs that use the library": list(_exported(library)),
                 "Task budgets": list(_exported(budgets)),
                 "Money, of a service and an egress gateway": [

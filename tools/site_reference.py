@@ -33,8 +33,11 @@ from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS  # no
 from tidegate.outbound.providers.pool_file import KEY_FIELDS, MEMBER_FIELDS, POOL_FIELDS  # noqa: E402 - after ROOT
 from tidegate.outbound.providers.profile_file import PROFILE_FIELDS  # noqa: E402 - after ROOT
 from tidegate.outbound.sources.source import SOURCE_FIELDS  # noqa: E402 - after ROOT
-from tidegate.service.config.options import OPTIONS  # noqa: E402 - after ROOT
-from tidegate.service.config.settings import ENVIRONMENT_PREFIX, SECTIONS  # noqa: E402 - after ROOT
+from tidegate.service.config.settings import (  # noqa: E402 - after ROOT
+    ENVIRONMENT_PREFIX,
+    OPTIONS,
+    SECTIONS,
+)
 from tidegate.stores.outage.open import OPTIONS as OUTAGE_OPTIONS  # noqa: E402 - after ROOT
 from tidegate.stores.postgres.store import OPTIONS as POSTGRES_OPTIONS  # noqa: E402 - after ROOT
 from tidegate.stores.redis.address import OPTIONS as REDIS_OPTIONS  # noqa: E402 - after ROOT
@@ -167,7 +170,7 @@ def service_settings() -> list[str]:
         variable = ENVIRONMENT_PREFIX + option.name.upper()
         flag = "" if option.secret else option.flag
         names = "<br>".join(filter(None, (code(flag), code(variable))))
-        rows.append([code(option.name), type_of(dict(option.schema)), names, plain(option.help)])
+        rows.append([code(option.name), type_of(dict(option.kind.schema)), names, plain(option.help)])
     rows += [[code(name), "", "", meaning_of(name, [("service.md", "setting")])] for name in SECTIONS]
     return table(["setting", "type", "option, variable", "meaning"], rows)
 

@@ -61,6 +61,12 @@ def try_service() -> None:
     try_command("start", "--json", "--listen", "127.0.0.1:0", "--policy", "api=2/1h", path="/healthz")
 
 
+def try_envoy() -> None:
+    """Load the gRPC server of the service, which needs the extra `service` in addition to run."""
+    importlib.import_module("grpc")
+    importlib.import_module("google.protobuf.descriptor_pb2")
+
+
 def try_sources() -> None:
     """Start the service with a source that fails, and ask for its health."""
     with tempfile.TemporaryDirectory() as folder:
@@ -209,6 +215,7 @@ TRIALS: dict[str, Callable[[], object]] = {
     "otel": try_otel,
     "egress": try_egress,
     "service": try_service,
+    "envoy": try_envoy,
     "client": try_client,
     "cli": try_table,
     "all": try_service,

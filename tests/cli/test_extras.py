@@ -11,9 +11,13 @@ from tidegate.cli import main
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
-        ("uvicorn", ["start", "--policy", "a=1/1s"], "tidegate start needs uvicorn: pip install 'tidegate[service]'"),
+        (
+            "httptools",
+            ["start", "--policy", "a=1/1s"],
+            "tidegate start needs httptools: pip install 'tidegate[service]'",
+        ),
         ("cronsim", ["start", "--data", "data"], "fetching sources needs cronsim: pip install 'tidegate[sources]'"),
-        ("grpc", ["start", "--grpc", "127.0.0.1:1"], "the setting 'grpc' needs grpc: pip install 'tidegate[service]'"),
+        ("grpc", ["start", "--grpc", "127.0.0.1:1"], "the setting 'grpc' needs grpc: pip install 'tidegate[envoy]'"),
         ("aiohttp", ["egress", "x.yaml"], "tidegate egress needs aiohttp: pip install 'tidegate[egress]'"),
         (
             "aiohttp",
@@ -33,7 +37,9 @@ def test_a_missing_extra_is_named(module, arguments, message, monkeypatch, tmp_p
 @pytest.mark.parametrize("arguments", [["budget", "--storage", "none.db"], ["validate", "none.yaml"]])
 def test_commands_that_need_no_extra(arguments, tmp_path):
     """In a process of its own: in this one, the packages are already imported."""
-    missing = "import sys; sys.modules |= dict.fromkeys(['msgspec', 'uvicorn', 'httpx', 'aiohttp', 'grpc', 'cronsim'])"
+    missing = (
+        "import sys; sys.modules |= dict.fromkeys(['msgspec', 'httptools', 'httpx', 'aiohttp', 'grpc', 'cronsim'])"
+    )
     program = f"{missing}; from tidegate.cli import main; main({arguments})"
     environment = {"RATE_LIMIT_PER_DAY": "1"}
     done = subprocess.run(

@@ -7,18 +7,20 @@ import shlex
 import pytest
 
 from tests.cases import cases
-from tidegate.cli import COMMANDS, EXAMPLES, GROUPS, PROGRESS, build_parser, main
-from tidegate.cli.start import SETTING_GROUPS
+from tidegate.cli import COMMANDS, EXAMPLES, build_parser, main
 from tidegate.policy.config_value import ConfigValue
-from tidegate.service.config.options import OPTIONS
-from tools.make_cli_page import PAGE, describe_command, find_commands, write_page
+from tidegate.service.config.settings import OPTIONS
+from tools.make_cli_page import (
+    PAGE,
+    SETTINGS_PAGE,
+    describe_command,
+    find_commands,
+    write_page,
+    write_settings_page,
+)
 
 PARSERS = find_commands()
 NO_PROGRESS = {"init", "start", "demo", "completion"}  # they answer at once, or write logs while they start
-
-
-def test_every_command_is_in_one_group():
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("columns", ["80", "60"])
@@ -38,6 +40,7 @@ def test_help_fits_the_terminal(name, columns, capsys, monkeypatch):
 
 def test_the_page_is_what_the_parser_says():
     assert PAGE.read_text(encoding="utf-8") == write_page(), "run: make cli-page"
+    assert SETTINGS_PAGE.read_text(encoding="utf-8") == write_settings_page(), "run: make cli-page"
 
 
 def test_every_argument_and_option_has_help():
@@ -98,7 +101,7 @@ def test_every_time_option_shares_one_metavar_and_one_parser():
                     action.type("soon")
 
 
-@cases("option", [option for option in OPTIONS if option.metavar == "TIME"])
+@cases("option", [option for option in OPTIONS if option.kind.metavar == "TIME"])
 def test_settings_read_durations_in_the_same_way(option):
     found = option.read(ConfigValue("1h30m", field=option.flag)) if option.name != "lease" else 5400.0
     assert found == 5400.0
@@ -109,14 +112,8 @@ def test_views_can_be_repeated():
     assert repeated == {"budget", "block", "peek", "policies", "sources", "usage"}
 
 
-def test_setting_groups_name_settings():
-    names = [name for names in SETTING_GROUPS.values() for name in names]
-    assert set(names) <= {option.name for option in OPTIONS}
-    assert len(set(names)) == len(names)
-
-
 def test_commands_that_may_take_a_second_say_what_they_do():
-    assert set(PROGRESS) == set(COMMANDS) - NO_PROGRESS
+    assert {name for name, command in COMMANDS.items() if not command.progress} == NO_PROGRESS
 
 
 def read_help(capsys, *arguments):

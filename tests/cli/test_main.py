@@ -15,7 +15,7 @@ from tidegate.cli.output import Output
 def test_help_lists_every_command(capsys):
     assert main([]) == EXIT_OK
     text = capsys.readouterr().out
-    for name, line in COMMANDS.items():
+    for name, (_, line, _) in COMMANDS.items():
         assert name in text
         assert line in " ".join(text.split())
 

@@ -16,10 +16,9 @@ import pytest
 import yaml
 
 from tests.servers.process import need
-from tidegate.service.config.options import OPTIONS
-from tidegate.service.config.settings import load_settings
+from tidegate.service.api.problems import KINDS
+from tidegate.service.config.settings import OPTIONS, load_settings
 from tidegate.service.http.metrics import METRICS
-from tidegate.service.http.problems import KINDS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

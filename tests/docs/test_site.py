@@ -15,8 +15,7 @@ from tests.docs.links import CODE, FENCE, LINK, anchor_of, anchors_of
 from tests.docs.test_pages import PAGES
 from tests.project.public_surface import public_modules
 from tidegate.cli import COMMANDS, EXIT_BAD_INPUT, EXIT_DENIED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
-from tidegate.service.config.options import OPTIONS
-from tidegate.service.http.metrics import METRICS
+from tidegate.service.config.settings import OPTIONS
 from tools import site_log_lines, site_pictures, site_reference
 from tools.make_monitoring import known_metrics
 
@@ -78,10 +77,6 @@ def test_a_setting_that_no_guide_describes_is_an_error():
 
 def test_the_reference_has_every_metric_with_its_labels():
     assert first_cells("reference/metrics.md") == known_metrics()
-    listed = {row.names[0] for row in site_reference.rows_of("service.md", "metric")}
-    assert listed == {
-        f"{metric}{{{','.join(labels)}}}" if labels else metric for metric, (*_, labels) in METRICS.items()
-    }
 
 
 def test_the_page_of_the_command_line_has_every_command_and_exit_code():

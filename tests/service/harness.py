@@ -1,4 +1,4 @@
-"""Runs the service for tests: as an ASGI app in this process, or as separate processes on loopback ports."""
+"""Runs the service for tests: without sockets in this process, or as separate processes on loopback ports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from tests.servers.process import free_port, until
+from tests.service.client_transport import SocketlessTransport
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.decider import Decider
 from tidegate.service.http import App
+from tidegate.service.http.connections import Connections
+from tidegate.service.http.server import HttpServer
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -29,7 +32,7 @@ ADMIN = "admin-token-01234567"
 
 
 class InProcessService:
-    """An app on a manual clock, with an HTTP client that calls it directly."""
+    """An app on a manual clock, with an HTTP client over connections without sockets."""
 
     def __init__(self, store=None, **settings: Any) -> None:
         self.clock = ManualClock(start=START)
@@ -41,8 +44,7 @@ class InProcessService:
             max_priority=self.settings.max_priority,
         )
         self.app = App(self.decider, self.settings)
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")
+        self.http = http_client(self.app)
 
     async def post(self, verb: str, body: Any, **more: Any) -> httpx.Response:
         return await self.http.post(f"/v1/{verb}", json=body, **more)
@@ -53,6 +55,12 @@ class InProcessService:
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
         await self.decider.close()
+
+
+def http_client(app: App, base_url: str = "http://127.0.0.1:8080") -> httpx.AsyncClient:
+    """Return a client of an app in this process."""
+    server = HttpServer(app, Connections(1000, 5, 75), app.decider.store.clock)
+    return httpx.AsyncClient(transport=SocketlessTransport(server), base_url=base_url)
 
 
 class RunningService:

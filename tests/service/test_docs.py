@@ -4,26 +4,15 @@ from pathlib import Path
 
 from tests.cases import cases
 from tidegate.cli import COMMANDS
+from tidegate.service.api.problems import KINDS
 from tidegate.service.api.requests import TargetRequest
 from tidegate.service.api.verbs import VERBS
-from tidegate.service.config.settings import OPTIONS, SECTIONS, load_settings
-from tidegate.service.http.metrics import METRICS
-from tidegate.service.http.problems import KINDS
+from tidegate.service.config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 SERVICE = (ROOT / "docs/service.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
 WIRE = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
-
-
-@cases("name", [*(option.name for option in OPTIONS), *SECTIONS])
-def test_every_setting_is_described(name):
-    assert f"`{name}`" in SERVICE
-
-
-@cases("name", METRICS)
-def test_every_metric_is_described(name):
-    assert f"`{name}" in SERVICE
 
 
 @cases("name", KINDS)
@@ -33,7 +22,7 @@ def test_every_problem_is_described(name):
     assert str(KINDS[name][0]) in row
 
 
-OTHER_FIELDS = (*TargetRequest.__struct_fields__, "wait")  # which the text describes, and not the table
+OTHER_FIELDS = TargetRequest.__struct_fields__  # which the text describes, and not the table
 
 
 @cases("verb", VERBS.values())

@@ -44,7 +44,7 @@ def test_a_correct_deployment(check, tmp_path):
     text = "\n".join(finding.what for finding in found)
     for part in (
         "on Python 3",
-        "uvicorn",
+        "httptools",
         "policies: 1",
         "responds within",
         "clocks",
@@ -292,7 +292,7 @@ def test_a_middleware_configuration_with_a_mistake(capsys, tmp_path):
 
 
 def test_grpc_is_needed_only_for_its_address(check, tmp_path, monkeypatch):
-    monkeypatch.setitem(EXTRAS, "grpc", ("no-such-package",))
+    monkeypatch.setitem(EXTRAS, "envoy", ("no-such-package",))
     assert check(store_of(tmp_path) + RULES) == []
     (finding,) = check(store_of(tmp_path) + RULES, grpc=f"127.0.0.1:{free_port()}")
-    assert finding.to_do == "pip install 'tidegate[service]'"
+    assert finding.to_do == "pip install 'tidegate[envoy]'"

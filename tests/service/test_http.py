@@ -117,8 +117,6 @@ async def test_a_batch_has_at_most_a_thousand_keys():
         ("acquire", {**K, "cost": 2**60}, "bad-field", "/cost"),
         ("acquire", {**K, "cost": {"usd": 1}}, "bad-field", "/cost"),
         ("acquire", {**K, "timeout": "long"}, "bad-field", "/timeout"),
-        ("acquire", {**K, "wait": "long"}, "bad-field", "/wait"),
-        ("acquire", {**K, "wait": 1, "timeout": 1}, "bad-field", "/wait"),
         ("peek", {**K, "timeout": 1}, "bad-field", "/timeout"),
         ("acquire", {"policy": "api", "key": "k" * 1025}, "bad-field", "/key"),
         ("acquire", {"policy": "api", "key": "\ud800"}, "bad-field", "/key"),
@@ -156,28 +154,25 @@ async def test_only_requests_that_may_wait_are_timed_as_waiting():
         await service.post("batch", {"policy": "wait", "keys": ["wait", "timeout"]})
         await service.post("acquire", {"policy": "wait", "key": "k", "timeout": 0})
         assert set(service.decider.stats.latency) == {"acquire", "batch"}
-        await service.post("acquire", {"policy": "wait", "key": "k", "wait": 1})
+        await service.post("acquire", {"policy": "wait", "key": "k", "timeout": 1})
         await service.post("reserve", {"policy": "wait", "key": "k", "timeout": 1})
         assert set(service.decider.stats.latency) == {"acquire", "batch", "acquire wait", "reserve wait"}
 
 
-async def test_wait_is_the_older_name_of_timeout(service):
+async def test_calls_wait_up_to_their_timeout(service):
     await service.post("acquire", {**K, "cost": 2})
-    for name in ("wait", "timeout"):
-        for verb in ("acquire", "reserve"):
-            waiting = asyncio.create_task(service.post(verb, {**K, name: 25}))
-            while not service.decider.waiting:
-                await asyncio.sleep(0)
-            service.clock.advance(24)
+    for verb in ("acquire", "reserve"):
+        waiting = asyncio.create_task(service.post(verb, {**K, "timeout": 25}))
+        while not service.decider.waiting:
             await asyncio.sleep(0)
-            assert service.decider.waiting == 1
-            service.clock.advance(2)
-            result = (await waiting).json()
-            await service.post("reset", K)
-            await service.post("acquire", {**K, "cost": 2})
-            assert result["retry_after"] is not None
-    response = await service.post("acquire", {**K, "wait": 1, "timeout": 1})
-    assert response.json()["detail"] == "cannot be combined with timeout: wait is its older name"
+        service.clock.advance(24)
+        await asyncio.sleep(0)
+        assert service.decider.waiting == 1
+        service.clock.advance(2)
+        result = (await waiting).json()
+        await service.post("reset", K)
+        await service.post("acquire", {**K, "cost": 2})
+        assert result["retry_after"] is not None
 
 
 async def test_refunds_are_given_once_and_need_the_admin_token():

@@ -1,12 +1,11 @@
 """Bounds of requests over HTTP, and clients that disconnect or meet a stopping or failing service."""
 
 import asyncio
-import json
 
 import pytest
 
 from tests.service.harness import START, InProcessService
-from tests.service.http_harness import POLICIES, K, piece, problem, raw
+from tests.service.http_harness import POLICIES, K, disconnect, problem
 from tidegate.stores import Store
 
 
@@ -30,27 +29,9 @@ async def test_too_many_concurrent_requests_get_busy(service):
     assert (await service.post("acquire", {"policy": "many", "key": "k"})).json()["allowed"]
 
 
-async def test_a_body_in_several_messages(service):
-    text = json.dumps(K).encode()
-    status, result = await raw(service.app, [piece(text[:5], more=True), piece(text[5:], more=False)])
-    assert (status, result["remaining"]) == (200, 1)
-    # A body of the announced length is complete, even if the server says that there is more.
-    status, result = await raw(service.app, [piece(text, more=True)], [(b"content-length", b"%d" % len(text))])
-    assert (status, result["remaining"]) == (200, 0)
-    status, result = await raw(service.app, [piece(b" " * 1500, more=True), piece(b" " * 1500, more=True)])
-    assert (status, result["type"]) == (413, "urn:tidegate:problem:too-large")
-    status, _ = await raw(service.app, [], [(b"content-length", b"99999")])
-    assert status == 413
-    assert await raw(service.app, [piece(b"{", more=True), {"type": "http.disconnect"}]) is None
-    assert service.app.in_flight == 0
-
-
 async def test_a_client_that_disconnects_leaves_the_wait_queue(service):
     await service.post("acquire", {**K, "cost": 2})
-    waiting = json.dumps({**K, "timeout": 30}).encode()
-    assert await raw(service.app, [piece(waiting, more=False), {"type": "http.disconnect"}]) is None
-    while service.decider.waiting:
-        await asyncio.sleep(0)
+    await disconnect(service, asyncio.create_task(service.post("acquire", {**K, "timeout": 30})))
     assert (service.clock.now(), service.app.in_flight) == (START, 0)
     service.clock.advance(60)
     assert (await service.post("peek", {**K, "cost": 2})).json()["allowed"]  # nothing was taken

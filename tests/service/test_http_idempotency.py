@@ -1,13 +1,12 @@
 """Idempotency keys over HTTP, within one process."""
 
 import asyncio
-import json
 
 import pytest
 
 from tests.service.harness import START, InProcessService
-from tests.service.http_harness import POLICIES, K, piece, problem, raw
-from tidegate.service.http.problems import HTTPReply
+from tests.service.http_harness import POLICIES, K, disconnect, problem
+from tidegate.service.api.problems import HTTPReply
 from tidegate.service.http.replays import IdempotentReplies
 from tidegate.testing import ManualClock
 
@@ -57,15 +56,11 @@ async def test_a_repeated_request_waits_for_the_first(service):
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
 async def test_a_client_with_a_key_that_disconnects_leaves_the_wait_queue(service, verb):
     await service.post("acquire", {**K, "cost": 2})
-    ask, key = {**K, "timeout": 90}, (b"idempotency-key", b"abandoned")
+    ask, headers = {**K, "timeout": 90}, {"idempotency-key": "abandoned"}
     for _ in range(3):
-        messages = [piece(json.dumps(ask).encode(), more=False), {"type": "http.disconnect"}]
-        assert await raw(service.app, messages, [key], f"/v1/{verb}") is None
-        while service.decider.waiting:
-            await asyncio.sleep(0)
+        await disconnect(service, asyncio.create_task(service.post(verb, ask, headers=headers)))
     assert (service.clock.now(), service.app.in_flight, service.app.waiting) == (START, 0, 0)
     service.decider.max_wait = 90
-    headers = {"idempotency-key": "abandoned"}
     first = await service.post(verb, ask, headers=headers)  # waits anew
     assert (service.clock.now(), first.json()["allowed"]) == (START + 60, True)
     again = await service.post(verb, ask, headers=headers)
@@ -75,32 +70,13 @@ async def test_a_client_with_a_key_that_disconnects_leaves_the_wait_queue(servic
 
 async def test_a_repeated_request_keeps_waiting_when_the_first_client_disconnects(service):
     await service.post("acquire", {**K, "cost": 2})
-    gone = asyncio.Event()
-    body = json.dumps({**K, "timeout": 20}).encode()
-
-    async def ask(*messages):
-        sent, left = [], [piece(body, more=False), *messages]
-
-        async def receive():
-            if len(left) == 1 and left[0]["type"] == "http.disconnect":
-                await gone.wait()
-            return left.pop(0) if left else await asyncio.Event().wait()
-
-        async def send(message):
-            sent.append(message)
-
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"idempotency-key", b"twice")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/acquire", "query_string": b"", "headers": headers}
-        await service.app(scope, receive, send)
-        return json.loads(sent[1]["body"]) if sent else None
-
-    first = asyncio.create_task(ask({"type": "http.disconnect"}))
-    second = asyncio.create_task(ask())
+    ask, headers = {**K, "timeout": 20}, {"idempotency-key": "twice"}
+    first, second = (asyncio.create_task(service.post("acquire", ask, headers=headers)) for _ in range(2))
     while service.app.waiting < 2:
         await asyncio.sleep(0)
-    gone.set()
-    assert await first is None
-    assert (await second)["allowed"] is False  # at its own deadline
+    first.cancel()
+    assert (await second).json()["allowed"] is False  # at its own deadline
+    assert first.cancelled()
 
 
 async def test_waiting_calls_leave_capacity_for_other_calls():

@@ -15,7 +15,7 @@ from tests.cases import cases
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.service.conftest import STORES, shared_store_url
-from tests.service.harness import START, InProcessService, serving
+from tests.service.harness import START, InProcessService, http_client, serving
 from tests.service.test_signing import payload_of, services
 from tidegate import ConfigError, ResourceUnknown
 from tidegate.service.config.settings import load_settings
@@ -269,7 +269,7 @@ async def test_a_call_that_is_blocked_while_waiting_is_forgotten(tmp_path):
         assert (await waiting).json()["violated"] == ["blocked"]
         clock.advance(10)
         app = App(app_service.decider, app_service.settings)  # another process
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as other:
+        async with http_client(app) as other:
             result = (await other.post("/v1/acquire", json={**ask, "timeout": 80}, **key)).json()
         assert (result["allowed"], result["remaining"]) == (True, 0)  # charged now
 

@@ -1,4 +1,4 @@
-"""The usual acquire and batch are answered without a task, and exactly as in a task: bytes, counts and checks."""
+"""Acquires and batches on a store in memory are answered without a task; all requests however they arrive."""
 
 import json
 
@@ -19,7 +19,7 @@ USUAL = {
     "keys": post(BATCH, path="/v1/batch"),
     "asks": post(ASKS, path="/v1/batch"),
 }
-# What the other path has to answer: another kind of request, or a request that is refused.
+# Other kinds of requests, and requests that are refused.
 OTHERS = {
     "cost": post(acquire_body(cost=3)),
     "timeout": post(acquire_body(timeout=1)),
@@ -40,10 +40,6 @@ OTHERS = {
 }
 
 
-def started_tasks(client):
-    return client.protocol.cycle is not None
-
-
 def allowed_calls(stats):
     return {name: count.allowed for name, count in stats.counts.items()}
 
@@ -53,24 +49,22 @@ async def test_a_usual_request_is_answered_as_soon_as_it_has_arrived(name):
     async with running() as it:
         client = it.connect(USUAL[name])
         assert client.statuses() == [OK]  # the event loop did not run in between
-        assert not started_tasks(client)
 
 
-@cases("name", OTHERS)
-async def test_every_other_request_is_answered_by_a_task(name):
+async def test_a_store_that_must_be_awaited_is_asked_in_a_task():
     async with running() as it:
-        client = it.connect(OTHERS[name])
-        assert client.statuses() in ([], [100])
+        it.service.decider.store.instant = False
+        client = it.connect(USUAL["acquire"])
+        assert client.statuses() == []
         await it.settle(100)
-        assert len(client.statuses()) >= 1
-        assert started_tasks(client)
+        assert client.statuses() == [OK]
 
 
 @cases("name", [*USUAL, *OTHERS])
-async def test_both_ways_answer_with_the_same_bytes_and_counts(name):
+async def test_a_request_in_pieces_gets_the_same_bytes_and_counts(name):
     request = {**USUAL, **OTHERS}[name]
     seen = []
-    for pieces in ([request], [request[:-1], request[-1:]]):  # without its last byte it must wait, in a task
+    for pieces in ([request], [request[:-1], request[-1:]]):
         async with running() as it:
             client = it.connect()
             for piece in pieces:
@@ -101,12 +95,11 @@ async def test_a_stopping_service_refuses_it():
         assert client.problems() == ["stopping"]
 
 
-async def test_a_blocked_key_is_denied_by_a_task():
+async def test_a_blocked_key_is_denied():
     async with running() as it:
         await it.service.app.decider.block(Subject("api", "k"), 60)
-        client = await it.ask(USUAL["acquire"])
-        assert started_tasks(client)
-        assert json.loads(client.responses()[0][2])["allowed"] is False
+        client = it.connect(USUAL["acquire"])
+        assert json.loads(client.responses()[0][2])["violated"] == ["blocked"]
 
 
 async def test_pipelined_requests_are_answered_in_order():
@@ -123,15 +116,15 @@ async def test_pipelined_requests_are_answered_in_order():
         assert [json.loads(body)["allowed"] for _, _, body in client.responses()] == [True, True, False, True, True]
 
 
-async def test_a_client_that_does_not_read_gets_its_next_answer_from_a_task():
+async def test_nothing_is_decided_for_a_client_that_does_not_read():
     async with running(max_body=2**20) as it:
         client = it.connect()
         client.unsent = 0
         keys = json.dumps({"policy": "api", "keys": [str(number) for number in range(900)]}).encode()
         client.send(post(keys, path="/v1/batch"))
-        assert not started_tasks(client)
         client.send(USUAL["acquire"])
-        assert started_tasks(client)
+        await it.settle()
+        assert allowed_calls(it.service.app.decider.stats) == {"api": 900}
         client.take(10**9)
         await it.settle()
         assert client.statuses() == [OK, OK]
@@ -187,11 +180,11 @@ async def test_an_unexpected_error_is_answered_and_not_repeated(monkeypatch, cap
     async with running() as it:
         calls = []
 
-        def fail(policy):
-            calls.append(policy)
+        def fail(subject, *_):
+            calls.append(subject)
             raise ZeroDivisionError
 
-        monkeypatch.setattr(it.service.decider, "fast_path", fail)  # no input causes one
+        monkeypatch.setattr(it.service.decider, "decide_now", fail)  # no input causes one
         client = await it.ask(USUAL["acquire"])
         assert (client.problems(), len(calls)) == (["internal"], 1)
         assert "a request to /v1/acquire failed" in caplog.text

@@ -1,6 +1,7 @@
 """The settings: the file, options and environment, and a collection of bad files."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tidegate.service.config import settings as module
 from tidegate.service.config.envoy_files import convert
 from tidegate.service.config.schema import schema
 from tidegate.service.config.settings import OPTIONS, load_settings
+from tidegate.service.runtime import server
 
 BAD_SETTINGS = sorted((Path(__file__).parent / "bad_settings").glob("*.yaml"))
 TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test
@@ -259,3 +261,8 @@ def test_unsupported_envoy_settings_are_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as error:
         convert([path])
     assert error.value.line == 3
+
+
+def test_the_name_of_a_service():
+    assert server.service_name(load_settings({"name": "limits"})) == "limits"
+    assert server.service_name(load_settings({"listen": "127.0.0.1:1234"})) == f"{socket.gethostname()}:1234"

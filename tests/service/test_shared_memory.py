@@ -91,7 +91,7 @@ def test_all_counts_are_added_and_outlive_a_process():
         stats.violated["api", "1m"] += number
         stats.last_denied["api"] = {1: 500, 2: 900, 3: 600}[number]
         for _ in range(number):
-            stats.latency_of("acquire").add(30)
+            stats.latency["acquire"].add(30)
         stats.write_store({"failures": number, "entries": number, "lease_used_requests": number})
         assert (count.allowed, count.shadow, stats.errors["busy"]) == (number, 0, number)  # of this process only
     totals = read_totals(rows := add_up(areas))

@@ -1,8 +1,8 @@
 """The command line: one module for each command, imported when the command is used.
 
-A module has `add_options(parser)` and `run(args, output) -> exit code`, and EXAMPLES of its use; COMMANDS has the names
-and the help lines. So `tidegate --help` imports nothing heavy, and a command whose extra is not installed does not
-break the others.
+A module has `add_options(parser)` and `run(args, output) -> exit code`, and EXAMPLES of its use; COMMANDS is the table
+of the commands. So `tidegate --help` imports nothing heavy, and a command whose extra is not installed does not break
+the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.cli.output import Output, OutputError
 from tidegate.cli.parser import CommandParser
@@ -19,38 +19,46 @@ from tidegate.errors import Closed, ConfigError, RateLimitError, StoreUnavailabl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
+class Command(NamedTuple):
+    """A command: its group in the help, its help line, and what it does before its first output.
+
+    The latter is shown if that takes longer than a second.
+    """
+
+    group: str
+    help: str
+    progress: str = ""
+
+
+TAKE: Final = "take permits from a running service"
+ADMINISTER: Final = "administer a running service"
+CALLING: Final = "calling the service"
 COMMANDS: Final = {
-    "init": "write a commented configuration file to start from",
-    "validate": "check configuration files; convert Envoy rate limit files",
-    "explain": "show which limits apply to a request, and why",
-    "doctor": "check a deployment, and print how to fix problems",
-    "start": "run the service: decisions over the network, a dashboard",
-    "egress": "run only the egress gateway, without the service",
-    "demo": "run a short live demonstration in the terminal",
-    "acquire": "take permits of a policy or a provider; may wait for them",
-    "peek": "show what the service would decide, without taking permits",
-    "commit": "settle a reservation with the actual cost",
-    "cancel": "return unused permits",
-    "top": "show the busiest policies and the keys nearest to a limit, live",
-    "usage": "show how much of each limit a key or a provider has used",
-    "policies": "list the policies of a running service",
-    "budget": "show the use of task budgets and money limits; correct a budget",
-    "swarm": "show the agents of a swarm and their capacities, live",
-    "sources": "list the sources of a running service",
-    "add": "add a source to a running service",
-    "remove": "remove a source from a running service",
-    "block": "deny all calls with a key for some time; list the blocks",
-    "reset": "reset the usage of a key",
-    "completion": "print a script that completes commands in your shell",
+    "init": Command("configure", "write a commented configuration file to start from"),
+    "validate": Command("configure", "check configuration files; convert Envoy rate limit files", "checking the files"),
+    "explain": Command("configure", "show which limits apply to a request, and why", "reading the file"),
+    "doctor": Command("configure", "check a deployment, and print how to fix problems", "checking the deployment"),
+    "start": Command("run", "run the service: decisions over the network, a dashboard"),
+    "egress": Command("run", "run only the egress gateway, without the service", "starting the gateway"),
+    "demo": Command("run", "run a short live demonstration in the terminal"),
+    "acquire": Command(TAKE, "take permits of a policy or a provider; may wait for them", "waiting for permits"),
+    "peek": Command(TAKE, "show what the service would decide, without taking permits", CALLING),
+    "commit": Command(TAKE, "settle a reservation with the actual cost", CALLING),
+    "cancel": Command(TAKE, "return unused permits", CALLING),
+    "top": Command("watch", "show the busiest policies and the keys nearest to a limit, live", CALLING),
+    "usage": Command("watch", "show how much of each limit a key or a provider has used", CALLING),
+    "policies": Command("watch", "list the policies of a running service", CALLING),
+    "budget": Command("watch", "show the use of task budgets and money limits; correct a budget", "reading the budget"),
+    "swarm": Command("watch", "show the agents of a swarm and their capacities, live", "waiting for the agents"),
+    "sources": Command("watch", "list the sources of a running service", CALLING),
+    "add": Command(ADMINISTER, "add a source to a running service", CALLING),
+    "remove": Command(ADMINISTER, "remove a source from a running service", CALLING),
+    "block": Command(ADMINISTER, "deny all calls with a key for some time; list the blocks", CALLING),
+    "reset": Command(ADMINISTER, "reset the usage of a key", CALLING),
+    "completion": Command("set up your shell", "print a script that completes commands in your shell"),
 }
-GROUPS: Final = {
-    "configure": ("init", "validate", "explain", "doctor"),
-    "run": ("start", "egress", "demo"),
-    "take permits from a running service": ("acquire", "peek", "commit", "cancel"),
-    "watch": ("top", "usage", "policies", "budget", "swarm", "sources"),
-    "administer a running service": ("add", "remove", "block", "reset"),
-    "set up your shell": ("completion",),
-}
+GROUPS: Final = tuple(dict.fromkeys(command.group for command in COMMANDS.values()))
 EXAMPLES: Final = (
     ("tidegate start --demo", "see everything at work in your browser"),
     ("tidegate init api", "write limits for your API to config.yaml"),
@@ -58,20 +66,6 @@ EXAMPLES: Final = (
     ("tidegate start --policy 'api=100/1m'", "serve decisions on port 8080"),
     ("tidegate acquire api user:42", "take a permit; exit code 1 if denied"),
 )
-# What a command does before its first output, shown if that takes longer than a second.
-PROGRESS: Final = {
-    **dict.fromkeys(("peek", "commit", "cancel", "top", "usage", "policies", "block", "reset"), "calling the service"),
-    "acquire": "waiting for permits",
-    "add": "calling the service",
-    "remove": "calling the service",
-    "sources": "calling the service",
-    "budget": "reading the budget",
-    "doctor": "checking the deployment",
-    "egress": "starting the gateway",
-    "explain": "reading the file",
-    "swarm": "waiting for the agents",
-    "validate": "checking the files",
-}
 CREDENTIALS_HELP: Final = "; this command sends the token in --token-file FILE, or in TIDEGATE_TOKEN"
 DESCRIPTION: Final = "One rate limiter for both sides of an API: the requests you receive and the\nrequests you send."
 EXIT_OK: Final = 0
@@ -110,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
     output = Output(as_json=args.json)
     try:
-        with output.progress(PROGRESS.get(args.command, "")):
+        with output.progress(COMMANDS[args.command].progress):
             return int(args.run(args, output))
     except RateLimitError as error:
         help_text = CREDENTIALS_HELP if isinstance(error, ConfigError) and error.field == "token" else ""
@@ -150,7 +144,9 @@ def build_parser(arguments: Sequence[str], *, skip_missing: bool = False) -> Com
     missing extra raises ConfigError.
     """
     parser = CommandParser(prog="tidegate", usage="tidegate COMMAND [OPTION ...]", description=DESCRIPTION)
-    parser.command_groups = {title: {name: COMMANDS[name] for name in names} for title, names in GROUPS.items()}
+    parser.command_groups = {
+        title: {name: command.help for name, command in COMMANDS.items() if command.group == title} for title in GROUPS
+    }
     parser.examples = EXAMPLES
     parser.notes = [EXIT_CODES_HELP, JSON_HELP]
     parser.add_argument("--version", action="version", version=_version())
@@ -158,7 +154,7 @@ def build_parser(arguments: Sequence[str], *, skip_missing: bool = False) -> Com
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="tidegate")
     used = [name for name in arguments if name in COMMANDS]  # later ones may be names of files, such as `sources`
     used = used if skip_missing else used[:1]
-    for name, line in COMMANDS.items():
+    for name, (_, line, _) in COMMANDS.items():
         child = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
         child.add_argument("--json", action="store_true", help="print JSON")
         if name in used:

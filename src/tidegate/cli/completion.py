@@ -64,7 +64,7 @@ def read_commands() -> Iterator[CompletionCommand]:
         options = [action for action in child._actions if action.option_strings]  # noqa: SLF001 - as above
         arguments = [action for action in child._actions if not action.option_strings]  # noqa: SLF001 - as above
         choices = next((tuple(map(str, action.choices)) for action in arguments if action.choices), ())
-        yield CompletionCommand(name, COMMANDS[name], tuple(map(read_option, options)), choices)
+        yield CompletionCommand(name, COMMANDS[name].help, tuple(map(read_option, options)), choices)
 
 
 def read_option(action: argparse.Action) -> CompletionOption:

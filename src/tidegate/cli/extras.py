@@ -10,7 +10,7 @@ from tidegate.errors import ConfigError
 if TYPE_CHECKING:
     from tidegate.service.config.settings import Settings
 
-HTTP_MODULES: Final = ("httptools", "msgspec", "uvicorn")
+HTTP_MODULES: Final = ("httptools", "msgspec")
 
 
 def check_installed(what: str, extra: str, *modules: str) -> None:
@@ -26,7 +26,7 @@ def check_service(settings: Settings) -> None:
     if settings.runs_sources:
         check_installed("fetching sources", "sources", "cronsim", "httpx")
     if settings.grpc is not None:
-        check_installed("the setting 'grpc'", "service", "grpc")
+        check_installed("the setting 'grpc'", "envoy", "grpc")
     if settings.egress is not None:
         check_installed("the setting 'egress'", "egress", "aiohttp")
     if settings.telemetry:

@@ -10,6 +10,7 @@ from tidegate.cli.extras import check_service
 from tidegate.cli.output import counted
 from tidegate.cli.parser import CommandParser
 from tidegate.errors import ConfigError
+from tidegate.service.config.options import COMMON_GROUP
 from tidegate.service.config.settings import OPTIONS, load_settings
 from tidegate.urls import MAX_URL_LENGTH, redact
 
@@ -30,23 +31,7 @@ EXAMPLES: Final = (
 ENVIRONMENT_HELP: Final = (
     "Each setting is also read from the environment: TIDEGATE_ and its name in\ncapitals, such as TIDEGATE_LISTEN."
 )
-# The settings by group; those that no group names are in the last one.
-COMMON_GROUP: Final = "common settings"  # `tidegate start --help` shows only these, `--help-all` all of them
-SETTING_GROUPS: Final = {
-    COMMON_GROUP: ("store", "listen", "grpc", "resp", "egress", "workers", "providers"),
-    "limits and store": ("store_file", "lease"),
-    "addresses": ("resp_tls_cert", "resp_tls_key", "egress_config", "open"),
-    "tokens": ("decision_token_file", "admin_token_file", "metrics_token_file", "reservation_secret_file"),
-    "sources and providers": (
-        "provider_dirs", "profiles", "sources", "source_dirs", "data", "fetchers", "source_interval",
-        "permissions", "bus", "bus_file",
-    ),
-    "shown on the dashboard": (
-        "budget", "swarm", "swarm_file", "swarm_namespace", "applications",
-        "applications_token_file",
-    ),
-    "processes, bounds and other settings": (),
-}  # fmt: skip
+SETTING_GROUPS: Final = tuple(dict.fromkeys(option.group for option in OPTIONS if not option.secret))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +56,6 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
         "config", nargs="?", metavar="FILE", help="the YAML file of the service (default: TIDEGATE_CONFIG, if set)"
     )
     groups = {title: parser.add_argument_group(title) for title in SETTING_GROUPS}
-    group_of = {name: groups[title] for title, names in SETTING_GROUPS.items() for name in names}
     groups[COMMON_GROUP].add_argument(
         "--policy",
         action="append",
@@ -83,8 +67,8 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
         if not option.secret:  # other users of the machine can read a command line
             action = "append" if option.many else "store"
             dest = f"set_{option.name}"
-            group = group_of.get(option.name, groups["processes, bounds and other settings"])
-            group.add_argument(option.flag, action=action, metavar=option.metavar, dest=dest, help=option.help)
+            group = groups[option.group]
+            group.add_argument(option.flag, action=action, metavar=option.kind.metavar, dest=dest, help=option.help)
 
 
 def read_settings(args: argparse.Namespace) -> Settings:

@@ -49,15 +49,14 @@ GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 # extra: its packages
 EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "service": ("uvicorn", "httptools", "msgspec"),
-    "grpc": ("grpcio", "protobuf"),
+    "service": ("httptools", "msgspec"),
+    "envoy": ("grpcio", "protobuf"),
     "sources": ("httpx", "cronsim"),
     "redis": ("redis",),
     "postgres": ("psycopg",),
     "nats": ("nats-py",),
     "otel": ("opentelemetry-api",),
 }
-PACKAGED_WITH: Final = {"grpc": "service"}  # by group of packages: the extra that installs it, if it has another name
 SHARED_SETTINGS: Final = frozenset(("store", "store_file", "bus", "bus_file"))  # which an application has, too
 SCHEME_EXTRAS: Final = {
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "redis"),
@@ -127,16 +126,15 @@ def check_packages(needed: Collection[str]) -> Iterator[Finding]:
                 installed.append(f"{package} {version(package)}")
             except PackageNotFoundError:
                 if extra in needed:
-                    name = PACKAGED_WITH.get(extra, extra)
-                    yield problem(f"{package} is not installed", f"pip install 'tidegate[{name}]'")
+                    yield problem(f"{package} is not installed", f"pip install 'tidegate[{extra}]'")
     python = ".".join(map(str, sys.version_info[:3]))
     yield ok(f"tidegate {version('tidegate')} on Python {python}, with {', '.join(installed)}")
 
 
 def needed_extras(settings: Settings) -> Iterator[str]:
-    """Yield the groups of packages that the settings need, in addition to those of a service."""
+    """Yield the extras that the settings need, in addition to that of a service."""
     if settings.grpc is not None:
-        yield "grpc"
+        yield "envoy"
     for url in (settings.store, settings.bus, settings.swarm):
         scheme = (url or "").partition(":")[0].partition("+")[0]
         if scheme in SCHEME_EXTRAS:

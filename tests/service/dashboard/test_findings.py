@@ -91,7 +91,7 @@ def test_an_episode_that_has_just_begun_has_the_share_since_its_start():
 def test_several_policies_are_listed():
     policies = {"a": (30, 9), "b": (35, 9), "c": (20, 9), "d": (15, 9)}
     (finding,) = find_all(overview(recent=recent(0, 100, [("a", "k", 5)], policies)))
-    assert finding.text == "Nearly all calls denied: b (35 %), a (30 %), c (20 %)"
+    assert finding.text == "All calls denied: b (35 %), a (30 %), c (20 %)"
     assert finding.policy is None
 
 
@@ -104,7 +104,7 @@ def test_a_blocked_key_is_not_over_a_limit():
 
 def test_the_parts_of_a_key_are_separated():
     (finding,) = find_all(overview(recent=recent(0, 50, [("login", ["tenant", "user"], 50)])))
-    assert finding.text == "Nearly all calls denied: login, tenant \u203a user (100 %)"
+    assert finding.text == "All calls denied: login, tenant \u203a user (100 %)"
 
 
 def test_a_long_name_keeps_its_end():
@@ -132,7 +132,7 @@ def test_few_denials_are_no_finding(admitted, denied):
         (0.66, "Two thirds of all calls denied"),
         (0.75, "Three quarters of all calls denied"),
         (0.99, "Nearly all calls denied"),
-        (1.0, "Nearly all calls denied"),
+        (1.0, "All calls denied"),
     ],
 )
 def test_shares_in_words(share, words):
@@ -156,7 +156,7 @@ def test_a_lost_store_comes_first_and_says_what_each_policy_does():
         "Until it is available again: a and b deny every call; c admits every call, without limits; d decides with a "
         "local share of each limit."
     )
-    assert denials.text == "Nearly all calls denied: mostly because the store is unavailable"
+    assert denials.text == "All calls denied: mostly because the store is unavailable"
     assert denials.key is None  # no key is to blame
 
 

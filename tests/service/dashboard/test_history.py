@@ -8,11 +8,12 @@ import tracemalloc
 import pytest
 
 from tests.service.harness import START, InProcessService
-from tidegate.service.dashboard import denied_keys, history
-from tidegate.service.dashboard.denied_keys import DeniedKeys
+from tidegate.service.dashboard import history
 from tidegate.service.dashboard.history import MAX_POLICIES, MAX_TOP_BYTES, DecisionHistory
 from tidegate.service.dashboard.recent_denials import describe_recent, last_episode
 from tidegate.service.dashboard.stored_history import StoredHistory, decode_minute, encode_minute
+from tidegate.service.decisions import denied_keys
+from tidegate.service.decisions.denied_keys import DeniedKeys
 from tidegate.service.decisions.stats import Stats
 from tidegate.stores.sqlite import SQLiteStore
 from tidegate.testing import ManualClock

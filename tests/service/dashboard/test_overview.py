@@ -7,9 +7,10 @@ import asyncio
 import httpx
 import pytest
 
-from tests.service.harness import ADMIN, DECISION, START, InProcessService
-from tidegate.service.dashboard import near_limit, overview
+from tests.service.harness import ADMIN, DECISION, START, InProcessService, http_client
+from tidegate.service.dashboard import overview
 from tidegate.service.dashboard.history import HISTORY_SECONDS, quantile, spread
+from tidegate.service.decisions import near_limit
 from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 POLICIES = {"api": "10/1m fixed_window", "login": "2/1m fixed_window", "trial": {"limits": "1/1m", "mode": "shadow"}}
@@ -264,7 +265,7 @@ async def test_files_have_security_headers(site):
 
 @pytest.mark.parametrize("path", ["/dashboard/", "/dashboard/../decider.py", "/dashboard/none.js", "/index.html"])
 async def test_no_other_files_are_served(site, path):
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(site.app), base_url="http://localhost") as client:
+    async with http_client(site.app, "http://localhost") as client:
         response = await client.get(httpx.URL("http://localhost", raw_path=path.encode()))
     assert response.status_code == 404
 

@@ -1,13 +1,12 @@
 """The requests of the service: each type is the only definition of its JSON fields.
 
 msgspec decodes and checks the fields, and writes the JSON schema. What a type cannot express is in `VerbRequest.check`:
-which fields belong together (`ALTERNATIVES`), and which field replaces an older one (`OLDER_NAMES`). The OpenAPI
-description reads both. Policies, units and totals are checked by the Decider.
+which fields belong together (`ALTERNATIVES`). The OpenAPI description reads it. Policies, units and totals are checked
+by the Decider.
 """
 
-from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -17,13 +16,12 @@ from tidegate.service.api.fields import BadFieldError
 from tidegate.service.decisions.audit import MAX_REASON_LENGTH
 from tidegate.service.decisions.blocks import DEFAULT_BLOCK_SECONDS, MAX_BLOCK_SECONDS
 from tidegate.service.decisions.leases import MAX_LEASE_PERMITS
-from tidegate.service.decisions.policy_limiters import MAX_BATCH, MAX_KEY_LENGTH, MAX_KEY_PARTS, Subject
+from tidegate.service.decisions.policy_limiters import MAX_BATCH, MAX_KEY_LENGTH, MAX_KEY_PARTS, Subject, new_tuple
 from tidegate.service.decisions.reservation_ids import MAX_TTL
 from tidegate.waiting import MAX_PRIORITY
 
 MAX_DESCRIPTOR_PAIRS: Final = 32  # pairs of a descriptor
 MAX_TIMEOUT: Final = 1e15  # seconds: a longer timeout is shortened, and then bounded by max_wait
-new_tuple: Final = tuple.__new__
 
 FieldSets = tuple[tuple[str, ...], ...]
 
@@ -56,7 +54,6 @@ Costs = Integer | Annotated[dict[str, Integer], Meta(extra={"example": '{"tokens
 Permits = Annotated[Costs, Meta(description="Permits: an integer, or one for each unit.")]
 ActualCost = Annotated[Costs | None, Meta(description="The actual cost. null: the estimate.")]
 Timeout = Annotated[float, Meta(description="Seconds to wait for a permit, at most max_wait.")]
-Wait = Annotated[float, Meta(description="The older name of timeout.", extra_json_schema={"deprecated": True})]
 Priority = Annotated[  # the Decider checks the bounds: they are a setting
     float,
     Meta(
@@ -75,12 +72,10 @@ class VerbRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=Fal
     """The JSON object of a request."""
 
     ALTERNATIVES: ClassVar[FieldSets] = ()  # sets of required fields: a request has one of them
-    OLDER_NAMES: ClassVar[Mapping[str, str]] = {}  # the present name by the older name of a field
 
     def check(self) -> None:
         """Raise BadFieldError if the fields do not belong together."""
         check_alternatives(self)
-        check_older_names(self)
 
     @property
     def wait_seconds(self) -> float:
@@ -110,7 +105,7 @@ class SubjectRequest(VerbRequest):
         """The subject, of a request that was checked."""
         key = self.key
         if key.__class__ is str:
-            return new_tuple(Subject, (self.policy, key, "", (), ""))  # half the cost of Subject(policy, key)
+            return new_tuple(Subject, (self.policy, key, "", (), ""))
         if key is UNSET or self.policy is UNSET:
             return Subject(domain=self.domain or "", descriptor=self.descriptor or ())
         return Subject(self.policy, tuple(key) if len(key) > 1 else key[0])
@@ -131,8 +126,13 @@ class TargetRequest(SubjectRequest):
 
     def check(self) -> None:
         """Raise BadFieldError if the fields do not belong together."""
-        super().check()
-        if self.provider is not UNSET:
+        if (
+            self.policy is UNSET
+            or self.key is UNSET
+            or self.domain is not UNSET
+            or self.descriptor is not UNSET
+            or self.provider is not UNSET
+        ):  # not the most common request
             check_alternatives(self)
 
 
@@ -155,35 +155,17 @@ class PeekRequest(TargetRequest):
 class WaitingRequest(PeekRequest):
     """A request that may wait for a permit."""
 
-    OLDER_NAMES: ClassVar[Mapping[str, str]] = {"wait": "timeout"}
-
-    timeout: Timeout | UnsetType = UNSET
-    wait: Wait | UnsetType = UNSET
+    timeout: Timeout = 0.0
     priority: Priority = 0.0
-
-    def check(self) -> None:
-        """Raise BadFieldError if the fields do not belong together."""
-        super().check()
-        if self.wait is not UNSET:
-            check_older_names(self)
 
     @property
     def wait_seconds(self) -> float:
         """The seconds that the call may wait for a permit."""
-        seconds = self.wait if self.timeout is UNSET else self.timeout
-        return 0.0 if seconds is UNSET else min(max(seconds, -MAX_TIMEOUT), MAX_TIMEOUT)
+        return min(max(self.timeout, -MAX_TIMEOUT), MAX_TIMEOUT)
 
 
 class AcquireRequest(WaitingRequest):
     """A request of `acquire`."""
-
-
-class PlainAcquireRequest(Struct, forbid_unknown_fields=True, gc=False):
-    """The most common request of `acquire`, for a fast path: its fields need no further check."""
-
-    policy: PolicyName
-    key: Annotated[str, Meta(max_length=MAX_KEY_LENGTH)]
-    cost: Literal[1] = 1
 
 
 class ReserveRequest(WaitingRequest):
@@ -261,13 +243,6 @@ class BatchRequest(VerbRequest):
 def is_given(request: VerbRequest, field: str) -> bool:
     """Return whether a request has a field."""
     return getattr(request, field) is not UNSET
-
-
-def check_older_names(request: VerbRequest) -> None:
-    """Check that a request has no field together with the older name of that field."""
-    for older, present in request.OLDER_NAMES.items():
-        if is_given(request, older) and is_given(request, present):
-            raise BadFieldError(f"/{older}", f"cannot be combined with {present}: {older} is its older name")
 
 
 def check_alternatives(request: VerbRequest) -> None:

@@ -328,9 +328,7 @@ def decide_flow(
     policy_key = (policy, normal_key(key))
     plain_request = verb_request(
         ACQUIRE,
-        AcquireRequest(
-            policy=policy, key=found, cost=as_cost(cost), timeout=timeout or msgspec.UNSET, priority=priority
-        ),
+        AcquireRequest(policy=policy, key=found, cost=as_cost(cost), timeout=timeout, priority=priority),
     )
     if lease_cache is None or not isinstance(cost, int) or cost < 1 or not lease_cache.may_lease(policy_key):
         return ServiceDecision.read((yield plain_request))

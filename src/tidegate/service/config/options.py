@@ -1,319 +1,153 @@
-"""The list of all settings that are single values or lists: name, reader, help text, schema.
+"""How a setting of the service is declared: once, as a field of `Settings`.
 
-Command-line options, environment variables and the JSON schema are built from it; the documentation is checked
-against it.
+    max_wait: float = setting(30.0, read_seconds, "maximum time that a call may wait for a permit", DURATION)
+
+The command-line option, the environment variable, the name in the file, the JSON schema and the table in the docs
+follow from this declaration.
 """
 
 from __future__ import annotations
 
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidegate.headers import STYLES
-from tidegate.policy.config_value import ConfigValue
-from tidegate.policy.setting_values import (
-    PERMISSIONS,
-    read_address,
-    read_path,
-    read_paths,
-    read_permissions,
-    read_seconds,
-    read_string_file,
-    read_token,
-    read_token_file,
-    read_url,
-    read_url_file,
-)
-from tidegate.service.config.values import (
-    MAX_BODY_BYTES,
-    MAX_FETCHERS,
-    MAX_WORKERS,
-    MIN_CONNECTIONS,
-    READINESS,
-    read_budget,
-    read_bytes,
-    read_connections,
-    read_delay,
-    read_endpoints,
-    read_fetchers,
-    read_lease,
-    read_metrics_token,
-    read_namespace,
-    read_priority,
-    read_readiness,
-    read_secrets,
-    read_secrets_file,
-    read_style,
-    read_workers,
-)
-from tidegate.spending.settings import SPENDING_SCHEMA, read_spending
+from tidegate.policy.durations import format_exact_duration
+from tidegate.policy.setting_values import read_string_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tidegate.policy.config_value import ConfigValue
 
-class ServiceOption(NamedTuple):
-    """One setting. `schema` is its JSON schema, for editors."""
+    Read = Callable[[ConfigValue], Any]
 
-    name: str
-    read: Callable[[ConfigValue], Any]
-    help: str
+
+class Kind(NamedTuple):
+    """What the value of a setting is: its JSON schema, for editors, and its name in the help of the option."""
+
     schema: Mapping[str, object]
     metavar: str = "TEXT"
+    unit: str = ""
+
+    def with_bounds(self, **bounds: object) -> Kind:
+        """Return a kind with a stricter schema."""
+        return self._replace(schema={**self.schema, **bounds})
+
+
+STRING_SCHEMA: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
+STRINGS_SCHEMA: Final[dict[str, Any]] = {"anyOf": [STRING_SCHEMA, {"type": "array", "items": STRING_SCHEMA}]}
+STRING: Final = Kind(STRING_SCHEMA)
+URL: Final = Kind(STRING_SCHEMA, "URL")
+PATH: Final = Kind(STRING_SCHEMA, "FILE")
+PATHS: Final = Kind(STRINGS_SCHEMA, "FILE")
+ADDRESS: Final = Kind({"type": ["string", "integer"]}, "ADDRESS")
+DURATION: Final = Kind({"type": ["string", "number"]}, "TIME", "s")
+BOOLEAN: Final = Kind({"type": "boolean"}, "BOOL")
+INTEGER: Final = Kind({"type": "integer", "minimum": 1}, "N")
+BYTES: Final = Kind({"type": "integer", "minimum": 1}, "BYTES", "bytes")
+COMMON_GROUP: Final = "common settings"  # `tidegate start --help` shows only these, `--help-all` all of them
+STORE_GROUP: Final = "limits and store"
+OTHER_GROUP: Final = "processes, bounds and other settings"
+
+
+def choice(*values: str, metavar: str = "MODE") -> Kind:
+    """Return the kind of a setting with these values."""
+    return Kind({"enum": list(values)}, metavar)
+
+
+class ServiceOption(NamedTuple):
+    """A setting as users set it."""
+
+    name: str
+    read: Read
+    summary: str
+    kind: Kind
+    default: str  # in words; "": none is shown
+    group: str = OTHER_GROUP  # in the help
     secret: bool = False  # has no option: other users can read the command line of a process
     many: bool = False  # a list; its option is the name in the singular and may be repeated
+    link: str = ""  # to a page of the docs
+    in_file: bool = False  # the setting with this name, without `_file`, is read from a file, because it is secret
 
     @property
     def flag(self) -> str:
         """The command-line option."""
         return "--" + (self.name.removesuffix("s") if self.many else self.name).replace("_", "-")
 
+    @property
+    def help(self) -> str:
+        """The help text of the option, and the description in the JSON schema."""
+        default = f" (default: {self.default})" if self.default else ""
+        return self.summary + (" (may be repeated)" if self.many else default)
 
-STRING: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
-ADDRESS: Final = {"type": ["string", "integer"]}
-DURATION: Final = {"type": ["string", "number"]}
-BOOLEAN: Final = {"type": "boolean"}
-INTEGER: Final[dict[str, Any]] = {"type": "integer", "minimum": 1}
-STRINGS: Final[dict[str, Any]] = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
-OPTIONS: Final = (
-    ServiceOption(
-        "store",
-        ConfigValue.string,
-        "URL of the store (default: memory://; sources then use a file in the data folder)",
-        STRING,
-        "URL",
-    ),
-    ServiceOption("store_file", read_string_file, "file with the URL of the store", STRING, "FILE"),
-    ServiceOption(
-        "listen",
-        read_address,
-        "address of the HTTP server (default: 127.0.0.1:8080)",
-        ADDRESS,
-        "ADDRESS",
-    ),
-    ServiceOption(
-        "grpc",
-        read_address,
-        "address of the gRPC server for Envoy (default: none)",
-        ADDRESS,
-        "ADDRESS",
-    ),
-    ServiceOption(
-        "open",
-        ConfigValue.boolean,
-        "accept clients on other machines without a token (default: false)",
-        BOOLEAN,
-        "BOOL",
-    ),
-    ServiceOption(
-        "resp",
-        read_address,
-        "address of the server for Redis clients (default: none)",
-        ADDRESS,
-        "ADDRESS",
-    ),
-    ServiceOption(
-        "egress",
-        read_address,
-        "address of the egress gateway, through which programs call the providers (default: none)",
-        ADDRESS,
-        "ADDRESS",
-    ),
-    ServiceOption(
-        "egress_config", read_path, "YAML file of the egress gateway: callers, upstreams, bounds", STRING, "FILE"
-    ),
-    ServiceOption("resp_tls_cert", read_path, "file with the TLS certificate of the resp address", STRING, "FILE"),
-    ServiceOption("resp_tls_key", read_path, "file with the private key of the certificate", STRING, "FILE"),
-    ServiceOption("decision_token", read_token, "token for decisions", STRING, secret=True),
-    ServiceOption("decision_token_file", read_token_file, "file with the token for decisions", STRING, "FILE"),
-    ServiceOption("admin_token", read_token, "token for refund, reset and block", STRING, secret=True),
-    ServiceOption("admin_token_file", read_token_file, "file with the admin token", STRING, "FILE"),
-    ServiceOption(
-        "metrics_token",
-        read_metrics_token,
-        "token for /metrics; none: it needs no token (default: the token for decisions)",
-        STRING,
-        secret=True,
-    ),
-    ServiceOption("metrics_token_file", read_token_file, "file with the token for /metrics", STRING, "FILE"),
-    ServiceOption(
-        "reservation_secret",
-        read_secrets,
-        "secret that signs reservation ids (default: generated, kept in the store)",
-        STRINGS,
-        secret=True,
-    ),
-    ServiceOption(
-        "reservation_secret_file",
-        read_secrets_file,
-        "file with the secrets for reservation ids, one per line: the first signs ids, all of them verify ids",
-        STRING,
-        "FILE",
-    ),
-    ServiceOption(
-        "lease",
-        read_lease,
-        "take permits from the store in advance: true, false, or the duration of a lease such as 1s (default: false)",
-        {"type": ["boolean", "string", "number"]},
-        "TIME",
-    ),
-    ServiceOption(
-        "workers", read_workers, "number of processes (default: 1)", {**INTEGER, "maximum": MAX_WORKERS}, "N"
-    ),
-    ServiceOption(
-        "headers",
-        read_style,
-        "header fields of /v1/check: x, ietf, both or none (default: x)",
-        {"enum": list(STYLES)},
-        "STYLE",
-    ),
-    ServiceOption(
-        "max_wait", read_seconds, "maximum time that a call may wait for a permit (default: 30s)", DURATION, "TIME"
-    ),
-    ServiceOption(
-        "max_priority",
-        read_priority,
-        "highest priority that a call may have; the lowest is -N (default: 100)",
-        {"type": "integer", "minimum": 0},
-        "N",
-    ),
-    ServiceOption(
-        "max_body",
-        read_bytes,
-        "maximum size of a request, in bytes (default: 1048576)",
-        {**INTEGER, "maximum": MAX_BODY_BYTES},
-        "BYTES",
-    ),
-    ServiceOption(
-        "max_concurrency",
-        ConfigValue.integer,
-        "maximum number of concurrent requests per process (default: 4096)",
-        INTEGER,
-        "N",
-    ),
-    ServiceOption(
-        "max_connections",
-        read_connections,
-        "maximum number of connections per process; fewer if the limit on open files is too low (default: 8192)",
-        {**INTEGER, "minimum": MIN_CONNECTIONS},
-        "N",
-    ),
-    ServiceOption(
-        "read_timeout",
-        read_seconds,
-        "time within which a client must send a complete request (default: 5s)",
-        DURATION,
-        "TIME",
-    ),
-    ServiceOption(
-        "idle_timeout", read_seconds, "time after which an idle connection is closed (default: 75s)", DURATION, "TIME"
-    ),
-    ServiceOption(
-        "stop_within",
-        read_seconds,
-        "time for active requests to finish when the service stops (default: 10s)",
-        DURATION,
-        "TIME",
-    ),
-    ServiceOption(
-        "reload_every", read_seconds, "how often the file is checked for changes (default: 1s)", DURATION, "TIME"
-    ),
-    ServiceOption(
-        "drain_for",
-        read_delay,
-        "time after SIGTERM to accept connections while /readyz responds with 503 (default: 1s)",
-        DURATION,
-        "TIME",
-    ),
-    ServiceOption(
-        "readiness",
-        read_readiness,
-        "when /readyz responds with 503 during a store outage: if a policy denies calls (policies), always (store), or "
-        "never (process) (default: policies)",
-        {"enum": list(READINESS)},
-        "MODE",
-    ),
-    ServiceOption("providers", read_paths, "YAML file of a provider (may be repeated)", STRINGS, "FILE", many=True),
-    ServiceOption("provider_dirs", read_paths, "folder of provider files (may be repeated)", STRINGS, "DIR", many=True),
-    ServiceOption(
-        "profiles",
-        read_paths,
-        "YAML file or folder of profiles that provider files can name (may be repeated)",
-        STRINGS,
-        "PATH",
-        many=True,
-    ),
-    ServiceOption(
-        "spending",
-        read_spending,
-        "file in which the costs of providers with prices are recorded (default: none)",
-        SPENDING_SCHEMA,
-        "FILE",
-    ),
-    ServiceOption("sources", read_paths, "YAML file of a source (may be repeated)", STRINGS, "FILE", many=True),
-    ServiceOption("source_dirs", read_paths, "folder of source files (may be repeated)", STRINGS, "DIR", many=True),
-    ServiceOption(
-        "data",
-        read_path,
-        "data folder of the sources; sources run if --data, a source or a provider is set (default: tidegate-data)",
-        STRING,
-        "DIR",
-    ),
-    ServiceOption(
-        "fetchers",
-        read_fetchers,
-        "maximum number of concurrent fetches of sources (default: 8)",
-        {**INTEGER, "maximum": MAX_FETCHERS},
-        "N",
-    ),
-    ServiceOption(
-        "source_interval",
-        read_seconds,
-        "time between fetches of sources without an interval or cron expression (default: 1h)",
-        DURATION,
-        "TIME",
-    ),
-    ServiceOption(
-        "permissions",
-        read_permissions,
-        "for provider files that other users can read: warn, refuse or ignore (default: warn)",
-        {"enum": list(PERMISSIONS)},
-        "MODE",
-    ),
-    ServiceOption(
-        "bus", read_url, "URL of the bus on which sources share capacity reductions (default: none)", STRING, "URL"
-    ),
-    ServiceOption("bus_file", read_url_file, "file with the URL of the bus", STRING, "FILE"),
-    ServiceOption(
-        "budget",
-        read_budget,
-        "task budget to show: a YAML file, or true to read the RATE_LIMIT_* variables (default: false)",
-        {"type": ["boolean", "string"]},
-        "FILE",
-    ),
-    ServiceOption(
-        "swarm", read_url, "URL of the bus of a swarm, whose agents the dashboard shows (default: none)", STRING, "URL"
-    ),
-    ServiceOption("swarm_file", read_url_file, "file with the URL of the bus of the swarm", STRING, "FILE"),
-    ServiceOption(
-        "swarm_namespace",
-        read_namespace,
-        "namespace of the agents that the dashboard shows (default: agents without a namespace)",
-        STRING,
-        "NAME",
-    ),
-    ServiceOption(
-        "applications",
-        read_endpoints,
-        "URL of the admin endpoint of an application, whose inbound limits the dashboard shows (may be repeated)",
-        STRINGS,
-        "URL",
-        many=True,
-    ),
-    ServiceOption("applications_token", read_token, "admin token of the applications", STRING, secret=True),
-    ServiceOption(
-        "applications_token_file", read_token_file, "file with the admin token of the applications", STRING, "FILE"
-    ),
-    ServiceOption(
-        "telemetry", ConfigValue.boolean, "export metrics to OpenTelemetry (default: false)", BOOLEAN, "BOOL"
-    ),
-)
+
+class Declaration(NamedTuple):
+    """The metadata of a field of Settings: without its name, which is that of the field."""
+
+    option: ServiceOption
+    file: tuple[Read, str] | None
+
+
+def setting(
+    default: Any,  # noqa: ANN401 - of the type of the field
+    read: Read,
+    summary: str,
+    kind: Kind = STRING,
+    *,
+    shown: str | None = None,
+    group: str = OTHER_GROUP,
+    secret: bool = False,
+    private: bool = False,
+    many: bool = False,
+    link: str = "",
+    file: str | tuple[Read, str] | None = None,
+) -> Any:  # noqa: ANN401 - as dataclasses.field
+    """Declare a setting: a field of Settings.
+
+    `shown` describes the default in words. A `private` value is not in the repr. With `file`, a second setting, whose
+    name ends in `_file`, reads the value from a file: `file` is its summary, or its reader and its summary.
+    """
+    words = describe_default(default, kind) if shown is None else shown
+    option = ServiceOption("", read, summary, kind, words, group, secret, many, link)
+    from_file = (read_string_file, file) if isinstance(file, str) else file
+    return field(default=default, repr=not (secret or private), metadata={"setting": Declaration(option, from_file)})
+
+
+def describe_default(default: object, kind: Kind) -> str:
+    """Return a default as the help and the docs show it."""
+    if default is None or default == ():
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return format_exact_duration(default) if kind is DURATION else str(default)  # type: ignore[arg-type]  # seconds
+
+
+def options_of(settings: type) -> tuple[ServiceOption, ...]:
+    """Return the options of all settings that a class declares, in order."""
+    found: list[ServiceOption] = []
+    for each in fields(settings):
+        declared: Declaration | None = each.metadata.get("setting")
+        if declared is None:
+            continue
+        option, file = declared
+        found.append(option._replace(name=each.name))
+        if file is not None:
+            group = STORE_GROUP if option.group == COMMON_GROUP else option.group
+            found.append(ServiceOption(f"{each.name}_file", file[0], file[1], PATH, "", group, in_file=True))
+    return tuple(found)
+
+
+def write_table(options: tuple[ServiceOption, ...]) -> str:
+    """Write the table of the settings in docs/service.md."""
+    lines = ["| setting | meaning | default |", "|---|---|---|"]
+    for option in options:
+        if option.in_file:
+            continue
+        file = next((each for each in options if each.name == f"{option.name}_file"), None)
+        names = f"`{option.name}`" if file is None else f"`{option.name}`, `{file.name}`"
+        meaning = option.summary if file is None else f"{option.summary}; or a {file.summary}"
+        repeatable = f"; option `{option.flag}`, repeatable" if option.many else ""
+        label = option.link.partition("#")[0] or option.link.strip("#").replace("-", " ")
+        link = f" ([{label}]({option.link}))" if option.link else ""
+        lines.append(f"| {names} | {meaning}{repeatable}{link} | {option.default} |")
+    return "\n".join(lines)

@@ -48,7 +48,7 @@ ON_STORE_ERROR_SCHEMA: Final[dict[str, Any]] = {
 
 def schema() -> dict[str, Any]:
     """Build the schema."""
-    settings = {option.name: {**option.schema, "description": option.help} for option in OPTIONS}
+    settings = {option.name: {**option.kind.schema, "description": option.help} for option in OPTIONS}
     limits = {"$ref": "#/$defs/limits"}
     override = {
         "type": "object",

@@ -13,7 +13,7 @@
         descriptors: [{key: remote_address, rate_limit: {unit: minute, requests_per_unit: 60}}]
 
 An option overrides the environment variable (`TIDEGATE_` and the name in capitals), which overrides the file.
-`options` has the full list.
+`Settings` has the full list.
 """
 
 from __future__ import annotations
@@ -24,12 +24,67 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.errors import ConfigError
+from tidegate.headers import STYLES
 from tidegate.policy.config_value import ConfigValue, load, parse
-from tidegate.policy.setting_values import ListenAddress, expand_variables, read_path
-from tidegate.service.config.options import ADDRESS, OPTIONS, STRING, ServiceOption
+from tidegate.policy.setting_values import (
+    PERMISSIONS,
+    ListenAddress,
+    expand_variables,
+    read_address,
+    read_path,
+    read_paths,
+    read_permissions,
+    read_seconds,
+    read_token,
+    read_token_file,
+    read_url,
+    read_url_file,
+)
+from tidegate.service.config.options import (
+    ADDRESS,
+    BOOLEAN,
+    BYTES,
+    COMMON_GROUP,
+    DURATION,
+    INTEGER,
+    PATH,
+    PATHS,
+    STORE_GROUP,
+    STRING_SCHEMA,
+    STRINGS_SCHEMA,
+    URL,
+    Kind,
+    ServiceOption,
+    choice,
+    options_of,
+    setting,
+)
 from tidegate.service.config.policy_file import read_domains, read_policies, read_policy
-from tidegate.service.config.values import DEFAULT_LISTEN
+from tidegate.service.config.values import (
+    DEFAULT_LISTEN,
+    MAX_BODY_BYTES,
+    MAX_FETCHERS,
+    MAX_WORKERS,
+    MIN_CONNECTIONS,
+    READINESS,
+    read_budget,
+    read_bytes,
+    read_connections,
+    read_delay,
+    read_fetchers,
+    read_lease,
+    read_metrics_token,
+    read_name,
+    read_namespace,
+    read_priority,
+    read_readiness,
+    read_secrets,
+    read_secrets_file,
+    read_style,
+    read_workers,
+)
 from tidegate.service.decisions.policies import ConfiguredPolicy, ServicePolicies
+from tidegate.spending.settings import SPENDING_SCHEMA, read_spending
 from tidegate.stores.registry import check_scheme
 from tidegate.waiting import MAX_PRIORITY
 
@@ -43,9 +98,9 @@ LIST_SEPARATOR: Final = ";"  # between several values in one variable
 Flag = str | Sequence[str]  # the value of a command-line option: several strings if the setting is a list
 DATA_FOLDER: Final = Path("tidegate-data")
 LOCAL_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach a service on all addresses
-OPTIONS_BY_NAME: Final = {option.name: option for option in OPTIONS}
 SECTIONS: Final = ("policies", "domains")
-SECRET_FILES: Final = ("_token_file", "_secret_file", "store_file", "bus_file", "swarm_file")
+SOURCES_GROUP: Final = "sources and providers"
+DASHBOARD_GROUP: Final = "shown on the dashboard"
 
 
 class SettingOrigin(NamedTuple):
@@ -61,52 +116,167 @@ DEFAULT_STORE_ORIGIN: Final = SettingOrigin(None, None, "store")
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of the service, read and checked."""
+    """All settings of the service, read and checked. Each is declared here, and nowhere else: see `options`."""
 
-    store: str = field(default="memory://", repr=False)
-    listen: ListenAddress = DEFAULT_LISTEN
-    grpc: ListenAddress | None = None
-    resp: ListenAddress | None = None
-    egress: ListenAddress | None = None
-    egress_config: Path | None = None
-    resp_tls_cert: Path | None = None
-    resp_tls_key: Path | None = None
-    open: bool = False
-    decision_token: str | None = field(default=None, repr=False)
-    admin_token: str | None = field(default=None, repr=False)
-    metrics_token: str | None = field(default=None, repr=False)
-    reservation_secret: tuple[str, ...] = field(default=(), repr=False)  # the first one signs, all verify
-    lease: Lease | None = None
-    workers: int = 1
-    headers: str = "x"
-    max_wait: float = 30.0
-    max_priority: int = MAX_PRIORITY
-    max_body: int = 2**20
-    max_concurrency: int = 4096
-    max_connections: int = 8192
-    read_timeout: float = 5.0
-    idle_timeout: float = 75.0
-    stop_within: float = 10.0
-    drain_for: float = 1.0
-    readiness: str = "policies"
-    reload_every: float = 1.0
-    providers: tuple[Path, ...] = ()
-    provider_dirs: tuple[Path, ...] = ()
-    profiles: tuple[Path, ...] = ()
-    spending: SpendingSettings | None = None
-    sources: tuple[Path, ...] = ()
-    source_dirs: tuple[Path, ...] = ()
-    data: Path | None = None
-    fetchers: int = 8
-    source_interval: float = 3600.0
-    permissions: str = "warn"
-    bus: str | None = field(default=None, repr=False)
-    budget: bool | Path = False
-    swarm: str | None = field(default=None, repr=False)
-    swarm_namespace: str = ""
-    applications: tuple[str, ...] = ()
-    applications_token: str | None = field(default=None, repr=False)
-    telemetry: bool = False
+    # fmt: off
+    store: str = setting(
+        "memory://", ConfigValue.string,
+        "URL of the store; sources use a file in the data folder instead of memory://", URL, private=True,
+        group=COMMON_GROUP, file="file with the URL of the store",
+    )
+    listen: ListenAddress = setting(
+        DEFAULT_LISTEN, read_address, "address of the HTTP server", ADDRESS, group=COMMON_GROUP,
+    )
+    grpc: ListenAddress | None = setting(
+        None, read_address, "address of the gRPC server for Envoy", ADDRESS, group=COMMON_GROUP, link="proxies.md",
+    )
+    resp: ListenAddress | None = setting(
+        None, read_address, "address of the server for Redis clients", ADDRESS, group=COMMON_GROUP, link="resp.md",
+    )
+    egress: ListenAddress | None = setting(
+        None, read_address, "address of the egress gateway, through which programs call the providers", ADDRESS,
+        group=COMMON_GROUP, link="egress.md",
+    )
+    egress_config: Path | None = setting(
+        None, read_path, "YAML file of the egress gateway: callers, upstreams, bounds", PATH, group="addresses",
+    )
+    resp_tls_cert: Path | None = setting(
+        None, read_path, "file with the TLS certificate of the resp address", PATH, group="addresses",
+    )
+    resp_tls_key: Path | None = setting(
+        None, read_path, "file with the private key of the certificate", PATH, group="addresses",
+    )
+    open: bool = setting(
+        False,  # noqa: FBT003 - the default comes first
+        ConfigValue.boolean, "accept clients on other machines without a token", BOOLEAN, group="addresses",
+    )
+    decision_token: str | None = setting(
+        None, read_token, "token for decisions", secret=True, group="tokens",
+        file=(read_token_file, "file with the token for decisions"),
+    )
+    admin_token: str | None = setting(
+        None, read_token, "token for refund, reset and block, and for all that the token for decisions allows",
+        secret=True, group="tokens", file=(read_token_file, "file with the admin token"),
+    )
+    metrics_token: str | None = setting(
+        None, read_metrics_token, "token for /metrics; none: it needs no token", shown="the token for decisions",
+        secret=True, group="tokens", file=(read_token_file, "file with the token for /metrics"),
+    )
+    reservation_secret: tuple[str, ...] = setting(
+        (), read_secrets, "secret that signs reservation ids; a list: the first one signs, all of them verify",
+        Kind(STRINGS_SCHEMA), shown="generated, kept in the store", secret=True, group="tokens",
+        file=(read_secrets_file, "file with the secrets for reservation ids, one per line"),
+    )
+    lease: Lease | None = setting(
+        None, read_lease,
+        "take permits from the store in advance: true, false, or the duration of a lease such as 1s",
+        Kind({"type": ["boolean", "string", "number"]}, "TIME"), shown="false", group=STORE_GROUP, link="leases.md",
+    )
+    name: str = setting(
+        "", read_name, "name of the service among those that share its store; its history is stored under this name",
+        Kind(STRING_SCHEMA, "NAME"), shown="host name and port",
+    )
+    workers: int = setting(
+        1, read_workers, "number of processes", INTEGER.with_bounds(maximum=MAX_WORKERS), group=COMMON_GROUP,
+    )
+    headers: str = setting(
+        "x", read_style, "header fields of /v1/check: x, ietf, both or none", choice(*STYLES, metavar="STYLE"),
+    )
+    max_wait: float = setting(30.0, read_seconds, "maximum time that a call may wait for a permit", DURATION)
+    max_priority: int = setting(
+        MAX_PRIORITY, read_priority, "highest priority that a call may have; the lowest is -N",
+        INTEGER.with_bounds(minimum=0),
+    )
+    max_body: int = setting(
+        2**20, read_bytes, "maximum size of a request, in bytes", BYTES.with_bounds(maximum=MAX_BODY_BYTES),
+    )
+    max_concurrency: int = setting(
+        4096, ConfigValue.integer,
+        "maximum number of concurrent requests per process; seven eighths of them may wait for a permit", INTEGER,
+    )
+    max_connections: int = setting(
+        8192, read_connections,
+        "maximum number of connections per process; fewer if the limit on open files is too low",
+        INTEGER.with_bounds(minimum=MIN_CONNECTIONS),
+    )
+    read_timeout: float = setting(
+        5.0, read_seconds, "time within which a client must send a complete request", DURATION,
+    )
+    idle_timeout: float = setting(
+        75.0, read_seconds, "time after which an idle connection is closed", DURATION, shown="75s",
+    )
+    stop_within: float = setting(
+        10.0, read_seconds, "time for active requests to finish when the service stops", DURATION,
+    )
+    drain_for: float = setting(
+        1.0, read_delay, "time after SIGTERM to accept connections while /readyz responds with 503; may be 0",
+        DURATION,
+    )
+    readiness: str = setting(
+        "policies", read_readiness,
+        "when /readyz responds with 503 during a store outage: if a policy denies calls (policies), always (store), "
+        "or never (process)",
+        choice(*READINESS), link="#readiness-and-stopping",
+    )
+    reload_every: float = setting(1.0, read_seconds, "how often the file is checked for changes", DURATION)
+    providers: tuple[Path, ...] = setting(
+        (), read_paths, "YAML file of a provider", PATHS, many=True, group=COMMON_GROUP, link="outbound.md",
+    )
+    provider_dirs: tuple[Path, ...] = setting(
+        (), read_paths, "folder of provider files", PATHS._replace(metavar="DIR"), many=True, group=SOURCES_GROUP,
+    )
+    profiles: tuple[Path, ...] = setting(
+        (), read_paths, "YAML file or folder of profiles that provider files can name",
+        PATHS._replace(metavar="PATH"), many=True, group=SOURCES_GROUP, link="outbound.md#profiles",
+    )
+    spending: SpendingSettings | None = setting(
+        None, read_spending, "file in which the costs of providers with prices are recorded, or a mapping",
+        Kind(SPENDING_SCHEMA, "FILE"), link="money.md#reports-and-warnings",
+    )
+    sources: tuple[Path, ...] = setting(
+        (), read_paths, "YAML file of a source", PATHS, many=True, group=SOURCES_GROUP, link="sources.md",
+    )
+    source_dirs: tuple[Path, ...] = setting(
+        (), read_paths, "folder of source files", PATHS._replace(metavar="DIR"), many=True, group=SOURCES_GROUP,
+    )
+    data: Path | None = setting(
+        None, read_path, "data folder of the sources; sources run if --data, a source or a provider is set",
+        PATH._replace(metavar="DIR"), shown=str(DATA_FOLDER), group=SOURCES_GROUP,
+    )
+    fetchers: int = setting(
+        8, read_fetchers, "maximum number of concurrent fetches of sources",
+        INTEGER.with_bounds(maximum=MAX_FETCHERS), group=SOURCES_GROUP,
+    )
+    source_interval: float = setting(
+        3600.0, read_seconds, "time between fetches of sources without an interval or cron expression", DURATION,
+        group=SOURCES_GROUP,
+    )
+    permissions: str = setting(
+        "warn", read_permissions, "for provider files that other users can read: warn, refuse or ignore",
+        choice(*PERMISSIONS), group=SOURCES_GROUP,
+    )
+    bus: str | None = setting(
+        None, read_url, "URL of the bus on which sources share capacity reductions", URL, private=True,
+        group=SOURCES_GROUP, link="bus.md", file=(read_url_file, "file with the URL of the bus"),
+    )
+    budget: bool | Path = setting(
+        False,  # noqa: FBT003 - the default comes first
+        read_budget, "task budget to show: a YAML file, or true to read the RATE_LIMIT_* variables",
+        Kind({"type": ["boolean", "string"]}, "FILE"), group=DASHBOARD_GROUP, link="budgets.md",
+    )
+    swarm: str | None = setting(
+        None, read_url, "URL of the bus of a swarm, whose agents the dashboard shows", URL, private=True,
+        group=DASHBOARD_GROUP, link="swarm.md", file=(read_url_file, "file with the URL of the bus of the swarm"),
+    )
+    swarm_namespace: str = setting(
+        "", read_namespace, "namespace of the agents that the dashboard shows", Kind(STRING_SCHEMA, "NAME"),
+        shown="agents without a namespace", group=DASHBOARD_GROUP,
+    )
+    telemetry: bool = setting(
+        False,  # noqa: FBT003 - the default comes first
+        ConfigValue.boolean, "export metrics to OpenTelemetry", BOOLEAN,
+    )
+    # fmt: on
     demo: bool = False  # generate demonstration traffic; only set by `start --demo`
     policies: ServicePolicies = field(default_factory=ServicePolicies)
     file: Path | None = None
@@ -144,6 +314,10 @@ class Settings:
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
 
+OPTIONS: Final = options_of(Settings)
+OPTIONS_BY_NAME: Final = {option.name: option for option in OPTIONS}
+
+
 def load_settings(
     source: str | Path | Mapping[str, object] | None = None,
     *,
@@ -164,11 +338,11 @@ def load_settings(
     chosen |= _read_strings(environment, lambda option: f"{ENVIRONMENT_PREFIX}{option.name.upper()}", flags=False)
     chosen |= _read_strings(flags, lambda option: option.name, flags=True)
     values: dict[str, Any] = {}
-    for name, setting in chosen.items():
+    for name, given_value in chosen.items():
         target = name.removesuffix("_file")
         if name != target and target in chosen:
-            raise setting.error(f"cannot be combined with {target}: remove one of them")
-        values[target] = OPTIONS_BY_NAME[name].read(setting)
+            raise given_value.error(f"cannot be combined with {target}: remove one of them")
+        values[target] = OPTIONS_BY_NAME[name].read(given_value)
     entries, domains = _read_policies(in_file, policies, environment)
     settings = Settings(
         **values,
@@ -176,7 +350,7 @@ def load_settings(
         file=None if source is None or isinstance(source, Mapping) else Path(source),
         flags=flags,
         policy_flags=policies,
-        secrets=tuple(read_path(chosen[name]) for name in chosen if name.endswith(SECRET_FILES)),
+        secrets=tuple(read_path(chosen[name]) for name in chosen if OPTIONS_BY_NAME[name].in_file),
         store_origin=_find_origin(chosen.get("store", chosen.get("store_file"))),
     )
     _check_store(settings)
@@ -242,7 +416,7 @@ def _read_strings(
             found[option.name] = ConfigValue([each.strip() for each in texts if each.strip()], field=place)
             continue
         # A string stays a string, even if YAML would read it as another type. An IPv6 address is not valid YAML.
-        plain = option.schema in (STRING, ADDRESS) or option.secret
+        plain = option.kind.schema in (STRING_SCHEMA, ADDRESS.schema) or option.secret
         is_yaml = isinstance(text, str) and not plain
         found[option.name] = _parse_value(str(text), place) if is_yaml else ConfigValue(text, field=place)
     return found

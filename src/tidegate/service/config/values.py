@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from tidegate.errors import ConfigError
 from tidegate.headers import STYLES
@@ -16,6 +15,7 @@ from tidegate.policy.setting_values import (
     read_text,
     read_token,
 )
+from tidegate.service.decisions.service_directory import MAX_NAME_LENGTH
 from tidegate.stores.lease import Lease
 
 if TYPE_CHECKING:
@@ -80,6 +80,14 @@ def read_style(setting: ConfigValue) -> str:
     return setting.choice(*STYLES)
 
 
+def read_name(setting: ConfigValue) -> str:
+    """Read the name of the service."""
+    name = setting.string()
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise setting.error(f"expected at most {MAX_NAME_LENGTH} printable characters")
+    return name
+
+
 def read_workers(setting: ConfigValue) -> int:
     """Read the number of processes."""
     return setting.integer(1, MAX_WORKERS)
@@ -115,16 +123,6 @@ def read_namespace(setting: ConfigValue) -> str:
     except ConfigError as error:
         raise setting.error(str(error).removeprefix("namespace: ")) from None
     return namespace
-
-
-def read_endpoints(setting: ConfigValue) -> tuple[str, ...]:
-    """Read one or more HTTP URLs."""
-    for each in setting.one_or_many():
-        parts = urlsplit(each.string())
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            example = "http://127.0.0.1:8000/api/admin/rate-limit-stats"
-            raise each.error(f"expected a URL such as {example}, not {each}")
-    return tuple(each.string() for each in setting.one_or_many())
 
 
 def read_budget(setting: ConfigValue) -> bool | Path:

@@ -5,7 +5,5 @@ static_files.py   serves these files, with security headers
 overview.py       GET /v1/overview: all data of the page
 status.py         the values that it shows: of one process, or of all workers together
 history.py        decisions per second and latencies of the last 24 hours
-near_limit.py     the keys that are near a limit
 panels.py         panels of other components: sources, budgets, swarm, bus
-applications.py   a panel of applications with the inbound middleware
 """

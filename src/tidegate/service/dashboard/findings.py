@@ -36,6 +36,7 @@ EFFECTS: Final = {
     "local": ("decides with a local share of each limit", "decide with a local share of each limit"),
 }  # by `on_store_error`: of one policy, and of several
 FRACTIONS: Final = (
+    (1.0, "All calls denied"),
     (0.95, "Nearly all calls denied"),
     (0.72, "Three quarters of all calls denied"),
     (0.62, "Two thirds of all calls denied"),

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.service.dashboard.denied_keys import merge_top
+from tidegate.service.decisions.denied_keys import merge_top
 from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
 if TYPE_CHECKING:

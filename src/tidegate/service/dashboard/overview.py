@@ -16,14 +16,14 @@ from urllib.parse import parse_qs
 
 from tidegate.core.bounds import SECOND
 from tidegate.policy.limit_text import describe_limit
+from tidegate.service.api.problems import ProblemError
 from tidegate.service.dashboard.findings import find_all
 from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, DecisionHistory
-from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.dashboard.proxy_requests import describe_routes
 from tidegate.service.dashboard.recent_denials import describe_recent
 from tidegate.service.dashboard.status import ProcessStatus
 from tidegate.service.decisions.audit import describe_entry
-from tidegate.service.http.problems import ProblemError
+from tidegate.service.decisions.near_limit import MAX_SAMPLES_PER_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

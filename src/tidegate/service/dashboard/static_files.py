@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from tidegate.service.http.problems import HTTPReply
+from tidegate.service.api.problems import HTTPReply
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

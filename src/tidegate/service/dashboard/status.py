@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
-from tidegate.service.dashboard.denied_keys import MAX_TOP, merge_top, place_of
-from tidegate.service.dashboard.row_selection import select_rows
+from tidegate.service.decisions.denied_keys import MAX_TOP, merge_top, place_of
+from tidegate.service.decisions.row_selection import select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,7 +17,6 @@ from tidegate.observe import Observer, Record
 from tidegate.policy import Policy
 from tidegate.reservation import charged_at
 from tidegate.service.decisions.blocks import Blocks
-from tidegate.service.decisions.fast_path import FastPath, build_fast_path
 from tidegate.service.decisions.idempotency import KeyedStore, forget_call, was_repeated
 from tidegate.service.decisions.policy_limiters import (
     ASK_STORE,
@@ -70,12 +69,13 @@ class BaseDecider:
         self.policies: ServicePolicies = policies
         self.store = store
         self.stats: Stats = Stats() if stats is None else stats
+        self._near_limit = self.stats.near_limit
         self.max_wait = max_wait
         self.max_priority = max_priority
         self._observers = tuple(observers)
         self._on_denial = (*self._observers, *on_denial)
         self._policy_limiters: dict[str, PolicyLimiter] = {}  # by slot
-        self._fast_paths: dict[str, FastPath] = {}  # by policy, until the policies change
+        self._plain_limiters: dict[str, PolicyLimiter] = {}  # by policy: those without overrides and rollout
         self.blocks: Blocks = Blocks(store)
         self._background = BackgroundTasks()
         self.closed = False
@@ -85,7 +85,7 @@ class BaseDecider:
     def update_policies(self, policies: ServicePolicies) -> None:
         """Replace all policies at once. Used permits stay used, and waiting calls keep waiting."""
         self.policies = policies
-        self._fast_paths.clear()
+        self._plain_limiters.clear()
         for slot, policy_limiter in self._policy_limiters.copy().items():
             variant = policies.slots.get(slot)
             if variant is None:
@@ -97,12 +97,20 @@ class BaseDecider:
     def find(self, subject: Subject) -> tuple[PolicyLimiter, Key] | None:
         """Return the limiter and the key for a subject; None if the subject is not limited."""
         if subject.domain:
-            found = self.policies.match_descriptor(subject.domain, subject.descriptor)
-            return None if found is None else (self._limiter_for(found[0]), bound_key(found[1]))
+            match = self.policies.match_descriptor(subject.domain, subject.descriptor)
+            return None if match is None else (self._limiter_for(match[0]), bound_key(match[1]))
         key = subject.key
         if key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
             key = check_key(key)
-        return self._limiter_for(self.policies.choose(subject.policy, key)), key
+        found = self._plain_limiters.get(subject.policy)
+        return (self._choose_limiter(subject.policy, key) if found is None else found), key
+
+    def _choose_limiter(self, name: str, key: Key) -> PolicyLimiter:
+        """Return the limiter of the variant of a policy for a key."""
+        found = self._limiter_for(self.policies.choose(name, key))
+        if self.policies.entries[name].only_variant is not None:
+            self._plain_limiters[name] = found
+        return found
 
     def _limiter_for(self, variant: PolicyVariant) -> PolicyLimiter:
         """Return the limiter of a variant; create it on first use."""
@@ -138,12 +146,44 @@ class BaseDecider:
         if timeout or call is not None:
             bounded = self._bound_timeout(timeout) if timeout else None
             return await self._charge(policy_limiter, key, cost, bounded, priority, call)
-        acquire_now = policy_limiter.acquire_now
-        if acquire_now is not None:
-            decision = acquire_now(key, cost)
-        else:
-            decision = await policy_limiter.limiter.try_acquire(key, cost)
-        return self._record(policy_limiter, key, cost, decision)
+        decide_now = policy_limiter.decide_now
+        decision = None if decide_now is None else decide_now(key, cost)
+        if decision is None:  # as try_acquire of a limiter, with two coroutines less
+            if self.closed:
+                raise Closed("the service is stopping")
+            policy = policy_limiter.policy
+            costs = policy.one if cost == 1 and cost.__class__ is int else policy.costs(cost)
+            decision = apply_mode(policy, (await self.store.apply_async("acquire", ((policy, key, costs),)))[0])
+        return self._finish(policy_limiter, key, cost, decision)
+
+    def decide_now(self, policy: str, key: Key, cost: Cost = 1) -> Decision | object | None:
+        """Do what `acquire` does, without a coroutine; ASK_STORE, and nothing is done, if that needs the store.
+
+        All interfaces ask this first: HTTP, RESP, checks for proxies, batches.
+        """
+        found = self._plain_limiters.get(policy)
+        if found is None or key.__class__ is not str or len(key) > MAX_KEY_LENGTH or not key.isascii():
+            return self.decide_subject_now(Subject(policy, key), cost)
+        if found.decide_now is None or self.blocks.latest_end:
+            return self._decide_found(found, key, cost)
+        decision = found.decide_now(key, cost)
+        return ASK_STORE if decision is None else self._finish(found, key, cost, decision)
+
+    def decide_subject_now(self, subject: Subject, cost: Cost = 1) -> Decision | object | None:
+        """Do what `decide_now` does, for any subject."""
+        found = self.find(subject)
+        return None if found is None else self._decide_found(*found, cost)
+
+    def _decide_found(self, policy_limiter: PolicyLimiter, key: Key, cost: Cost) -> Decision | object | None:
+        decide_now = policy_limiter.decide_now
+        if decide_now is None:
+            return ASK_STORE
+        if self.blocks.active:
+            known = self.blocks.known(policy_limiter.policy.name, key)
+            if known is not True:
+                return ASK_STORE if known is False else self._finish(policy_limiter, key, cost, known)
+        decision = decide_now(key, cost)
+        return ASK_STORE if decision is None else self._finish(policy_limiter, key, cost, decision)
 
     async def _charge(
         self,
@@ -164,7 +204,7 @@ class BaseDecider:
                     await policy_limiter.limiter.refund(key, cost)
                     await forget_call(keyed_store)
                 return denial
-        return decision if was_repeated(call) else self._record(policy_limiter, key, cost, decision)
+        return decision if was_repeated(call) else self._finish(policy_limiter, key, cost, decision)
 
     async def _deny_if_blocked_meanwhile(
         self,
@@ -207,12 +247,12 @@ class BaseDecider:
     ) -> Decision | None:
         """Return a denial if the key is blocked, whatever its limits, its policy's mode and its timeout."""
         decision = await self.blocks.find(policy_limiter.policy.name, key)
-        return None if decision is None else self._record(policy_limiter, key, cost, decision, verb)
+        return None if decision is None else self._finish(policy_limiter, key, cost, decision, verb)
 
     def _bound_timeout(self, timeout: float) -> float:
         return min(self.max_wait, max(0.0, seconds("timeout", timeout)))
 
-    def _record(
+    def _finish(
         self,
         counted: PolicyLimiter | CountedPolicy,
         key: Key,
@@ -222,17 +262,17 @@ class BaseDecider:
     ) -> Decision:
         """Count a decision and notify observers; raise if the store was unavailable and the policy denies then.
 
-        Every decision that takes permits passes through here, over HTTP and from Envoy, except those that `fast_path`
-        allows: it counts them itself.
+        Every decision that takes permits passes through here: over HTTP and RESP, from Envoy, and in batches.
         """
-        policy, stats = counted.policy, self.stats
         if decision.within_limits:
             counted.count.allowed += 1
-            if stats.near_limit.samples_left:
-                stats.near_limit.record(policy.name, key, decision)
+            if self._near_limit.samples_left:
+                self._near_limit.record(counted.policy.name, key, decision)
             if self._observers:
-                notify_observers(self._observers, Record(verb, policy, key, policy.costs(cost), decision))
+                record = Record(verb, counted.policy, key, counted.policy.costs(cost), decision)
+                notify_observers(self._observers, record)
             return decision
+        policy, stats = counted.policy, self.stats
         if is_store_lost(decision, policy):
             counted.count.local += 1
             raise store_lost_error(policy)
@@ -244,6 +284,17 @@ class BaseDecider:
         notify_observers(self._on_denial, Record(verb, policy, key, policy.costs(cost), decision))
         return decision
 
+    def _finish_all(self, counted: PolicyLimiter, keys: Sequence[Key], decisions: list[Decision]) -> list[Any]:
+        """Do what `_finish` does for decisions about one permit each: those that only need a count together."""
+        if self._near_limit.samples_left or self._observers:
+            others = list(zip(keys, decisions, strict=True))
+        else:
+            others = [pair for pair in zip(keys, decisions, strict=True) if not pair[1][0]]
+            counted.count.allowed += len(decisions) - len(others)
+        for key, decision in others:
+            self._finish(counted, key, 1, decision)
+        return decisions
+
     async def peek(self, subject: Subject, cost: Cost = 1) -> Decision | None:
         """Return the decision that `acquire` would return, without changing anything."""
         found = self.find(subject)
@@ -253,13 +304,13 @@ class BaseDecider:
         self, asks: Iterable[tuple[Subject, Cost]], call: KeyedCall | None = None
     ) -> list[Decision | RateLimitError | None]:
         """Decide on up to a thousand asks, each independently; an invalid ask gets its error as its result."""
-        if self.store.instant:
-            return [await self._acquire_or_error(subject, cost) for subject, cost in asks]
-        if call is not None:
-            return await self._batch_with_key(list(asks), call)
         listed = list(asks)
+        if self.store.instant:
+            return [self._decide_or_error(subject, cost) for subject, cost in listed]
+        if call is not None:
+            return await self._batch_with_key(listed, call)
         await self._background.watch()
-        results = [self._acquire_from_lease(subject, cost) for subject, cost in listed]
+        results = [self._decide_or_error(subject, cost) for subject, cost in listed]
         missing = [number for number, result in enumerate(results) if result is ASK_STORE]
         try:
             missing = await self._wait_for_leases(listed, results, missing)
@@ -277,7 +328,7 @@ class BaseDecider:
             raise
         for number, result in zip(missing, decided, strict=True):
             results[number] = result
-        return results  # type: ignore[return-value]  # no ASK_STORE is left
+        return results
 
     async def _wait_for_leases(
         self, asks: list[tuple[Subject, Cost]], results: list[Any], missing: list[int]
@@ -288,7 +339,7 @@ class BaseDecider:
             if not store_asks or not await self.store.wait_for_shares(store_asks):
                 break
             for number in missing:
-                results[number] = self._acquire_from_lease(*asks[number])
+                results[number] = self._decide_or_error(*asks[number])
             missing = [number for number in missing if results[number] is ASK_STORE]
         return missing
 
@@ -310,20 +361,28 @@ class BaseDecider:
             if found is not None:
                 self.refund_abandoned(found[0].policy, found[1], cost, result)
 
-    def _acquire_from_lease(self, subject: Subject, cost: Cost) -> object:
-        """Decide from a lease that this process already holds, without a task; ASK_STORE if it cannot."""
+    def batch_now(
+        self, policies: Sequence[str], keys: Sequence[Key], costs: Sequence[Cost]
+    ) -> list[Decision | RateLimitError]:
+        """Decide on keys of policies as `batch` does, on a store in memory."""
+        found = self._plain_limiters.get(policies[0])
+        if found is not None and found.decide_now is not None and not self.blocks.latest_end:
+            one_policy = policies.count(policies[0]) == len(policies) and costs.count(1) == len(costs)
+            if one_policy and "".join(keys).isascii() and max(map(len, keys)) <= MAX_KEY_LENGTH:  # type: ignore[arg-type]  # strings
+                decide = found.decide_now
+                return self._finish_all(found, keys, [decide(key, 1) for key in keys])  # type: ignore[misc]  # it decides
+        decide_now = self.decide_now
+        results: list[Any] = []
+        for policy, key, cost in zip(policies, keys, costs, strict=True):
+            try:
+                results.append(decide_now(policy, key, cost))
+            except RateLimitError as error:
+                results.append(error)
+        return results
+
+    def _decide_or_error(self, subject: Subject, cost: Cost) -> Any:  # noqa: ANN401 - as decide_now, or an error
         try:
-            found = self.find(subject) if cost == 1 and cost.__class__ is int else None
-            if found is None or (self.blocks.active and self.blocks.known(found[0].policy.name, found[1]) is not True):
-                return ASK_STORE
-            policy_limiter, key = found
-            decision = policy_limiter.limiter.acquire_from_lease(key)
-            if decision is None:
-                return ASK_STORE
-            if decision[0] and not self._observers and not self.stats.near_limit.samples_left:
-                policy_limiter.count.allowed += 1  # as _record does
-                return decision
-            return self._record(policy_limiter, key, 1, decision)
+            return self.decide_subject_now(subject, cost)
         except RateLimitError as error:
             return error
 
@@ -345,44 +404,6 @@ class BaseDecider:
         except RateLimitError as error:
             return error
 
-    def fast_path(self, policy: str) -> FastPath | None:
-        """Return the fast path of a policy, if the policy and the store allow that.
-
-        That needs a store in memory, and a policy that has neither overrides nor a rollout.
-        """
-        found = self._fast_paths.get(policy)
-        return self._build_fast_path(policy) if found is None else found
-
-    def _build_fast_path(self, policy: str) -> FastPath | None:
-        entry = self.policies.entries.get(policy)
-        if entry is None or entry.only_variant is None or self._observers or self.blocks.active:
-            return None
-        policy_limiter = self._limiter_for(entry.only_variant)
-        acquire_now = policy_limiter.acquire_now
-        if acquire_now is None:
-            return None
-        found = build_fast_path(policy_limiter, acquire_now, self._record, self.stats.near_limit)
-        self._fast_paths[policy] = found
-        return found
-
-    def decide_now(self, policies: Sequence[str], keys: Sequence[str]) -> list[Decision | RateLimitError] | None:
-        """Take one permit per key, from the policy at the same index; without a fast path, return None and do nothing.
-
-        An invalid key gets its error as its result.
-        """
-        found = {policy: fast_path for policy in set(policies) if (fast_path := self.fast_path(policy)) is not None}
-        if len(found) < len(set(policies)):
-            return None
-        if len(found) == 1 and (decisions := found[policies[0]].decide_all(keys)) is not None:
-            return list(decisions)
-        results: list[Decision | RateLimitError] = []
-        for policy, key in zip(policies, keys, strict=True):
-            try:
-                results.append(found[policy].decide(key))
-            except RateLimitError as error:
-                results.append(error)
-        return results
-
     # ---- for Envoy: descriptors, and several policies at once --------------------------------------------------------
 
     def acquire_in_thread(
@@ -398,14 +419,16 @@ class BaseDecider:
             if policy_limiter.policy is variant.policy:  # perhaps added after the change
                 self._policy_limiters.pop(variant.slot, None)
             return None
-        acquire_now = policy_limiter.acquire_now
-        if acquire_now is None or self.blocks.active:
+        decide_now = policy_limiter.decide_now
+        if decide_now is None or not self.store.instant or self.blocks.active:
             return None
-        decision = acquire_now(key, cost)
+        decision = decide_now(key, cost)
+        if decision is None:  # pragma: no cover - a store in memory always decides
+            return None
         if decision.within_limits and not self._observers and not self.stats.near_limit.samples_left:
             policy_limiter.count.allowed += 1
         else:
-            loop.call_soon_threadsafe(self._record, policy_limiter, key, cost, decision.with_views())
+            loop.call_soon_threadsafe(self._finish, policy_limiter, key, cost, decision.with_views())
         return decision
 
     async def decide_all(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision]:
@@ -434,7 +457,7 @@ class BaseDecider:
     def acquire_now(self, counted: CountedPolicy, key: Key, cost: int) -> Decision:
         """Take permits of a policy that is not in the file, on a store in memory. Its keys cannot be blocked."""
         policy = counted.policy
-        return self._record(counted, key, cost, self.store.apply_one("acquire", policy, key, policy.costs(cost)))
+        return self._finish(counted, key, cost, self.store.apply_one("acquire", policy, key, policy.costs(cost)))
 
     async def _deny_if_one_is_blocked(self, asks: Sequence[tuple[Policy, Key, int]]) -> list[Decision] | None:
         """Deny a request if one of its keys is blocked; the other keys are only peeked at."""
@@ -444,7 +467,7 @@ class BaseDecider:
         return [
             await self.peek_policy(policy, key)
             if denial is None
-            else self._record(self._counted(policy), key, cost, denial)
+            else self._finish(self._counted(policy), key, cost, denial)
             for (policy, key, cost), denial in zip(asks, denials, strict=True)
         ]
 
@@ -465,7 +488,7 @@ class BaseDecider:
         decision = apply_mode(policy, decision)
         if not decision.allowed and not decision.retry and not is_store_lost(decision, policy):
             return decision
-        return self._record(self._counted(policy), key, cost, decision)
+        return self._finish(self._counted(policy), key, cost, decision)
 
     def _counted(self, policy: Policy) -> CountedPolicy:
         return CountedPolicy(policy, self.stats.count(policy.name))

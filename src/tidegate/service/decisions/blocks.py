@@ -65,7 +65,7 @@ class Blocks:
         self._clock = self._store.clock
         self._shared = is_shared(self._store)
         self._known: dict[BlockKey, int] = {}  # until when, in steady time
-        self._latest_end = 0  # when the last block ends
+        self.latest_end: int = 0  # when the last block ends, in steady time; 0: there is none
         self._read_at = -CACHE_TTL  # when the version was last read, in steady time
         self._version: bytes | None = None  # of the blocks that are known; None: the store has none
         self._changes = 0  # made by this process
@@ -73,7 +73,7 @@ class Blocks:
     @property
     def active(self) -> bool:
         """Whether any key is blocked, as far as this process knows."""
-        return self._latest_end > 0 and self._latest_end > self._clock.steady()
+        return self.latest_end > 0 and self.latest_end > self._clock.steady()
 
     # ---- checking ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Blocks:
     def _prune(self) -> None:
         now = self._clock.steady()
         self._known = {block_key: until for block_key, until in self._known.items() if until > now}
-        self._latest_end = max(self._known.values(), default=0)
+        self.latest_end = max(self._known.values(), default=0)
 
     # ---- sharing -----------------------------------------------------------------------------------------------------
 

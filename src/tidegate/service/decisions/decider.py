@@ -123,7 +123,7 @@ class Decider(BaseDecider):
         timeout = self._bound_timeout(timeout)
         result, account = await self.provider_permits.acquire(target, cost, timeout, priority, ttl)
         if result.decision is not None and account is not None:
-            self._record(self._counted(account.provider.policy), account.key, 1, result.decision, "hold")
+            self._finish(self._counted(account.provider.policy), account.key, 1, result.decision, "hold")
         return result
 
     # ---- reservations and leases -------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Decider(BaseDecider):
         keyed_store = self._keyed_store(call, policy_limiter, key)
         decision = await policy_limiter.charge("hold", key, cost, self._bound_timeout(timeout), priority, keyed_store)
         if not decision.allowed:
-            return ReserveResult(self._record(policy_limiter, key, cost, decision, "hold"), None)
+            return ReserveResult(self._finish(policy_limiter, key, cost, decision, "hold"), None)
         reservation = policy_limiter.make_reservation(key, cost, ttl, decision)
         denial = None
         if timeout:
@@ -166,7 +166,7 @@ class Decider(BaseDecider):
                 await forget_call(keyed_store)
             return ReserveResult(denial, None)
         if not was_repeated(call):
-            self._record(policy_limiter, key, cost, decision, "hold")
+            self._finish(policy_limiter, key, cost, decision, "hold")
         number = "" if call is None else call.number_at(decision.at)
         return ReserveResult(decision, await self._write_id(policy_limiter, reservation, ttl, number))
 
@@ -200,7 +200,7 @@ class Decider(BaseDecider):
         decision, permits = await self._charge_up_to(policy_limiter, key, needed, wanted, keyed_store)
         if was_repeated(call):
             return GrantedLease(decision, None, 0, duration, 0.0)
-        self._record(policy_limiter, key, cost, decision, "hold")
+        self._finish(policy_limiter, key, cost, decision, "hold")
         if not decision.allowed:
             return GrantedLease(decision, None, 0, duration, 0.0)
         if not was_charged(decision):
@@ -307,7 +307,6 @@ class Decider(BaseDecider):
         """Deny a key for `duration` seconds, whatever its limits; return the duration as stored."""
         name, key = self._limited_key(subject)
         duration = await self.blocks.block(name, key, duration)
-        self._fast_paths.clear()
         await self.audit.add("block", name, key, origin, duration)
         return duration
 
@@ -372,7 +371,6 @@ class Decider(BaseDecider):
     async def close(self) -> None:
         """Wake all waiting calls, return leases and close the store."""
         self.closed = True
-        self._fast_paths.clear()
         for policy_limiter in self._policy_limiters.copy().values():
             await policy_limiter.limiter.close()
         if self._provider_permits is not None:

@@ -8,10 +8,12 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.observe.labels import LabelNames
-from tidegate.service.dashboard.denied_keys import DeniedKeys
-from tidegate.service.dashboard.near_limit import NearLimitKeys
+from tidegate.service.decisions.denied_keys import DeniedKeys
+from tidegate.service.decisions.near_limit import NearLimitKeys
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidegate.core.decision import Decision
     from tidegate.policy import Key
 
@@ -78,6 +80,20 @@ class LatencyHistogram:
         self.total += micros
 
 
+class Latencies(dict[str, LatencyHistogram]):
+    """The histogram of each verb, which is created when it is first used."""
+
+    def __init__(self, create: Callable[[str], LatencyHistogram]) -> None:
+        """Create histograms with this function."""
+        super().__init__()
+        self._create = create
+
+    def __missing__(self, verb: str) -> LatencyHistogram:
+        """Add the histogram of a verb."""
+        found = self[verb] = self._create(verb)
+        return found
+
+
 class Stats:
     """All counts of a Decider. Labels are names of policies and limits, so the file bounds their number."""
 
@@ -92,7 +108,7 @@ class Stats:
         self.recent: OrderedDict[tuple[str, Key, tuple[str, ...], bool], RecentDenial] = OrderedDict()
         self.near_limit: NearLimitKeys = NearLimitKeys()
         self.denied_keys: DeniedKeys = DeniedKeys()
-        self.latency: dict[str, LatencyHistogram] = {}  # by verb
+        self.latency: dict[str, LatencyHistogram] = Latencies(self._new_latency)  # by verb
         self.errors: Counter[str] = Counter()  # responses without a decision, by problem
 
     def count(self, policy: str) -> DecisionCount:
@@ -107,13 +123,6 @@ class Stats:
             if found is None:
                 found = self.counts[label] = self._new_count(label)
             return found
-
-    def latency_of(self, verb: str) -> LatencyHistogram:
-        """Return the histogram of a verb."""
-        found = self.latency.get(verb)
-        if found is None:
-            found = self.latency[verb] = self._new_latency(verb)
-        return found
 
     def _new_count(self, _policy: str) -> DecisionCount:
         return DecisionCount()

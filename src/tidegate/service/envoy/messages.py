@@ -21,7 +21,7 @@ try:
     )
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # as above
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the gRPC service needs protobuf: pip install 'tidegate[service]'") from error
+    raise ConfigError("the gRPC service needs protobuf: pip install 'tidegate[envoy]'") from error
 
 PACKAGE: Final = "envoy.service.ratelimit.v3"
 SERVICE: Final = f"{PACKAGE}.RateLimitService"

@@ -23,7 +23,7 @@ from tidegate.service.envoy.messages import METHOD, SERVICE, read_request
 try:
     import grpc  # type: ignore[import-untyped]  # grpcio has no types
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the gRPC service needs grpcio: pip install 'tidegate[service]'") from error
+    raise ConfigError("the gRPC service needs grpcio: pip install 'tidegate[envoy]'") from error
 
 if TYPE_CHECKING:
     from tidegate.core.decision import Decision

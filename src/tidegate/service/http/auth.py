@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tidegate.headers import cross_site
+from tidegate.service.api.problems import ProblemError
 from tidegate.service.config.values import NO_TOKEN
-from tidegate.service.http.problems import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +58,11 @@ class Authenticator:
         if admin and self._admin is None:
             raise ProblemError("forbidden", "no admin token is configured: set admin_token or admin_token_file")
         raise ProblemError("unauthorized", "send the token as 'Authorization: Bearer …' or as 'X-Tidegate-Token: …'")
+
+    def check_proxy(self, headers: dict[bytes, bytes]) -> None:
+        """Raise unless the request may ask for a decision as a proxy does. A page of another site may not."""
+        self.check(headers, admin=False)
+        self.check_site(headers)
 
     def check_metrics(self, headers: dict[bytes, bytes]) -> None:
         """Raise unless the request may read the metrics: with `metrics_token`, or with a token for decisions.

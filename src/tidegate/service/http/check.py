@@ -13,19 +13,21 @@ parameters to it, so a duplicate parameter is refused.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl
 
 from tidegate.headers import PROBLEM_TYPE, Style, problem, write
 from tidegate.inbound.client.address import address_key, parse_address
 from tidegate.service.api.fields import MAX_SHOWN_NAME, suggest
-from tidegate.service.decisions.decider import Subject
-from tidegate.service.http.problems import HTTPReply, ProblemError
+from tidegate.service.api.problems import HTTPReply, ProblemError
+from tidegate.service.decisions.policy_limiters import ASK_STORE, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tidegate.core.decision import Decision
     from tidegate.service.decisions.decider import Decider
+    from tidegate.service.http.request_head import Running
 
 REPEATABLE_PARAMETERS: Final = ("key", "key_header", "address", "address_header")  # parts of a key, in order
 PARAMETERS: Final = ("policy", *REPEATABLE_PARAMETERS, "cost", "deny")
@@ -91,7 +93,7 @@ def read_header(name: str, headers: Mapping[bytes, bytes]) -> str:
     return found.decode("latin-1")
 
 
-async def check(decider: Decider, query: bytes, headers: Mapping[bytes, bytes], style: str) -> HTTPReply:
+def check(decider: Decider, query: bytes, headers: Mapping[bytes, bytes], style: str) -> HTTPReply | Running:
     """Decide, and return the status and the header fields."""
     pairs = read_query(query)
     values = dict(pairs)
@@ -103,7 +105,20 @@ async def check(decider: Decider, query: bytes, headers: Mapping[bytes, bytes], 
     if deny not in DENIAL_STATUSES:
         raise ProblemError("bad-request", f"deny: expected one of {', '.join(DENIAL_STATUSES)}, not {deny[:50]!r}")
     key = read_key(pairs, headers)
-    decision = await decider.acquire(Subject(values["policy"], key if len(key) > 1 else key[0]), int(cost))
+    subject = Subject(values["policy"], key if len(key) > 1 else key[0])
+    decision: Any = decider.decide_subject_now(subject, int(cost))
+    if decision is ASK_STORE:
+        return check_later(decider, subject, int(cost), deny, style)
+    return write_reply(decision, deny, style)
+
+
+async def check_later(decider: Decider, subject: Subject, cost: int, deny: str, style: str) -> HTTPReply:
+    """Decide with a store that has to be awaited."""
+    return write_reply(await decider.acquire(subject, cost), deny, style)
+
+
+def write_reply(decision: Decision | None, deny: str, style: str) -> HTTPReply:
+    """Write a decision as a status and header fields."""
     if decision is None:  # pragma: no cover - a policy always decides
         return HTTPReply(200, b"")
     fields = tuple((name.lower().encode(), value.encode()) for name, value in write(decision, cast("Style", style)))

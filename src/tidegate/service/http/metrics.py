@@ -1,80 +1,148 @@
-"""`/metrics`: the counts of the service in Prometheus's text format. Labels are names from the file, never keys.
+"""The metrics of the service, each declared once in METRICS: `/metrics`, OpenTelemetry and the docs follow from it.
 
-With several workers, all values are those of the whole service: see `runtime.worker_stats`.
+Labels are names from the file, never keys. With several workers, the values at `/metrics` are those of the whole
+service (see `runtime.worker_stats`); OpenTelemetry exports those of each process.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.observe import text_format
 from tidegate.observe.text_format import Family, Sample, write_families
-from tidegate.service.decisions.stats import LATENCY_BUCKETS
+from tidegate.service.decisions.stats import LATENCY_BUCKETS, LatencyHistogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from tidegate.service.dashboard.status import ServiceStatus, StatusSource
+    from tidegate.service.dashboard.status import StatusSource
     from tidegate.service.decisions.stats import Stats
+
+    Row = tuple[tuple[str, ...], int | float | LatencyHistogram]  # the values of the labels, and the value
 
 CONTENT_TYPE: Final = text_format.CONTENT_TYPE.encode()
 MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
-# name: kind, help, labels
-METRICS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
-    "tidegate_decisions_total": ("counter", "Decisions, by policy and outcome.", ("policy", "outcome")),
-    "tidegate_denials_total": ("counter", "Denials, by policy and limit.", ("policy", "limit")),
-    "tidegate_last_denied_timestamp_seconds": ("gauge", "Time of the last denial, by policy.", ("policy",)),
-    "tidegate_waiting": ("gauge", "Calls that wait for a permit.", ()),
-    "tidegate_requests_in_flight": ("gauge", "Active requests.", ()),
-    "tidegate_problems_total": ("counter", "Responses without a decision, by kind of problem.", ("kind",)),
-    "tidegate_request_seconds": ("histogram", "Duration of requests, by verb.", ("verb",)),
-    "tidegate_store": ("gauge", "Metrics of the store, by name.", ("name",)),
-    "tidegate_reloads_total": ("counter", "Reloads of the file, by outcome.", ("outcome",)),
-}
+OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
+
+
+class MetricValues(NamedTuple):
+    """Where the values of metrics are counted."""
+
+    stats: Stats
+    waiting: int
+    in_flight: int
+    store: Mapping[str, int]
+    reloads: Mapping[str, int]
+
+
+class ServiceMetric(NamedTuple):
+    """A metric. `read` returns its values; with a name and a unit for OpenTelemetry, it is exported there, too."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[MetricValues], Iterable[Row]]
+    otel_name: str = ""
+    otel_unit: str = ""
+
+    def family(self, values: MetricValues) -> Family:
+        """Return the metric with its values for Prometheus."""
+        return self.name, self.kind, self.help, list(self._samples(values))
+
+    def _samples(self, values: MetricValues) -> Iterator[Sample]:
+        for labels, value in self.read(values):
+            named = dict(zip(self.labels, labels, strict=True))
+            if isinstance(value, LatencyHistogram):
+                yield from write_histogram(self.name, named, value)
+            else:
+                yield self.name, named, value
+
+
+def write_histogram(name: str, labels: dict[str, str], histogram: LatencyHistogram) -> Iterator[Sample]:
+    """Yield the samples of a histogram."""
+    sums = list(accumulate(histogram.counts))
+    for edge, count in zip((*(str(edge / SECOND) for edge in LATENCY_BUCKETS), "+Inf"), sums, strict=True):
+        yield f"{name}_bucket", {**labels, "le": edge}, count
+    yield f"{name}_sum", labels, histogram.total / SECOND
+    yield f"{name}_count", labels, sums[-1]
+
+
+def read_decisions(values: MetricValues) -> Iterator[Row]:
+    """Yield the number of decisions, by policy and outcome."""
+    for policy, count in list(values.stats.counts.copy().items())[:MAX_LABELLED_POLICIES]:
+        for outcome in OUTCOMES:
+            yield (policy, outcome), getattr(count, outcome)
+
+
+def by_name(counts: Mapping[str, int]) -> Iterator[Row]:
+    """Yield counts by name."""
+    for name, count in list(counts.items()):
+        yield (name,), count
+
+
+METRICS: Final[dict[str, ServiceMetric]] = {
+    metric.name: metric
+    for metric in (
+        ServiceMetric(
+            "tidegate_decisions_total", "counter",
+            "Decisions, by policy and outcome: allowed, denied, shadow (would be denied), local (store unavailable).",
+            ("policy", "outcome"), read_decisions, "tidegate.decisions", "{decision}",
+        ),
+        ServiceMetric(
+            "tidegate_denials_total", "counter", "Denials, by policy and limit.", ("policy", "limit"),
+            lambda values: list(values.stats.violated.items())[: 10 * MAX_LABELLED_POLICIES],
+            "tidegate.denials", "{denial}",
+        ),
+        ServiceMetric(
+            "tidegate_last_denied_timestamp_seconds", "gauge", "Time of the last denial, by policy.", ("policy",),
+            lambda values: [
+                ((policy,), at / SECOND)
+                for policy, at in list(values.stats.last_denied.items())[:MAX_LABELLED_POLICIES]
+            ],
+        ),
+        ServiceMetric(
+            "tidegate_waiting", "gauge", "Calls that wait for a permit.", (),
+            lambda values: [((), values.waiting)], "tidegate.waiting", "{call}",
+        ),
+        ServiceMetric(
+            "tidegate_requests_in_flight", "gauge", "Active requests.", (),
+            lambda values: [((), values.in_flight)], "tidegate.requests.in_flight", "{request}",
+        ),
+        ServiceMetric(
+            "tidegate_problems_total", "counter", "Responses without a decision, by kind of problem.", ("kind",),
+            lambda values: by_name(values.stats.errors), "tidegate.problems", "{answer}",
+        ),
+        ServiceMetric(
+            "tidegate_request_seconds", "histogram",
+            "Duration of requests, by verb; those that may wait have their own: acquire wait, reserve wait.", ("verb",),
+            lambda values: [((verb,), latency) for verb, latency in values.stats.latency.items()],
+        ),
+        ServiceMetric(
+            "tidegate_store", "gauge", "Metrics of the store, by name.", ("name",),
+            lambda values: by_name(values.store), "tidegate.store", "1",
+        ),
+        ServiceMetric(
+            "tidegate_reloads_total", "counter", "Reloads of the file, by outcome: adopted, refused.", ("outcome",),
+            lambda values: by_name(values.reloads),
+        ),
+    )
+}  # fmt: skip
 
 
 def render(source: StatusSource, reloads: dict[str, int], more: Iterable[Family] = ()) -> bytes:
     """Write all metrics, and those of components."""
-    samples = dict(_families(source.totals(), source.status(), reloads))
-    own = ((name, kind, help_text, list(samples[name])) for name, (kind, help_text, _) in METRICS.items())
-    return write_families((*own, *more))
+    status = source.status()
+    values = MetricValues(source.totals(), status.waiting, status.in_flight, status.store, reloads)
+    return write_families((*(metric.family(values) for metric in METRICS.values()), *more))
 
 
-def _families(stats: Stats, status: ServiceStatus, reloads: dict[str, int]) -> Iterator[tuple[str, Iterable[Sample]]]:
-    name = "tidegate_decisions_total"
-    counts = list(stats.counts.copy().items())[:MAX_LABELLED_POLICIES]
-    outcomes = ("allowed", "denied", "shadow", "local")
-    yield name, [(name, {"policy": p, "outcome": o}, getattr(count, o)) for p, count in counts for o in outcomes]
-    name = "tidegate_denials_total"
-    yield (
-        name,
-        [
-            (name, {"policy": p, "limit": i}, n)
-            for (p, i), n in list(stats.violated.items())[: 10 * MAX_LABELLED_POLICIES]
-        ],
-    )
-    name = "tidegate_last_denied_timestamp_seconds"
-    yield (
-        name,
-        [(name, {"policy": p}, at / SECOND) for p, at in list(stats.last_denied.items())[:MAX_LABELLED_POLICIES]],
-    )
-    yield "tidegate_waiting", [("tidegate_waiting", {}, status.waiting)]
-    yield "tidegate_requests_in_flight", [("tidegate_requests_in_flight", {}, status.in_flight)]
-    name = "tidegate_problems_total"
-    yield name, [(name, {"kind": kind}, n) for kind, n in stats.errors.items()]
-    yield "tidegate_request_seconds", list(_latencies(stats))
-    yield "tidegate_store", [("tidegate_store", {"name": n}, value) for n, value in status.store.items()]
-    name = "tidegate_reloads_total"
-    yield name, [(name, {"outcome": outcome}, n) for outcome, n in reloads.items()]
-
-
-def _latencies(stats: Stats) -> Iterator[Sample]:
-    name = "tidegate_request_seconds"
-    for verb, latency in stats.latency.items():
-        sums = list(accumulate(latency.counts))
-        for edge, count in zip((*(str(edge / SECOND) for edge in LATENCY_BUCKETS), "+Inf"), sums, strict=True):
-            yield f"{name}_bucket", {"verb": verb, "le": edge}, count
-        yield f"{name}_sum", {"verb": verb}, latency.total / SECOND
-        yield f"{name}_count", {"verb": verb}, sums[-1]
+def write_table() -> str:
+    """Write the table of the metrics in docs/service.md."""
+    rows = [
+        f"| `{metric.name}{'{' + ','.join(metric.labels) + '}' if metric.labels else ''}` | {metric.help} |"
+        for metric in METRICS.values()
+    ]
+    return "\n".join(("| metric | meaning |", "|---|---|", *rows))

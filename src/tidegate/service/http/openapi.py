@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidegate.core.bounds import MAX_INTEGER
+from tidegate.service.api.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.api.requests import VerbRequest
 from tidegate.service.api.responses import DoneResponse, ProblemResponse, VerbResponse
 from tidegate.service.api.verbs import VERBS
 from tidegate.service.http.check import DENIAL_STATUSES, METHODS, PARAMETERS, REPEATABLE_PARAMETERS
-from tidegate.service.http.problems import KINDS, PROBLEM_PREFIX
 from tidegate.service.http.replays import MAX_IDEMPOTENCY_KEY_LENGTH
 
 if TYPE_CHECKING:
@@ -56,13 +56,11 @@ def subclasses(kind: type[object]) -> Iterator[type[object]]:
 
 
 def refine(kind: type, schema: Schema) -> Schema:
-    """Add what msgspec's schema of a type cannot express: alternative fields, older names, and no other fields.
+    """Add what msgspec's schema of a type cannot express: alternative fields, and no other fields.
 
     Responses have no other fields, although the clients accept some: a field that is not described is noticed in tests.
     """
     closed = {**schema, "additionalProperties": False}
-    if issubclass(kind, VerbRequest) and kind.OLDER_NAMES:
-        closed["not"] = {"anyOf": [{"required": list(names)} for names in kind.OLDER_NAMES.items()]}
     alternatives = getattr(kind, "ALTERNATIVES", ())
     if not alternatives:
         return closed

@@ -1,214 +1,309 @@
-"""One HTTP/1 connection: uvicorn's httptools protocol, with bounds on the size and the time of requests.
+"""One HTTP/1 connection: an asyncio protocol that parses with httptools, with bounds on the size and time of requests.
 
-uvicorn itself never closes a connection whose client is silent or sends a request byte by byte. It does not limit the
-size of a head, and it starts an unlimited number of pipelined requests. Here:
+- A connection handles one request at a time (see `State` for what happens in which state): its head is parsed,
+  checked and authenticated once, its body is decoded once, and the App answers at once or in a task. Input that arrives
+  meanwhile is kept, and no more is read.
+- A request has to be complete within `read_timeout`, and an idle connection is closed after `idle_timeout`.
+- A client that does not read its responses is disconnected after `read_timeout`; until then, nothing more is decided.
+- A head has at most `MAX_HEAD` bytes, a whole request at most `MAX_OVERHEAD` times `max_body`, including its framing.
+- A request that is refused by its head is answered before its body arrives; the body is then discarded.
+- A request for another protocol (`Upgrade`, as Java's client sends it) is handled like any other, including its body.
+- If the client disconnects, its request is cancelled, so that it is not charged without a response.
+- Trailer fields are dropped: they could replace header fields that were checked.
+- A request with two Host fields, an invalid one, or (since HTTP/1.1) none is refused, as RFC 9112 demands.
+- While the service drains, each response has `Connection: close`, and the connection is closed after it.
+- Invalid input gets problem details as the last response, after those to the requests before it. The client can read
+  it although it may still be sending: further input is discarded, until the client closes or `read_timeout` has passed.
 
-- a request has to be complete within `read_timeout`, and an idle connection is closed after `idle_timeout`;
-- a client that does not read its responses is disconnected after `read_timeout`;
-- a head has at most `MAX_HEAD` bytes, a whole request at most `MAX_OVERHEAD` times `max_body`, including its framing;
-- pipelined requests are read a few at a time, and answered in order;
-- a request for another protocol (`Upgrade`, as Java's client sends it) is handled like any other, including its body;
-- a request whose client disconnects is cancelled, so that it is not charged without a response;
-- trailer fields are dropped: uvicorn would add them to the header fields of the request;
-- a request with two Host fields, an invalid one, or (since HTTP/1.1) none is refused, as RFC 9112 demands;
-- while the service drains, each response has `Connection: close`, and the connection is closed after it;
-- an invalid request gets problem details as its response, after the requests before it;
-- a client that is refused while it is still sending can read the response: the connection stays open, and further input
-  is discarded, until the client closes it or `read_timeout` has passed;
-- a common acquire or batch is answered as soon as its last byte is parsed, without a task, a coroutine or an ASGI
-  message (`App.find_immediate`), if it arrived whole and no earlier request waits for its response. Its head is parsed
-  only the first time (`known_heads`). Everything else goes to the same App.
-
-The attributes of uvicorn's classes that are used here are not documented: tests/service/test_protocol.py lists them,
-and pyproject.toml bounds the version.
+The parser gets the input in pieces that end where a request may end, so a piece never contains parts of two requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
 
 from tidegate.errors import ConfigError
-from tidegate.service.http.app import CANCELS_KEY, CONNECTION_CLOSE, DISCONNECTED_KEY, TASK_KEY, App
+from tidegate.service.api.problems import HTTPReply, ProblemError
 from tidegate.service.http.auth import check_host_fields
-from tidegate.service.http.connections import NEVER_TICKS, Connections
-from tidegate.service.http.encoding import encode, write_fields
-from tidegate.service.http.problems import HTTPReply, ProblemError
-from tidegate.service.http.response_transport import ResponseTransport
+from tidegate.service.http.connections import NEVER_TICKS
+from tidegate.service.http.encoding import CONTINUE, write_fields
+from tidegate.service.http.request_head import OTHER, RequestHead
 
 try:
     import httptools
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the service needs uvicorn and httptools: pip install 'tidegate[service]'") from error
+    raise ConfigError("the service needs httptools: pip install 'tidegate[service]'") from error
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from uvicorn._types import ASGI3Application
-    from uvicorn.config import Config
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-    from uvicorn.server import ServerState
-
-    from tidegate.service.http.app import ImmediateVerb
-    from tidegate.service.http.encoding import Fields
-    from tidegate.service.http.known_heads import KnownHeads
+    from tidegate.service.http.app import App
+    from tidegate.service.http.connections import Connections
+    from tidegate.service.http.encoding import HttpWriter
+    from tidegate.service.http.request_head import KnownHeads, Reply
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
-PARSE_BYTES: Final = 4096  # bytes passed to the parser at once: bounds the number of active pipelined requests
-MAX_HEAD: Final = 64 * 1024  # bytes of the request line and the header fields, exact to PARSE_BYTES
+MAX_HEAD: Final = 64 * 1024  # bytes of the request line and the header fields
 MAX_OVERHEAD: Final = 8  # bytes sent for each byte of a body: a chunk of 1 byte has 6
-MAX_IMMEDIATE: Final = 64  # pipelined requests answered at once, so that other connections get their turn; or one batch
+MAX_TURN: Final = 64  # pipelined requests answered at once, so that other connections get their turn; or one batch
 MIN_SENT: Final = 16 * 1024  # bytes of a long response that a client has to read within `read_timeout`
+END: Final = b"\r\n\r\n"  # of a head, and of a chunked body
 FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
 
 
-class HttpConnection(HttpToolsProtocol):
+class State(NamedTuple):
+    """What a connection is doing, and what happens meanwhile.
+
+    `waits_for` is who has to act next: if there are too many connections, the longest wait for a client is ended.
+    `seconds` is how long it may last: as `idle_timeout` or `read_timeout` says, or "unlimited". `input` is what becomes
+    of further input. `late`, `invalid` and `stop` are the reactions to the end of that time, to input that is not HTTP,
+    and to the stop of the service: "close" after what was sent, "drop" at once, "refuse" with a last response, "finish"
+    the request first, "ignore".
+    """
+
+    name: str
+    waits_for: str
+    seconds: str
+    input: str
+    late: str
+    invalid: str
+    stop: str
+
+
+# IDLE: waits for a request; HEAD, BODY: receives it; HANDLING: in a task; SKIPPING: receives the rest of a request that
+# was answered; FINISHED: has sent the last response, until the client closes; CLOSING: until the client has read it.
+IDLE, HEAD, BODY, HANDLING, SKIPPING, FINISHED, CLOSING = (
+    #     name        waits for  seconds      input        late      invalid   stop
+    State("idle",     "client",  "idle",      "parsed",    "close",  "refuse", "close"),
+    State("head",     "client",  "read",      "parsed",    "close",  "refuse", "close"),
+    State("body",     "service", "read",      "parsed",    "refuse", "refuse", "refuse"),
+    State("handling", "service", "unlimited", "kept",      "ignore", "ignore", "finish"),
+    State("skipping", "client",  "read",      "parsed",    "close",  "drop",   "close"),
+    State("finished", "client",  "read",      "discarded", "drop",   "ignore", "ignore"),
+    State("closing",  "client",  "read",      "discarded", "drop",   "ignore", "ignore"),
+)  # fmt: skip
+
+
+class HttpConnection(asyncio.Protocol):
     """One connection of a client."""
 
+    transport: asyncio.Transport
+
     def __init__(
-        self, config: Config, state: ServerState, app: App, connections: Connections, heads: KnownHeads
+        self,
+        app: App,
+        connections: Connections,
+        heads: KnownHeads,
+        writer: HttpWriter,
+        tasks: set[asyncio.Task[Reply]],
     ) -> None:
-        """Serve this app, within the bounds of these connections."""
-        super().__init__(config, state, {})
-        self.logger: logging.Logger = log
+        """Serve this app, within the bounds of these connections; `tasks` gets the running requests."""
         self.ticks_left: int = connections.read_ticks
-        self._problems = app.decider.stats.errors
+        self.address: str = ""
+        self.timed_as: str = ""
+        self.state: State = IDLE
         self._app = app
-        self._heads = heads
-        self._input = b""  # what is being parsed, if it began with a new request
-        self._find_immediate = app.find_immediate
-        self._max_body = app.settings.max_body
-        self._immediate: ImmediateVerb | None = None  # the verb of the request that is being received
-        self._body = b""  # of that request
-        self._immediate_left = MAX_IMMEDIATE  # requests that may be answered at once, of the input of one event
         self._connections = connections
-        self._max_request = MAX_HEAD + MAX_OVERHEAD * app.settings.max_body
-        self._receiving = False  # a request has begun and is not complete
-        self._in_head = False
-        self._body_skipped = False  # the parser expects another protocol instead of the body
-        self._size = 0  # bytes of the request that is being received
-        self._unanswered = 0  # requests whose head is complete and whose response is not
-        self._unparsed = b""  # input after pipelined requests
-        self._discarding = False  # further input is discarded
-        self._last_reply: HTTPReply | None = None  # sent after the active requests
-        self._finished = False  # the last response was sent
-        self._current_cycle: RequestResponseCycle | None = None  # the request that the app began to handle last
+        self._idle_ticks = connections.idle_ticks
+        self._heads = heads
+        self._find_head = heads.find
+        self._writer = writer
+        self._tasks = tasks
+        self._steady = app.decider.store.clock.steady
+        self._latency = app.decider.stats.latency
+        self._parser = httptools.HttpRequestParser(self)
+        self._unparsed = b""
+        self._position = 0  # of the first byte in `_unparsed` that was not parsed
+        self._turn_left = MAX_TURN  # requests that may be answered before other connections get their turn
+        self._next_turn: asyncio.Handle | None = None
+        self._paused = False  # reading
+        self._write_paused = False
         self._unsent = 0  # bytes that the client had not read at the last check
+        self._stopping = False  # the service stops: close after the requests that have arrived
+        self._task: asyncio.Task[Reply] | None = None  # handles the request
+        # The request that is being received or handled:
+        self._counted = False  # as active; a request that is answered at once is not
+        self._start = 0  # when it began, in steady time
+        self._head: RequestHead | None = None
+        self._size = 0  # bytes so far
+        self._body_left = 0  # bytes that are missing in a body with a Content-Length
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._url = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._method = ""
+        self._version = ""
+        self._keep_alive = self._upgrade = False
+        self._head_complete = self._complete = self._overrun = False  # what the parser has found
+        self._body_skipped = False  # the parser expects another protocol instead of the body
 
     # ---- the transport -----------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection."""
-        super().connection_made(transport)
+        self.transport = transport  # type: ignore[assignment]  # a stream
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if isinstance(peer, tuple) else ""
         self._connections.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection, and notify the app."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as asyncio calls it
+        """Cancel the request of a client that is gone."""
         self._connections.remove(self)
-        self._finish()
-        super().connection_lost(exc)
-        self._cancel_request()
+        self._abandon()
 
     def eof_received(self) -> None:
         """Cancel the request that is being handled; then the transport closes, and what is written is dropped."""
-        self._cancel_request()
+        self._abandon()
 
-    def _cancel_request(self) -> None:
-        """Cancel the request that is being handled, once: its client is gone."""
-        cycle = self._current_cycle
-        if cycle is not None and not cycle.response_started and DISCONNECTED_KEY not in cycle.scope:
-            cycle.scope[DISCONNECTED_KEY] = True  # type: ignore[typeddict-unknown-key]  # read by the app
-            cycle.disconnected = True  # else uvicorn logs that there is no response
-            task = cycle.scope.get(TASK_KEY)
-            if task is not None:
-                task.cancel()  # type: ignore[attr-defined]  # the app put its task there
+    def _abandon(self) -> None:
+        self.state = CLOSING
+        self._unparsed = b""
+        self._end_request()
+        if self._task is not None:
+            self._task.cancel()  # the store refunds what was charged
 
     def data_received(self, data: bytes) -> None:
-        """Answer a known request, or parse the input, unless earlier requests have to be answered first."""
-        is_new = not (self._receiving or self._unanswered or self._discarding)
-        if self._discarding or (is_new and self._answer_known(data)):
+        """Answer a complete request with a known head; parse other input, unless a request is being handled."""
+        if self.state is IDLE and not self._unparsed and not self._write_paused:
+            size = data.find(END) + len(END)
+            head = self._find_head(data[:size])
+            if (
+                head is not None
+                and len(data) == size + head.body_size  # type: ignore[operator]  # as remembered
+                and not self._app.is_busy
+            ):
+                self._complete = True
+                self.timed_as = OTHER
+                self._handle(head, data[size:])
+                return
+        elif self.state.input == "discarded":
             return
-        self._immediate_left = MAX_IMMEDIATE
-        if self.pipeline or self._unparsed:
-            self._unparsed += data
-            self.flow.pause_reading()
+        self._unparsed = self._unparsed + data if self._unparsed else data
+        if self._next_turn is None:
+            self._turn_left = MAX_TURN
+            self._parse()
+
+    def pause_writing(self) -> None:
+        """Decide nothing more until the client has read what was sent; it has `read_timeout` to continue."""
+        self._write_paused = True
+        self.ticks_left = min(self.ticks_left, self._connections.read_ticks)
+
+    def resume_writing(self) -> None:
+        """Continue."""
+        self._write_paused = False
+        self._unsent = 0
+        self.ticks_left = self._connections.read_ticks  # nothing was read from the client meanwhile
+        self._enter(self.state)
+        self._continue()
+
+    def _limit_input(self) -> None:
+        """Stop reading while requests wait for an earlier one, or for the client; continue afterwards."""
+        waits = self.state is HANDLING or self._write_paused or self._next_turn is not None
+        pause = bool(self._unparsed) and waits
+        if pause == self._paused or self.transport.is_closing():
+            return
+        self._paused = pause
+        if pause:
+            self.transport.pause_reading()
         else:
-            self._input = data if is_new else b""
-            self._parse(data)
-            self._input = b""
+            self.transport.resume_reading()
 
-    def _answer_known(self, data: bytes) -> bool:
-        """Answer a common request at once, without parsing its head, if the head is known."""
-        known = self._heads.find(data)
-        if known is None or self._app.is_busy or self.flow.write_paused:
-            return False
-        return self._answer_now(known.verb, data[known.size :])
+    # ---- parsing -----------------------------------------------------------------------------------------------------
 
-    def _parse(self, data: bytes) -> None:
-        """Parse chunk by chunk, until requests have to wait for earlier ones."""
-        for start in range(0, len(data), PARSE_BYTES):
-            if self.pipeline:
-                self._unparsed = data[start:]
-                self.flow.pause_reading()
-                return
-            chunk = data[start : start + PARSE_BYTES]
-            self._feed(chunk)
-            if self._discarding:
-                return
-            if self._receiving:
-                self._size += len(chunk)
-                if self._size > (MAX_HEAD if self._in_head else self._max_request):
-                    self._refuse_size()
-                    return
-        if self._immediate is not None:
-            self._continue_in_cycle()  # the rest of the body has not arrived yet
+    def _parse(self) -> None:
+        """Parse the input, up to a request that has to be handled in a task."""
+        while self.state.input == "parsed" and not self._write_paused and self._position < len(self._unparsed):
+            if not self._turn_left:
+                self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+                break
+            if not self._take_piece():
+                break
+        if self.state.input == "discarded":
+            self._unparsed = b""
+        elif self._position:
+            self._unparsed = self._unparsed[self._position :]
+        self._position = 0
+        if self._unparsed or self._paused:
+            self._limit_input()
+        if self._stopping and self._next_turn is None:
+            self.shutdown()
 
-    def _feed(self, chunk: bytes) -> None:
-        """Pass a chunk to the parser; refuse input that is not HTTP/1."""
-        while chunk:
-            try:
-                self.parser.feed_data(chunk)
-            except httptools.HttpParserUpgrade as upgrade:
-                chunk = chunk[upgrade.args[0] :]  # no other protocol is supported: continue with HTTP/1
+    def _take_turn(self) -> None:
+        self._next_turn = None
+        self._continue()
+
+    def _continue(self) -> None:
+        """Parse the input that has arrived meanwhile."""
+        if self._next_turn is None:
+            self._turn_left = MAX_TURN
+            self._parse()
+
+    def _take_piece(self) -> bool:
+        """Pass input to the parser, at most up to where a request may end; returns whether there was any."""
+        data, start = self._unparsed, self._position
+        if self._body_left:
+            end = min(len(data), start + self._body_left)
+            self._body_left -= end - start
+        else:  # a head and a chunked body end with an empty line
+            found = data.find(END, start)
+            end = len(data) - begun_end(data[start:]) if found < 0 else found + len(END)
+        piece = data[start:end]
+        self._position = end
+        if piece:
+            self._feed(piece)
+        return bool(piece)
+
+    def _feed(self, piece: bytes) -> None:
+        """Pass a piece to the parser, and react to what it found."""
+        self._head_complete = False
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            if self._body_skipped:
                 self._parse_body_anyway()
-            except httptools.HttpParserError as error:
-                found = error.__context__  # what a callback has raised
-                problem = found if isinstance(found, ProblemError) else None
-                self.refuse(problem or ProblemError("bad-request", f"this is not an HTTP/1 request: {error}"[:200]))
-                return
-            else:
-                return
+        except httptools.HttpParserError as error:
+            self._refuse(ProblemError("bad-request", f"this is not an HTTP/1 request: {error}"[:200]))
+            return
+        if self.state is not IDLE:
+            self._size += len(piece)
+        if self._overrun:
+            self._refuse(ProblemError("bad-request", "a request must end with an empty line, or after its body"))
+        elif self._size > (MAX_HEAD if self.state is HEAD else self._max_request):
+            self._refuse(self._too_large())
+        else:
+            self._advance(piece)
+
+    def _advance(self, piece: bytes) -> None:
+        """Go on after a piece."""
+        if self._head_complete:
+            self._begin_request(piece)
+        if self.state is BODY:
+            if self._body_size > self._app.settings.max_body:
+                self._answer(self._app.refuse(self._app.too_large))
+            elif self._complete:
+                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._handle(self._head, body)  # type: ignore[arg-type]  # set with the state
+        elif self.state is SKIPPING and self._complete:
+            self._enter(IDLE)
+
+    @property
+    def _max_request(self) -> int:
+        return MAX_HEAD + MAX_OVERHEAD * self._app.settings.max_body
+
+    def _too_large(self) -> ProblemError:
+        if self.state is HEAD:
+            return ProblemError("head-too-large", f"the head of a request must not exceed {MAX_HEAD} bytes")
+        detail = f"a request must not exceed {self._max_request} bytes, including its framing"
+        return ProblemError("too-large", detail)
 
     def _parse_body_anyway(self) -> None:
         """Parse the body of a request for another protocol: the parser assumes that there is none."""
-        if self._body_skipped:
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % write_fields(self._framing()))
-            self._body_skipped = False
-
-    def _framing(self) -> Fields:
-        return [(name, value) for name, value in self.scope["headers"] if name in FRAMING_HEADERS]
-
-    def _refuse_size(self) -> None:
-        if self._in_head:
-            self.refuse(ProblemError("head-too-large", f"the head of a request must not exceed {MAX_HEAD} bytes"))
-        else:
-            self.refuse(
-                ProblemError("too-large", f"a request must not exceed {self._max_request} bytes, including its framing")
-            )
-
-    def pause_writing(self) -> None:
-        """Stop sending until the client has read what was sent; the client has `read_timeout` to continue."""
-        super().pause_writing()
-        self._limit_wait()
-
-    def resume_writing(self) -> None:
-        """Continue sending."""
-        super().resume_writing()
-        self._unsent = 0
-        self._limit_wait()
+        self._parser = httptools.HttpRequestParser(self)
+        framing = [field for field in self._fields if field[0] in FRAMING_HEADERS]
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % write_fields(framing))
+        self._body_skipped = False
 
     # ---- parser callbacks --------------------------------------------------------------------------------------------
 
@@ -216,236 +311,262 @@ class HttpConnection(HttpToolsProtocol):
         """Record that a request begins."""
         if self._body_skipped:
             return
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
-        self._receiving = self._in_head = True
-        self._size = 0
-        if not self._unanswered:
-            self.ticks_left = self._connections.read_ticks
+        if self.state is not IDLE:
+            self._overrun = True
+            return
+        self._url = b""
+        self._fields = []
+        self._body = []
+        self._size = self._body_size = 0
+        self._complete = False
+        self._enter(HEAD)
+
+    def on_url(self, url: bytes) -> None:
+        """Keep a part of the URL."""
+        if not self._body_skipped:
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header field; drop a trailer field, which could otherwise replace a checked header field."""
-        if self._in_head:
-            super().on_header(name, value)
+        if self.state is HEAD and not self._body_skipped:
+            self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Start to handle the request, unless it can be answered at once when it is complete."""
+        """Keep what the parser knows about the head."""
         if self._body_skipped:
             return
-        parser = self.parser
-        check_host_fields(self.headers, parser.get_http_version())
-        if (
-            not self._unanswered
-            and self._immediate_left > 0
-            and not self.transport.is_closing()
-            and parser.get_method() == b"POST"
-            and parser.get_http_version() == "1.1"
-            and parser.should_keep_alive()
-            and not parser.should_upgrade()
-            and not self.expect_100_continue
-            and not self.flow.write_paused
-            and (verb := self._find_immediate(self.url, self.headers)) is not None
-        ):
-            self._immediate = verb
-            self._body = b""
-            self._in_head = False
-        else:
-            self._start_cycle()
-
-    def _start_cycle(self) -> None:
-        """Start to handle the request as an ASGI application does, in a task."""
-        self._immediate = None
-        url, headers, expect = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()  # creates the scope
-        self.url, self.headers, self.expect_100_continue = url, headers, expect
-        self.scope["headers"] = headers
-        super().on_headers_complete()
-        self._in_head = False
-        self._unanswered += 1
-        self._connections.begin_request(self)
-        # Any response may be the last one: that of a request that is active when the service begins to drain, too.
-        self.cycle.transport = ResponseTransport(self)  # type: ignore[assignment]  # has all methods that are used
-        if self.expect_100_continue:
-            self.cycle.keep_alive = False  # whether the client still sends the body is unknown
-        if self._unanswered > 1:
-            self._limit_wait()
+        parser = self._parser
+        self._method, self._version = parser.get_method().decode("ascii"), parser.get_http_version()
+        self._upgrade = parser.should_upgrade()
+        self._keep_alive = self._version != "1.0" and parser.should_keep_alive()
+        self._head_complete = True
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body."""
-        if self._immediate is None:
-            super().on_body(body)
-        elif len(self._body) + len(body) <= self._max_body:
-            self._body += body
-        else:
-            self._continue_in_cycle(body)
-
-    def _continue_in_cycle(self, more: bytes = b"") -> None:
-        """Handle a request in a task after all: with the body so far, and `more`."""
-        body, self._body = self._body + more, b""
-        self._start_cycle()
-        if body:
-            super().on_body(body)
-
-    def _answer_now(self, verb: ImmediateVerb, body: bytes) -> bool:
-        """Answer a complete request at once, if that is possible."""
-        try:
-            response = verb.reply(body)
-        except ProblemError as problem:  # the request failed, and may have been charged
-            self._immediate, self._receiving = None, False
-            self.refuse(problem)
-            return True
-        if response is None:
-            return False
-        if self.ticks_left != self._connections.idle_ticks:  # once in a tick is enough
-            self.ticks_left = self._connections.idle_ticks  # before the write, which may shorten it
-            self._connections.renew_wait(self)
-        self.transport.write(b"%b%d\r\n\r\n%b" % (self._heads.response_start, len(response), response))
-        return True
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._current_cycle = cycle
-        cycle.scope[CANCELS_KEY] = True  # type: ignore[typeddict-unknown-key]  # read by the app
-        super()._start_asgi_task(cycle, app)
+        """Keep a part of the body, unless the request was answered already or it is too large."""
+        if self.state is not SKIPPING and self._body_size <= self._app.settings.max_body:
+            self._body.append(body)
+            self._body_size += len(body)
 
     def on_message_complete(self) -> None:
-        """Record that a request is complete."""
-        verb, body = self._immediate, self._body
-        if verb is not None:
-            if self._answer_now(verb, body):
-                self._immediate, self._body, self._receiving = None, b"", False
-                self._immediate_left -= MAX_IMMEDIATE if verb.verb.name == "batch" else 1
-                if self._input:
-                    self._heads.remember(self._input, verb, len(body))
-                return
-            self._continue_in_cycle()
-        self._body_skipped = self.parser.should_upgrade() and bool(self._framing())
-        if self._body_skipped:
+        """Record that the request is complete."""
+        if self._body_skipped:  # the body has no bytes
+            self._complete = True
+        else:
+            self._body_skipped = self._parser.should_upgrade() and any(
+                name in FRAMING_HEADERS for name, _ in self._fields
+            )
+            self._complete = not self._body_skipped
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def _begin_request(self, piece: bytes) -> None:
+        """Check the head of a request, and answer it now or when its body is complete."""
+        app = self._app
+        headers = dict(self._fields)
+        length = headers.get(b"content-length", b"0")
+        chunked = b"transfer-encoding" in headers
+        self._body_left = 0 if chunked or self._complete else int(length)
+        self._counted = True
+        app.in_flight += 1
+        self._start = self._steady()
+        self.timed_as = OTHER
+        expects = self._version != "1.0" and headers.get(b"expect", b"").lower() == b"100-continue"
+        try:
+            check_host_fields(self._fields, self._version)
+            path, query = split_url(self._url)
+        except ProblemError as problem:
+            self._refuse(problem)
             return
-        super().on_message_complete()
-        self._receiving = False
-        self._limit_wait()
+        method, keep_alive = self._method, self._keep_alive
+        head = self._head = RequestHead(None, method, path, query, headers, None, keep_alive)
+        route = None
+        try:
+            route = app.find_route(path)
+            app.check_head(route, method, headers)
+        except ProblemError as problem:
+            self.timed_as = OTHER if route is None else route.name
+            # A client that expects 100 may send the body or not, so nothing can follow. Nor after a very long body.
+            if expects or self._body_left > self._max_request:
+                self._head = head._replace(keep_alive=False)
+            self._answer(app.refuse(problem))
+            return
+        head = self._head = head._replace(route=route, body_size=None if chunked else int(length))
+        if keep_alive and not chunked and not expects and not self._upgrade and self._size == len(piece):
+            self._heads.remember(piece, head)
+        if route.verb is None:
+            self._handle(head, b"")
+        else:
+            if expects and not self._complete:
+                self.transport.write(CONTINUE)
+            self._enter(BODY)
+
+    def _handle(self, head: RequestHead, body: bytes) -> None:
+        """Answer a complete request, at once if possible. This is the path of nearly all requests."""
+        app, route = self._app, head.route
+        start = self._steady()
+        try:
+            reply = route.run(head, body, self)  # type: ignore[union-attr]  # the head was checked
+        except Exception as error:  # noqa: BLE001 - any error becomes a response
+            reply = app.refuse(error, head.path)
+        if reply.__class__ is bytes and self.state is IDLE and not app.draining:  # its head is known
+            self._latency[route.name].add(self._steady() - start)  # type: ignore[union-attr]  # as above
+            if self.ticks_left != self._idle_ticks:  # once in a tick is enough
+                self.ticks_left = self._idle_ticks  # before the write, which may shorten it
+                self._connections.renew_wait(self)
+            self.transport.write(b"%b%d\r\n\r\n%b" % (self._writer.json_start, len(reply), reply))
+            return
+        self._head, self._start = head, start
+        if self.timed_as is OTHER:
+            self.timed_as = route.name  # type: ignore[union-attr]  # as above
+        self._turn_left -= MAX_TURN if self.timed_as == "batch" else 1
+        if reply.__class__ is bytes or reply.__class__ is HTTPReply:
+            self._answer(reply)
+            return
+        self._enter(HANDLING)
+        if not self._counted:
+            self._counted = True
+            app.in_flight += 1
+        task = self._task = asyncio.get_running_loop().create_task(reply)  # type: ignore[arg-type]  # as checked
+        self._tasks.add(task)
+        task.add_done_callback(self._handled)
+
+    def _handled(self, task: asyncio.Task[Reply]) -> None:
+        """Send the response of a task, and go on."""
+        self._task = None
+        self._tasks.discard(task)
+        if task.cancelled():
+            if self.state is HANDLING:  # the event loop ends
+                self.drop()
+            return
+        error = task.exception()
+        if self.state is not HANDLING:
+            return  # the client is gone
+        self._answer(task.result() if error is None else self._app.refuse(error, self._head.path if self._head else ""))
+        self._continue()
+
+    def _end_request(self) -> None:
+        """Count the request as no longer active."""
+        if self._counted:
+            self._counted = False
+            self._app.end_request(self.timed_as, self._start)
 
     # ---- responses ---------------------------------------------------------------------------------------------------
 
-    def on_response_complete(self) -> None:
-        """Continue with the next request."""
-        self._unanswered -= 1
-        if self._finished or self.transport.is_closing():
-            self._finish()
-        elif self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-            self._resume_parsing()
-        elif self._last_reply is not None:
-            self._send_last(self._last_reply)
+    def _answer(self, reply: Reply) -> None:
+        """Send the response to the current request."""
+        head = self._head
+        if self._counted:
+            self._end_request()
         else:
-            self._connections.begin_wait(self)
-            self._resume_parsing()
-
-    def _resume_parsing(self) -> None:
-        """Read the input that arrived meanwhile, unless requests have to wait for earlier ones."""
-        if not self.pipeline and not self._discarding:
-            self.flow.resume_reading()
-            rest, self._unparsed = self._unparsed, b""
-            self._parse(rest)
-        self._limit_wait()
-
-    # ---- closing -----------------------------------------------------------------------------------------------------
-
-    def refuse(self, problem: ProblemError) -> None:
-        """Send a problem as the last response, after the earlier requests; then close."""
-        self._problems[problem.kind] += 1
-        if self._immediate is not None:
-            self._continue_in_cycle()  # the rest of its body is invalid
-        self._discarding = True
-        if self._receiving and not self._in_head:  # the body of a request is invalid
-            if not self._unanswered or self.cycle.response_started:
-                self.drop()  # its response was sent before
-                return
-            self._unanswered -= 1
-            if self.pipeline:
-                self.pipeline.popleft()  # the latest request, which the app has not seen yet
+            self._latency[self.timed_as].add(self._steady() - self._start)
+        last = self._app.draining or head is None or not head.keep_alive
+        if reply.__class__ is bytes and not last and head.method != "HEAD":  # type: ignore[union-attr]  # else it is the last
+            data = b"%b%d\r\n\r\n%b" % (self._writer.json_start, len(reply), reply)
+        else:
+            found = HTTPReply(200, reply) if isinstance(reply, bytes) else reply
+            data = self._writer.write(found, head=head is not None and head.method == "HEAD", last=last)
+        if last:
+            self.transport.write(data)
+            if self._complete:
+                self._close()
             else:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()  # the app need not respond to it
-        if self._unanswered:
-            self._last_reply = problem.reply()
-        else:
-            self._send_last(problem.reply())
+                self._finish()
+            return
+        self._enter(IDLE if self._complete else SKIPPING)
+        self.transport.write(data)
 
-    def _send_last(self, reply: HTTPReply) -> None:
-        self.transport.write(encode(reply, (*self.server_state.default_headers, CONNECTION_CLOSE)))
-        self._discard_input()
-
-    def _discard_input(self) -> None:
-        """Send nothing more, and discard input until the client closes the connection or times out."""
+    def _refuse(self, problem: ProblemError) -> None:
+        """Send a problem as the last response; what follows it is unknown or not wanted."""
+        if self.state.invalid == "drop":
+            self._app.decider.stats.errors[problem.kind] += 1
+            self.drop()  # the response to this request was sent before
+            return
+        reply = self._app.refuse(problem)
+        self._end_request()
+        self.transport.write(self._writer.write(reply, last=True))
         self._finish()
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
 
     def _finish(self) -> None:
-        """Drop unanswered requests; from now on the connection can be closed at any time."""
-        self._discarding = self._finished = True
-        self._unparsed = b""
-        self.pipeline.clear()
-        self._connections.begin_wait(self)
-        self._limit_wait()
-
-    def close_after_response(self) -> None:
-        """Close; if the client is still sending, only after it had time to read the response."""
-        if self._receiving:
-            self._discard_input()
-        else:
-            self._close()
+        """Send nothing more, and discard input until the client closes the connection or times out."""
+        self._enter(FINISHED)
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        if not self.transport.is_closing() and self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _close(self) -> None:
         """Close as soon as the client has read what was sent."""
+        self._enter(CLOSING)
+        self._unparsed = b""
         self.transport.close()
-        self._finish()
 
     def drop(self) -> None:
         """Close at once."""
+        self._end_request()
+        self._enter(CLOSING)
+        self._unparsed = b""
         self.transport.abort()
-        self._finish()
 
     def shutdown(self) -> None:
-        """Close after the active requests, because the service stops; refuse an incomplete request."""
-        if not self._unanswered:
+        """Close after the requests that have arrived, because the service stops; refuse an incomplete request."""
+        reaction = "finish" if self._next_turn is not None else self.state.stop
+        if reaction == "finish":
+            self._stopping = True
+        elif reaction == "close":
             self._close()
-        elif self._receiving and not self._in_head and not self._discarding:
-            self.refuse(ProblemError("stopping"))
-        elif self._last_reply is None:
-            self._discarding = True
-            self.cycle.keep_alive = False  # the latest
+        elif reaction == "refuse":
+            self._refuse(ProblemError("stopping"))
 
     # ---- time --------------------------------------------------------------------------------------------------------
 
-    def _limit_wait(self) -> None:
-        """Bound the time for the next action of the client."""
-        next_to_read = 1 if self._in_head else 2  # a later request is not read now
-        if (
-            self._finished
-            or self.flow.write_paused
-            or self.transport.is_closing()
-            or (self._receiving and self._unanswered < next_to_read)
-        ):
-            self.ticks_left = min(self.ticks_left, self._connections.read_ticks)
+    def _enter(self, state: State) -> None:
+        """Change the state, and bound its time."""
+        before, self.state = self.state, state
+        connections = self._connections
+        if state.waits_for == "service":
+            connections.begin_request(self)
+        elif before.waits_for == "service":
+            connections.begin_wait(self)
+        elif state is IDLE:
+            connections.renew_wait(self)
+        if state.seconds == "unlimited":
+            ticks = NEVER_TICKS
+        elif state.seconds == "idle":
+            ticks = connections.idle_ticks
+        elif state is before or state.input == "discarded" or (before, state) == (HEAD, BODY):
+            ticks = min(self.ticks_left, connections.read_ticks)  # of the same request, or at the end
         else:
-            self.ticks_left = NEVER_TICKS if self._unanswered else self._connections.idle_ticks
+            ticks = connections.read_ticks
+        self.ticks_left = min(ticks, connections.read_ticks) if self._write_paused else ticks
 
     def expire(self) -> None:
-        """Close the connection of a client that took too long."""
+        """React to a client that took too long."""
         unsent = self.transport.get_write_buffer_size()
         if unsent and (not self._unsent or unsent <= self._unsent - MIN_SENT):
             self._unsent = unsent
             self.ticks_left = self._connections.read_ticks  # slow, but still reading
-        elif unsent or self._finished:
+            return
+        reaction = "drop" if unsent else self.state.late
+        if reaction == "drop":
             self.drop()
-        elif self._unanswered:
-            self.refuse(
-                ProblemError("timeout", f"the request was not received within {self._connections.read_timeout:g} s")
-            )
-        else:
+        elif reaction == "refuse":
+            detail = f"the request was not received within {self._connections.read_timeout:g} s"
+            self._refuse(ProblemError("timeout", detail))
+        elif reaction == "close":
             self._close()
+
+
+def begun_end(data: bytes) -> int:
+    """Return how many bytes at the end of the input may be the beginning of END."""
+    return next((size for size in (3, 2, 1) if data.endswith(END[:size])), 0)
+
+
+def split_url(url: bytes) -> tuple[str, bytes]:
+    """Return the path and the query of the target of a request."""
+    try:
+        parsed = httptools.parse_url(url)
+        path = parsed.path.decode("ascii")
+    except (httptools.HttpParserInvalidURLError, AttributeError, ValueError):
+        raise ProblemError("bad-request", "the target of the request must be a path") from None
+    return unquote(path) if "%" in path else path, parsed.query or b""

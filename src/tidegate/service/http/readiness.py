@@ -18,7 +18,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import StoreUnavailable
-from tidegate.service.http.problems import HTTPReply, ProblemError
+from tidegate.service.api.problems import HTTPReply, ProblemError
 
 if TYPE_CHECKING:
     from tidegate.policy import Policy

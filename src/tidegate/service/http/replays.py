@@ -11,8 +11,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.service.api.problems import HTTPReply, ProblemError
 from tidegate.service.decisions.idempotency import MISMATCH_ADVICE, REMEMBER_FOR, IdempotencyMismatchError
-from tidegate.service.http.problems import HTTPReply, ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,21 +1,16 @@
-"""The HTTP server of one process: listens, and bounds its connections with one timer.
-
-uvicorn's own Server is not used: it takes over the signals of the process and polls while it stops.
-"""
+"""The HTTP server of one process: listens, and bounds its connections with one timer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Final
-
-from uvicorn.config import Config
-from uvicorn.server import ServerState
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.service.http.connections import BACKLOG
-from tidegate.service.http.known_heads import KnownHeads
+from tidegate.service.http.encoding import HttpWriter
 from tidegate.service.http.protocol import HttpConnection
+from tidegate.service.http.request_head import KnownHeads
 
 if TYPE_CHECKING:
     import socket
@@ -35,21 +30,9 @@ class HttpServer:
         self.connections = connections
         self._app = app
         self._clock = clock
-        self._config = Config(
-            app,
-            http=HttpConnection,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            proxy_headers=False,
-            server_header=False,
-            access_log=False,
-            log_config=None,
-            workers=1,
-        )
-        self._config.load()
-        self._state = ServerState()
         self._heads = KnownHeads()
+        self._writer = HttpWriter()
+        self._tasks: set[asyncio.Task[Any]] = set()  # of requests
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -61,19 +44,17 @@ class HttpServer:
 
     def connect(self) -> HttpConnection:
         """Create the protocol of a new connection."""
-        return HttpConnection(self._config, self._state, self._app, self.connections, self._heads)
+        return HttpConnection(self._app, self.connections, self._heads, self._writer, self._tasks)
 
     def _tick(self) -> None:
         """Update the Date, and expire connections; the next tick is scheduled even if one connection fails."""
         self._timer = asyncio.get_running_loop().call_later(self.connections.tick_seconds, self._tick)
-        self._state.default_headers = [(b"date", formatdate(self._clock.ns() // NANOS, usegmt=True).encode())]
-        self._heads.set_default_fields(self._state.default_headers)
+        self._writer.set_date(formatdate(self._clock.ns() // NANOS, usegmt=True).encode())
         self.connections.tick()
 
     def begin_drain(self) -> None:
         """Close each connection after its next response: the service is about to stop."""
         self._app.draining = True
-        self._heads.clear()  # the responses to known heads keep their connection open
 
     def close_listener(self) -> None:
         """Refuse new connections; those that are open stay open."""
@@ -89,7 +70,7 @@ class HttpServer:
             await asyncio.wait_for(self.connections.none_open.wait(), within)
         for connection in self.connections.snapshot():
             connection.drop()
-        if self._state.tasks:  # the app has been notified that the clients are gone
-            await asyncio.wait(self._state.tasks, timeout=within)
+        if self._tasks:  # they are cancelled when their connections are lost
+            await asyncio.wait(self._tasks, timeout=within)
         if self._timer is not None:
             self._timer.cancel()

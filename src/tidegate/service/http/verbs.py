@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import UNSET
 
+from tidegate.core.decision import Decision
 from tidegate.errors import RateLimitError
-from tidegate.service.api.decision_json import DecisionWriter
-from tidegate.service.api.decoding import REFUSALS, convert_value
+from tidegate.service.api.decoding import convert_value
 from tidegate.service.api.fields import BadFieldError
-from tidegate.service.api.requests import PlainAcquireRequest, RequestKey, new_tuple
+from tidegate.service.api.problems import encode, problem_from
+from tidegate.service.api.requests import RequestKey
 from tidegate.service.api.responses import (
     DONE,
     AnswerResponse,
     AuditInfo,
     AuditResponse,
+    BatchResponse,
     BlockInfo,
     BlockResponse,
     BlocksResponse,
@@ -30,15 +31,13 @@ from tidegate.service.api.responses import (
     decision_response,
     usage_response,
 )
-from tidegate.service.api.verbs import BATCH, VERBS
-from tidegate.service.decisions.decider import Subject
-from tidegate.service.http.problems import HTTPReply, encode, problem_from
+from tidegate.service.api.verbs import VERBS
+from tidegate.service.decisions.policy_limiters import ASK_STORE, Subject, new_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
 
-    from tidegate.core.decision import Decision
-    from tidegate.policy import Key
+    from tidegate.policy import Cost, Key
     from tidegate.service.api.requests import (
         AcquireRequest,
         AuditedRequest,
@@ -56,9 +55,7 @@ if TYPE_CHECKING:
     from tidegate.service.decisions.decider import Decider
     from tidegate.service.decisions.idempotency import KeyedCall
 
-    Function = Callable[..., Coroutine[Any, Any, HTTPReply]]
-
-decode_plain_acquire: Final = msgspec.json.Decoder(PlainAcquireRequest).decode
+    Function = Callable[..., Coroutine[Any, Any, object]]
 
 
 class Verbs:
@@ -67,35 +64,39 @@ class Verbs:
     def __init__(self, decider: Decider) -> None:
         """Use this decider."""
         self.decider = decider
-        self.all: dict[str, Function] = {name: _encode_response(getattr(self, name)) for name in VERBS}
-        self._writer = DecisionWriter()
-        # Functions of a body that need no coroutine. They return None, and do nothing, if a request needs more.
-        self.immediate: dict[str, Callable[[bytes], bytes | None]] = {
+        self._functions: dict[str, Function] = {name: getattr(self, name) for name in VERBS}
+        # The verbs that may be decided without a coroutine. None: nothing was done, because that needs the store.
+        self.immediate: dict[str, Callable[[Any], bytes | None]] = {
             "acquire": self._acquire_now,
             "batch": self._batch_now,
         }
 
-    def _acquire_now(self, body: bytes) -> bytes | None:
-        """Run an acquire with only a policy and a key, on a store in memory."""
-        try:
-            request = decode_plain_acquire(body)
-        except REFUSALS:
-            return None  # not such a request, or an invalid one
-        fast_path = self.decider.fast_path(request.policy)
-        return None if fast_path is None else self._writer.write(fast_path.decide(request.key))
+    async def run(self, name: str, *request: object) -> bytes:
+        """Run a verb; return the JSON of its response."""
+        return encode(await self._functions[name](*request))
 
-    def _batch_now(self, body: bytes) -> bytes | None:
-        """Run a batch of such asks, or of keys of such a policy."""
-        request: BatchRequest = BATCH.decode(body)
-        if request.asks is not UNSET:
-            if not all([ask.key.__class__ is str and ask.cost == 1 for ask in request.asks]):  # noqa: C419 - faster as a list
-                return None
-            policies, keys = [ask.policy for ask in request.asks], [ask.key for ask in request.asks]
-            results = self.decider.decide_now(policies, keys)  # type: ignore[arg-type]  # an ask with a key has a policy
-            return None if results is None else self._write_batch(results, "asks")
-        fast_path = self.decider.fast_path(request.policy)  # type: ignore[arg-type]  # a batch of keys has a policy
-        decisions = None if fast_path is None else fast_path.decide_all(request.keys)  # type: ignore[arg-type]  # as above
-        return None if decisions is None else self._writer.write_batch(decisions)
+    def _acquire_now(self, request: AcquireRequest) -> bytes | None:
+        """Run an acquire for a key of a policy that does not wait."""
+        key, cost = request.key, request.cost
+        if key.__class__ is not str or request.timeout or request.priority:
+            return None
+        decision: Any = self.decider.decide_now(request.policy, key, 1 if cost is UNSET else cost)  # type: ignore[arg-type]  # a request with a key has a policy
+        return None if decision is ASK_STORE else encode(decision_response(decision))
+
+    def _batch_now(self, request: BatchRequest) -> bytes | None:
+        """Run a batch of keys of policies, on a store in memory."""
+        if not self.decider.store.instant:
+            return None
+        policy, keys, asks = request.policy, request.keys, request.asks
+        if asks:
+            keys = [ask.key for ask in asks]
+            policies, costs = [ask.policy for ask in asks], [ask.cost for ask in asks]
+        else:
+            policies, costs = [policy] * len(keys), [1] * len(keys)  # type: ignore[arg-type]  # a batch has asks or keys
+        if not all([key.__class__ is str for key in keys]):  # type: ignore[union-attr]  # noqa: C419 - as above; faster as a list
+            return None
+        results = self.decider.batch_now(policies, keys, costs)  # type: ignore[arg-type]  # as above
+        return encode(self._batch_response(request, results, {}))
 
     async def acquire(self, request: AcquireRequest, call: KeyedCall | None = None) -> DecisionResponse:
         """Take permits, waiting if requested."""
@@ -196,62 +197,48 @@ class Verbs:
 
     # ---- batches -----------------------------------------------------------------------------------------------------
 
-    async def batch(self, request: BatchRequest, call: KeyedCall | None = None) -> bytes:
-        """Decide on many asks: keys of one policy with a cost of 1 each, or asks with a subject and cost each.
+    async def batch(self, request: BatchRequest, call: KeyedCall | None = None) -> BatchResponse:
+        """Decide on many asks: keys of one policy with a cost of 1 each, or asks with a subject and cost each."""
+        asks, errors = self._read_asks(request)
+        return self._batch_response(request, await self.decider.batch(asks, call), errors)
 
-        Returns the JSON of a BatchResponse.
-        """
-        policy, keys, asks = request.policy, request.keys, request.asks
-        if asks is not UNSET:
-            return self._write_batch(await self.decider.batch([(ask.subject, ask.cost) for ask in asks], call), "asks")
-        if policy is UNSET or keys is UNSET:  # pragma: no cover - the request was checked
-            raise BadFieldError("/asks", "missing")
-        return self._write_batch(await self._batch_keys(policy, keys, call), "keys")
-
-    def _write_batch(self, results: Sequence[Decision | RateLimitError | None], name: str) -> bytes:
-        """Write the results of a batch: each is a decision or an error."""
-        return self._writer.write_batch([
-            _error_answer(each, name, number) if isinstance(each, RateLimitError) else each
-            for number, each in enumerate(results)
-        ])  # fmt: skip
-
-    async def _batch_keys(
-        self, policy: str, keys: list[Any], call: KeyedCall | None
-    ) -> list[Decision | RateLimitError | None]:
-        """Decide on keys of one policy; an invalid key gets its error as its result."""
-        subjects, errors = [], {}
-        for number, key in enumerate(keys):
+    @staticmethod
+    def _read_asks(request: BatchRequest) -> tuple[list[tuple[Subject, Cost]], dict[int, RateLimitError]]:
+        """Return the asks of a batch, and the errors of invalid keys by their place among the results."""
+        if request.asks is not UNSET:
+            return [(ask.subject, ask.cost) for ask in request.asks], {}
+        asks: list[tuple[Subject, Cost]] = []
+        errors: dict[int, RateLimitError] = {}
+        policy = request.policy
+        for number, key in enumerate(request.keys):  # type: ignore[arg-type]  # a batch has asks or keys
+            if key.__class__ is str:
+                asks.append((new_tuple(Subject, (policy, key, "", (), "")), 1))
+                continue
             try:
-                subjects.append((_subject(policy, key), 1))
+                parts = convert_value(key, RequestKey, "/key")
             except BadFieldError as error:
                 errors[number] = error
-        results = await self.decider.batch(subjects, call)
-        for number, invalid in errors.items():
-            results.insert(number, invalid)
-        return results
+            else:
+                asks.append((Subject(policy, tuple(parts) if len(parts) > 1 else parts[0]), 1))  # type: ignore[arg-type]  # as above
+        return asks, errors
+
+    @staticmethod
+    def _batch_response(request: BatchRequest, results: list[Any], errors: dict[int, RateLimitError]) -> BatchResponse:
+        for number, error in errors.items():
+            results.insert(number, error)
+        name = "asks" if request.asks is not UNSET else "keys"
+        answers: list[Any] = [
+            decision_response(each)
+            if each.__class__ is Decision or not isinstance(each, RateLimitError)
+            else _error_answer(each, name, number)
+            for number, each in enumerate(results)
+        ]
+        return BatchResponse(answers)
 
 
 def as_json_key(key: Key) -> str | list[str]:
     """Return a key as JSON has it."""
     return key if isinstance(key, str) else list(key)
-
-
-def _encode_response(function: Callable[..., Coroutine[Any, Any, object]]) -> Function:
-    """Return the function of a verb whose response is encoded, unless it is JSON already."""
-
-    async def run(*request: object) -> HTTPReply:
-        response = await function(*request)
-        return HTTPReply(200, response if isinstance(response, bytes) else encode(response))
-
-    return run
-
-
-def _subject(policy: str, key: object) -> Subject:
-    """Return the subject of one of the keys of a batch."""
-    if key.__class__ is str:
-        return new_tuple(Subject, (policy, key, "", (), ""))  # half the cost of Subject(policy, key)
-    parts = convert_value(key, RequestKey, "/key")
-    return Subject(policy, tuple(parts) if len(parts) > 1 else parts[0])
 
 
 def _error_answer(error: RateLimitError, name: str, number: int) -> AnswerResponse:

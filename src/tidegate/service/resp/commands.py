@@ -1,6 +1,6 @@
 """The commands of the RESP port. All decisions are made by the Decider, as over HTTP.
 
-`decide_usual` decides pipelines of `TG.ACQUIRE policy key` on a store in memory at once. `run` handles everything else:
+`decide_usual` decides `TG.ACQUIRE policy key` at once, if it need not wait for the store. `run` handles all others:
 consecutive commands that do not wait and do not depend on each other are decided as one batch, the others in order.
 """
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import RateLimitError
+from tidegate.service.api.problems import ProblemError, problem_from
 from tidegate.service.decisions.idempotency import KeyedCall
-from tidegate.service.decisions.policy_limiters import MAX_BATCH, Subject
-from tidegate.service.http.problems import ProblemError, problem_from
+from tidegate.service.decisions.policy_limiters import ASK_STORE, MAX_BATCH, Subject
 from tidegate.service.resp.arguments import ArgumentError, read_options, read_words, shorten
 from tidegate.service.resp.parser import read_usual
 from tidegate.service.resp.provider_commands import PROVIDER_USAGE, ProviderCommands
@@ -67,8 +67,8 @@ class Commands:
         self._connections = connections
         self._decider = app.decider
         self._steady = app.decider.store.clock.steady
-        self._acquire_latency = app.decider.stats.latency_of("acquire")
-        self._batch_latency = app.decider.stats.latency_of("batch")
+        self._acquire_latency = app.decider.stats.latency["acquire"]
+        self._batch_latency = app.decider.stats.latency["batch"]
         self._throttle = Throttle(app.decider)
         self._next_report = 0  # when the next HTTP request is logged, in steady time
         options = "[COST n | COST unit n ...]"
@@ -96,7 +96,7 @@ class Commands:
     # ---- the fast path -----------------------------------------------------------------------------------------------
 
     def decide_usual(self, data: bytes) -> bytes | None:
-        """Decide a pipeline of common commands on a store in memory; None if the input is anything else.
+        """Decide common commands that need no coroutine; None if the input is anything else.
 
         The client must be allowed to request decisions.
         """
@@ -106,21 +106,24 @@ class Commands:
             return None
         policies, keys = usual
         if len(keys) == 1:
-            fast_path = self._decider.fast_path(policies[0])
-            if fast_path is None:
-                return None
-            try:
-                reply = write_decision(fast_path.decide(keys[0]))
-            except RateLimitError as error:
-                reply = self._refuse(error)
-            self._acquire_latency.add(self._steady() - start)
-            return reply.encode()
-        results = self._decider.decide_now(policies, keys) if len(keys) <= MAX_BATCH else None
-        if results is None:
+            reply = self._acquire_now(policies[0], keys[0])
+            if reply is not None:
+                self._acquire_latency.add(self._steady() - start)
+                return reply.encode()
+        if not self._decider.store.instant or not 1 < len(keys) <= MAX_BATCH:
             return None
-        replies = [self._refuse(each) if isinstance(each, RateLimitError) else write_decision(each) for each in results]
+        results = self._decider.batch_now(policies, keys, [1] * len(keys))
+        replies = "".join([self._write_result(each) for each in results])
         self._batch_latency.add(self._steady() - start)
-        return "".join(replies).encode()
+        return replies.encode()
+
+    def _acquire_now(self, policy: str, key: str) -> str | None:
+        """Decide a common command; None if the store has to be asked."""
+        try:
+            decision: Any = self._decider.decide_now(policy, key)
+        except RateLimitError as error:
+            return self._refuse(error)
+        return None if decision is ASK_STORE else write_decision(decision)
 
     def throttle_now(self, commands: Sequence[Command]) -> str | None:
         """Decide a pipeline of CL.THROTTLE commands on a store in memory; None if there are other commands.

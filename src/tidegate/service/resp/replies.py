@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidegate.limiter import Usage
-    from tidegate.service.http.problems import ProblemError
+    from tidegate.service.api.problems import ProblemError
 
     Value = int | str | list["Value"] | None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.service.http.problems import ProblemError
+from tidegate.service.api.problems import ProblemError
 from tidegate.service.resp.arguments import ArgumentError, shorten
 from tidegate.service.resp.replies import OK, write_error, write_map, write_value
 

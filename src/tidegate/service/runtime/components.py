@@ -92,8 +92,6 @@ class Components:
                 self._open_budget()
             if self.settings.swarm and self._first:
                 self._open_swarm(self.settings.swarm)
-            if self.settings.applications:
-                self._open_applications()
             if self._link is not None:
                 self._link.share_panels(self._first_worker_panels())
         except BaseException:
@@ -275,13 +273,6 @@ class Components:
         self._stack.callback(task.cancel)
         self._add_bus(bus, url)
 
-    def _open_applications(self) -> None:
-        from tidegate.service.dashboard.applications import ApplicationsPanel  # noqa: PLC0415 - most services show none
-
-        clock = self.app.decider.store.clock
-        panel = ApplicationsPanel(self.settings.applications, self.settings.applications_token, clock)
-        self.app.panels["applications"] = panel
-
     def _add_bus(self, bus: Bus, url: str) -> None:
         """Show a bus on the dashboard, and report ready only while it is connected."""
         from tidegate.service.dashboard.panels import bus_panel  # noqa: PLC0415 - loads the dependencies of the components
@@ -346,7 +337,7 @@ def log_demo_failure(task: asyncio.Task[None]) -> None:
 
 def bus_check(bus: Bus) -> ReadinessCheck:
     """Return a readiness check that fails while the bus is not connected."""
-    from tidegate.service.http.problems import ProblemError  # noqa: PLC0415 - the command budget needs no msgspec
+    from tidegate.service.api.problems import ProblemError  # noqa: PLC0415 - the command budget needs no msgspec
 
     problem = ProblemError("bus-unavailable", "the bus cannot be reached: see the logs of the service and of the bus")
     return lambda: None if bus.connected else problem

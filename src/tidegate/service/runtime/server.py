@@ -1,7 +1,7 @@
 """Runs the service: HTTP, RESP and gRPC, in one or several processes.
 
-The servers were chosen by measurement (bench/front.py): uvicorn's httptools protocol on uvloop can be extended in
-Python, so that a common request needs no task; gRPC's server with threads uses half the CPU time of `grpc.aio`.
+The servers were chosen by measurement (bench/front.py): an asyncio protocol on uvloop with httptools's parser needs no
+task for a decision in memory; gRPC's server with threads uses half the CPU time of `grpc.aio`.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def open_telemetry(app: App) -> Telemetry:
 
 def service_name(settings: Settings) -> str:
     """Return the name of this service among those that share its store."""
-    return f"{socket.gethostname()}:{settings.listen.port}"
+    return settings.name or f"{socket.gethostname()}:{settings.listen.port}"
 
 
 def open_service_store(settings: Settings, clock: Clock | None = None) -> Store:
@@ -277,8 +277,7 @@ def bounded_connections(settings: Settings, descriptors: int | None) -> Connecti
 
 def http_server(app: App, connections: Connections, clock: Clock) -> HttpServer:
     """Create the HTTP server."""
-    from tidegate.service.http import protocol  # noqa: F401, PLC0415 - its error names the missing extra
-    from tidegate.service.http.server import HttpServer  # noqa: PLC0415 - needs uvicorn
+    from tidegate.service.http.server import HttpServer  # noqa: PLC0415 - its error names the missing extra
 
     return HttpServer(app, connections, clock)
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
-from tidegate.service.dashboard.denied_keys import MAX_TOP, merge_top
 from tidegate.service.dashboard.history import DecisionHistory
-from tidegate.service.dashboard.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.dashboard.status import ProcessReport, ServiceStatus, merge_reports, merge_store, report_process
+from tidegate.service.decisions.denied_keys import MAX_TOP, merge_top
+from tidegate.service.decisions.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.decisions.stats import LATENCY_BUCKETS, DecisionCount, LatencyHistogram, Stats
 
 if TYPE_CHECKING:

@@ -27,20 +27,6 @@ export const COMPONENT_PANELS = {
       ],
     }],
   },
-  applications: {
-    title: "Applications",
-    note: () => "by category and route, since the start of each process",
-    tables: [{
-      rows: (applications) => applications,
-      columns: [
-        ["Application", (row) => name(row.application)],
-        ["Category or route", (row) => (row.error ? text(row.error, { state: "warn" }) : name(row.name)), "c-wide"],
-        ["Clients", (row) => (row.clients === null || row.error ? "" : count(row.clients)), "num hide-on-phone"],
-        ["Allowed", (row) => (row.allowed === null || row.error ? "" : count(row.allowed)), "num"],
-        ["Denied", (row) => (row.error ? "" : text(formatCount(row.denied), { state: row.denied ? "bad" : "" })), "num"],
-      ],
-    }],
-  },
   budgets: {
     title: "Budgets",
     note: (budgets) => budgets.map((budget) => [budgets.length === 1 || budget.note ? budget.name : "", budgets.length === 1 ? `${budget.strategy} windows` : "", budget.note].filter(Boolean).join(", ")).filter(Boolean).join("; "),

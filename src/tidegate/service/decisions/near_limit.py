@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, zero_costs
 from tidegate.policy.limit_text import describe_limit
-from tidegate.service.dashboard.row_selection import select_rows
+from tidegate.service.decisions.row_selection import select_rows
 
 if TYPE_CHECKING:
     from tidegate.policy import Key

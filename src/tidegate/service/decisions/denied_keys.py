@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.service.dashboard.row_selection import select_rows
+from tidegate.service.decisions.row_selection import select_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
