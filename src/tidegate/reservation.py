@@ -6,7 +6,6 @@ with one call of the store for all charges of one store, slot and instant.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -15,7 +14,6 @@ from tidegate.core.decision import LocalDecision, join_decisions
 from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
 from tidegate.flow import run, run_async
-from tidegate.observe import Record
 from tidegate.suggestions import hint
 from tidegate.waiting import ApplyStep
 
@@ -27,11 +25,8 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
-    from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask
-
-log: logging.Logger = logging.getLogger(__name__)
 
 
 def charged_at(decision: Decision, policy: Policy) -> int | None:
@@ -103,8 +98,8 @@ class ReservedCharge:
         return found
 
 
-class _Reservation:
-    """Shared by Reservation and AsyncReservation: computes and sends the corrections of a settlement."""
+class BaseReservation:
+    """Base class of Reservation and AsyncReservation: computes and sends the corrections of a settlement, as flows."""
 
     def __init__(self, charges: Sequence[ReservedCharge], clock: Clock, ttl: float) -> None:
         """Take what was charged; it expires after `ttl` seconds."""
@@ -112,7 +107,6 @@ class _Reservation:
         self._clock = clock
         self._ends = clock.steady() + round(ttl * SECOND)
         self._open = [True]  # emptied by the one call that settles
-        self.observer: Observer | None = None  # called with a Record of each correction
 
     @property
     def decision(self) -> Decision:
@@ -149,8 +143,8 @@ class _Reservation:
         """Whether `ttl` has passed: then the estimate stays charged, and a commit charges only the amount above it."""
         return self._clock.steady() >= self._ends
 
-    def _commit_flow(self, actual: Cost | None) -> Flow[ApplyStep, None]:
-        """Correct the estimate to the actual cost; units that are not given stay as estimated."""
+    def commit_flow(self, actual: Cost | None) -> Flow[ApplyStep, None]:
+        """Correct the estimate to the actual cost (None: keep it); units that are not given stay as estimated."""
         if actual is None:
             return self._settle_flow([(charge, charge.costs, None) for charge in self.charges])
         parts = self._parts(actual)
@@ -163,7 +157,8 @@ class _Reservation:
             ]
         )
 
-    def _cancel_flow(self) -> Flow[ApplyStep, None]:
+    def cancel_flow(self) -> Flow[ApplyStep, None]:
+        """Refund the whole charge."""
         return self._settle_flow([(charge, (0,) * len(charge.costs), None) for charge in self.charges])
 
     def _parts(self, cost: Cost) -> list[tuple[ReservedCharge, Cost | None]]:
@@ -196,7 +191,7 @@ class _Reservation:
         ]
         return self._correct_flow(changes, reopen=True)
 
-    def _shrink_flow(self, cost: Cost) -> Flow[ApplyStep, None]:
+    def shrink_flow(self, cost: Cost) -> Flow[ApplyStep, None]:
         """Reduce what is reserved; units that are not given stay as they are."""
         if self.settled:
             raise RateLimitError(f"the reservation for {self.key!r} is already settled")
@@ -242,22 +237,13 @@ class _Reservation:
                 error = error or raised
                 continue
             for charge, ask, decision in zip(charges, step.asks, decisions, strict=True):
-                self._observe(charge, ask, decision)
+                charge.limiter.observe("adjust", ask, decision)
             step.store.wake(step.asks)
         if error is not None:
             try:
                 raise error
             finally:
                 error = None  # its traceback refers to this frame: no reference cycle
-
-    def _observe(self, charge: ReservedCharge, ask: Ask, decision: Decision) -> None:
-        """Call the observers; an error in that of the reservation is logged, because the charge was corrected."""
-        charge.limiter.observe("adjust", ask, decision)
-        if self.observer is not None:
-            try:
-                self.observer(Record("adjust", *ask, decision))
-            except Exception:
-                log.exception("the observer of a reservation failed")
 
     def __repr__(self) -> str:
         """Show the keys, the costs and the state."""
@@ -288,7 +274,7 @@ def _steps(
     ]
 
 
-class Reservation(_Reservation):
+class Reservation(BaseReservation):
     """Permits reserved for a running call. Commit the actual cost, or cancel."""
 
     def commit(self, actual: Cost | None = None) -> None:
@@ -296,15 +282,15 @@ class Reservation(_Reservation):
 
         Units that a mapping does not contain stay as estimated.
         """
-        run(self._commit_flow(actual), ApplyStep.apply)
+        run(self.commit_flow(actual), ApplyStep.apply)
 
     def cancel(self) -> None:
         """Refund the whole charge."""
-        run(self._cancel_flow(), ApplyStep.apply)
+        run(self.cancel_flow(), ApplyStep.apply)
 
     def shrink(self, cost: Cost) -> None:
         """Reserve less than before, and refund the difference; the reservation stays open."""
-        run(self._shrink_flow(cost), ApplyStep.apply)
+        run(self.shrink_flow(cost), ApplyStep.apply)
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -321,20 +307,20 @@ def apply_async(step: ApplyStep) -> Any:  # noqa: ANN401 - the decisions, or an 
     return step.apply() if step.store.instant else step.store.apply_async(*step[1:])
 
 
-class AsyncReservation(_Reservation):
+class AsyncReservation(BaseReservation):
     """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
 
     async def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate); see `Reservation.commit`."""
-        await run_async(self._commit_flow(actual), apply_async)
+        await run_async(self.commit_flow(actual), apply_async)
 
     async def cancel(self) -> None:
         """Refund the whole charge."""
-        await run_async(self._cancel_flow(), apply_async)
+        await run_async(self.cancel_flow(), apply_async)
 
     async def shrink(self, cost: Cost) -> None:
         """Reserve less than before, and refund the difference; the reservation stays open."""
-        await run_async(self._shrink_flow(cost), apply_async)
+        await run_async(self.shrink_flow(cost), apply_async)
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""

@@ -256,15 +256,15 @@ def wait_flow(
     verb: str,
     ask_flow: AskFlow,
     deadline: int | None,
-    max_sleep: int,
+    max_sleep: Callable[[str], int],
     steady: Callable[[], int],
     denied: Denial | None = None,
 ) -> WaitFlow:
     """Wait for permits.
 
-    `ask_flow` applies a verb, with the current policies. `max_sleep` bounds each sleep where permits may come back
-    without a wake-up in this process. `denied` is a decision that was made before the call joined its queues. Returns
-    the decision that ended the wait: allowed, impossible, or denied at the deadline.
+    `ask_flow` applies a verb, with the current policies. `max_sleep` of the verb bounds each sleep where permits may
+    come back without a wake-up in this process. `denied` is a decision that was made before the call joined its queues.
+    Returns the decision that ended the wait: allowed, impossible, or denied at the deadline.
     """
     with waiter.running:
         try:
@@ -281,7 +281,7 @@ def _wait_flow(
     verb: str,
     ask_flow: AskFlow,
     deadline: int | None,
-    max_sleep: int,
+    max_sleep: Callable[[str], int],
     steady: Callable[[], int],
     denied: Denial | None,
 ) -> WaitFlow:
@@ -300,7 +300,8 @@ def _wait_flow(
             never = decision.retry == NEVER
             if decision.allowed or (never and numbers == places.everything):
                 return decision
-            again = steady() + (max_sleep if never else min(decision.retry, max_sleep))
+            most = max_sleep(verb)
+            again = steady() + (most if never else min(decision.retry, most))
             until = again if deadline is None else min(deadline, again)
         denied = None
         if deadline is not None and steady() >= deadline:

@@ -72,7 +72,7 @@ class EgressGateway:
     ) -> None:
         """Send calls through a gate, which its owner closes."""
         self.gate = gate
-        gate.shares_unnamed_models = True  # callers name the models
+        gate.planner.shares_unnamed_models = True  # callers name the models
         self.rules: EgressRules = EgressRules(settings)
         self.settings = settings
         self.callers: Callers = Callers(settings.callers)

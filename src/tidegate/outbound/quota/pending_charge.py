@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.core.bounds import MAX_INTEGER
@@ -141,7 +140,7 @@ class _PendingCharge:
         """Commit the charge, if there is something to correct, and record what was spent."""
         try:
             if known is not None or (self.account is not None and self.account.settles):
-                yield partial(charge.commit, known)
+                yield from charge.commit_flow(known)
         except (ConfigError, StoreUnavailable, GeneratorExit):
             raise
         except BaseException:  # the task was cancelled: the store still makes the correction
@@ -162,7 +161,7 @@ class _PendingCharge:
         self._close()
         charge.answered = True
         try:
-            yield charge.cancel
+            yield from charge.cancel_flow()
         except StoreUnavailable:
             self._open.append(True)
             raise

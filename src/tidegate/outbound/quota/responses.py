@@ -1,4 +1,4 @@
-"""How a gate sends a request that is charged, and what it learns from the response: the part that does not wait."""
+"""A ResponseHandler sends requests that are charged, learns from their responses, and decides what is sent again."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from tidegate.outbound.capacity.learning import (
 )
 from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
+from tidegate.outbound.quota.charge import quiet_flow
 from tidegate.outbound.quota.exchange import has_rate_limit_headers
-from tidegate.outbound.quota.gate_accounts import GateAccounts
 from tidegate.outbound.quota.key_trouble import DOUBT, MAX_MODEL_NAME
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
-from tidegate.outbound.quota.settlement import log_unsettled
+from tidegate.outbound.quota.settlement import PendingSettlement, log_unsettled
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+    from tidegate.clock import Clock
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.candidates import CallCandidates, Candidate
     from tidegate.outbound.quota.charge import Charge
-    from tidegate.outbound.quota.choice import CallCandidates, Candidate
+    from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
+    from tidegate.outbound.quota.learned_sizes import LearnedSizes
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -81,31 +84,54 @@ class NextTry(NamedTuple):
     new_attempt: bool
 
 
-class GateResponses(GateAccounts):
-    """Base class of gates: sends requests and learns from their responses. The gate sets the attributes."""
+class ResponseHandler:
+    """Sends charged requests and handles what comes back."""
 
-    _counts: Counter[str]
+    def __init__(
+        self,
+        clock: Clock,
+        counts: Counter[str],
+        learned: LearnedSizes,
+        jitter: Callable[[], float],
+        recharge_written: Callable[[Account, Charge], None],
+    ) -> None:
+        """Count in `counts`; `recharge_written` charges a permit again, whose request was written late."""
+        self.clock = clock
+        self._counts = counts
+        self._learned = learned
+        self._jitter = jitter
+        self._recharge_written = recharge_written
 
-    def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
-        """Return whether the capacity is lower than known when a permit was granted.
-
-        If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
-        """
-        delays, outdated = account.delays, False
-        expired = delays.find_expired(charge.at) if delays.in_flight else None
+    def send_or_drop_flow(
+        self,
+        candidates: CallCandidates,
+        candidate: Candidate,
+        call: OutboundRequest,
+        send: Callable[..., Any],
+        charge: Charge,
+        progress: CallProgress,
+    ) -> CallFlow[Any]:
+        """Send; None: nothing was sent, and another member of the pool must send the call."""
+        own, account, plan, _ = candidate
+        if call.reports_write and account.delays.watches_writes:
+            send_once = partial(send, own, plan.body, partial(self._note_written, account, charge))
+        else:
+            send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
         try:
-            if expired is not None:
-                outdated = yield from account.renew_flow(expired, charge.at)
-            elif account.account_capacity.is_check_due():
-                outdated = yield from account.check_flow()
-        except GeneratorExit:
-            raise
-        except BaseException:
-            yield from suppress_errors_flow(charge.cancel)
-            raise
-        if outdated:
-            yield charge.cancel
-        return outdated
+            return (yield from self._send_once_flow(account, call, send_once, charge))
+        except Exception as error:
+            if not own.member or len(candidates) == 1 or not call.unreached(error):
+                raise
+            if self._is_overdue(candidate, progress):
+                raise
+            candidates.drop(candidate)
+            self._counts["retried"] += 1
+            return None
+
+    def _note_written(self, account: Account, charge: Charge) -> None:
+        """Charge a permit again if its request was written long after it was taken."""
+        if account.delays.is_late(charge):
+            self._recharge_written(account, charge)
 
     def _send_once_flow(
         self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
@@ -117,11 +143,11 @@ class GateResponses(GateAccounts):
             raise
         except BaseException as error:
             if call.unreached(error):
-                yield from complete_flow(recharged_flow(charge), suppress_errors_flow(charge.cancel))
+                yield from complete_flow(recharged_flow(charge), quiet_flow(charge.cancel_flow()))
             else:
                 account.spent += charge.record_spending()
                 yield from complete_flow(
-                    recharged_flow(charge), account.recharge_if_late_flow(charge), suppress_errors_flow(charge.commit)
+                    recharged_flow(charge), account.recharge_if_late_flow(charge), quiet_flow(charge.commit_flow())
                 )
             raise
         finally:
@@ -214,7 +240,7 @@ class GateResponses(GateAccounts):
         if status in REJECTED_STATUSES:
             return bool(candidates)
         repeats = status == TOO_MANY_REQUESTS or call.method.upper() in IDEMPOTENT_METHODS
-        return status in REFUSAL_STATUSES and repeats and any(not each.wait() for each in candidates)
+        return status in REFUSAL_STATUSES and repeats and any(not each.account.paused_for() for each in candidates)
 
     def _is_overdue(self, candidate: Candidate, progress: CallProgress) -> bool:
         """Return whether the deadline of a call has passed; a call that does not wait has the time of retries."""
@@ -246,7 +272,56 @@ class GateResponses(GateAccounts):
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
             unused = {unit: 0 for unit in charge.units if unit != REQUESTS_UNIT}
-            yield partial(charge.commit, unused or None)
+            yield from charge.commit_flow(unused or None)
+
+    def finish_try_flow(
+        self,
+        candidates: CallCandidates,
+        candidate: Candidate,
+        call: OutboundRequest,
+        charge: Charge,
+        response: ProviderResponse,
+        when: tuple[int, CallProgress],
+    ) -> CallFlow[Any]:
+        """Learn from a response; returns how the call is sent again, or None. `when`: its instant, and its progress.
+
+        An error is logged and counted, and the caller gets the response; a cancellation ends the call.
+        """
+        own, account, plan, _ = candidate
+        try:
+            meaning = yield from self._handle_response_flow(account, charge, response, when[0])
+            again = self._next_try(candidates, candidate, call, meaning, when[1])
+            if again is not None and not charge.settled:
+                yield from self._settle_failed_flow(account, charge, response.status, plan)
+        except GeneratorExit:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a store raises
+            self.note_unsettled(own.title, error)
+            return None
+        except BaseException:
+            yield from self._abandon_flow(account, charge, response)
+            raise
+        return again
+
+    def make_settlement(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> PendingSettlement:
+        """Return what settles a charge at the end of its response."""
+        return PendingSettlement(account, charge, status, plan, self._learned, self._counts)
+
+    @staticmethod
+    def _abandon_flow(account: Account, charge: Charge, response: ProviderResponse) -> CallFlow[Any]:
+        """Close a response that the caller will never see; its call costs what is reserved."""
+        settle = [suppress_errors_flow(response.close), recharged_flow(charge)]
+        if not charge.settled:
+            account.spent += charge.record_spending()
+            settle.append(quiet_flow(charge.commit_flow()))
+        yield from complete_flow(*settle)
+
+    def _settle_failed_flow(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> CallFlow[Any]:
+        """Settle a call that failed and is sent again: most providers charge nothing for it but the request."""
+        if account.settles:
+            yield from self.make_settlement(account, charge, status, plan).settle_flow(None)
+        else:
+            yield from quiet_flow(charge.commit_flow())
 
     def note_unsettled(self, name: str, error: Exception) -> None:
         """Count and log that something failed after a response had arrived: the caller still gets the response."""
