@@ -234,6 +234,11 @@ class Places:
         )
 
     @property
+    def waiting(self) -> int:
+        """The number of calls that wait in these queues."""
+        return sum([queues.waiting(key) for queues, key in self.queues])
+
+    @property
     def wakes(self) -> int:
         """A number that changes with every wake-up."""
         return sum([queues.wakes for queues, _ in self.queues])

@@ -35,6 +35,7 @@ from tidegate.outbound.quota.key_trouble import KeyTrouble
 from tidegate.outbound.quota.request_tokens import largest_output
 from tidegate.policy import Policy
 from tidegate.reservation import ReservedCharge, charged_at
+from tidegate.waiting import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.account_capacity import CurrentCapacity
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.candidates import Candidate
     from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
@@ -112,6 +114,7 @@ class Account:
         self._set_provider(provider)
         self.delays: ArrivalDelays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
         self.limiter: Any = limiter
+        self.places: Places = Places(((limiter.queues, key),))  # where its calls wait
         self.account_capacity: AccountCapacity = AccountCapacity(
             resource, self._narrowest, shared_capacity, self._make_notices, self.clock, self.refresh
         )
@@ -121,6 +124,10 @@ class Account:
     def paused_for(self) -> int:
         """Return for how many microseconds nothing is sent, because the provider refused a call."""
         return max(0, self._paused_until - self.clock.steady()) if self._paused_until else 0
+
+    def is_paused(self) -> bool:
+        """Return whether nothing is sent now."""
+        return self._paused_until > 0 and self.paused_for() > 0
 
     def deny_paused(self, cost: Cost) -> Decision:
         """Return the decision on a call while nothing is sent."""
@@ -163,6 +170,7 @@ class Account:
             unit: min(limit.burst for limit in limits if limit.unit == unit) for unit in self.units
         }
         self.fixed_cost: Cost | None = self._compute_fixed_cost()
+        self.same_call: Candidate | None = None  # see `CallPlanner.candidates`
         self._unbounded = self._without_maximum(limits)
 
     def _without_maximum(self, limits: tuple[Limit, ...]) -> Policy:
@@ -406,7 +414,9 @@ class Account:
     def shrink_flow(self, charge: Charge, surplus: Mapping[str, int]) -> CallFlow[Any]:
         """Return a part of a charge that will not be used."""
         reserved = charge.amounts
-        left = {unit: max(0, reserved[unit] - amount) for unit, amount in surplus.items() if amount and unit in reserved}
+        left = {
+            unit: max(0, reserved[unit] - amount) for unit, amount in surplus.items() if amount and unit in reserved
+        }
         if left:
             with suppress(StoreUnavailable):  # it counts until its period ends
                 yield from charge.shrink_flow(left)

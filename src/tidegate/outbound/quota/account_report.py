@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
+from tidegate.limiter import usage_of
 from tidegate.outbound.providers.money import is_money
 from tidegate.policy.limit_text import describe_limit, describe_period
 from tidegate.spending.report import format_amount
@@ -69,7 +70,9 @@ def _accounts_of(gate: AsyncGate, member: Member) -> list[Account]:
 
 async def describe_account(gate: AsyncGate, account: Account) -> dict[str, Any]:
     """Describe an account: what is left of its limits, its capacity, and refusals and cost in this process."""
-    usage = await account.limiter.usage(account.key)
+    policy = account.limiter.policy
+    (peeked,) = await gate.store.apply_async("peek", ((policy, account.key, (0,) * len(policy.limits)),))
+    usage = usage_of(peeked)
     limits = [
         {"name": name, "text": format_limit(limit), "period": format_period(limit), **amount._asdict()}
         for limit, (name, amount) in zip(account.provider.limits, usage.items(), strict=True)

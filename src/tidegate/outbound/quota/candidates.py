@@ -1,8 +1,8 @@
 """The accounts that may send a call, and the joint call that charges one of them.
 
 Candidate          an account, what is reserved there, and the ceilings that are charged with it
-CallCandidates     the candidates of one call, the preferred one first; a call without a pool has one
-CandidatesCall     asks the engine for the first candidate with room, all or nothing (see `tidegate.joint`)
+GateCall           asks the engine for the first candidate with room, all or nothing (see `tidegate.joint`); a call
+                   without a pool has one
 left out           accounts that are paused, because the provider refused a call, until they may be asked
 changed            if the files change, or a key is rejected, while a call waits, `CandidatesChanged` ends its wait; the
                    gate finds its candidates again, and the call is queued by the time of its arrival
@@ -13,36 +13,49 @@ wait queues        a call with one key waits in the queue of its account. A call
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.adaptive.gated_store import retry_after_recovery
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_DURATION, SECOND
 from tidegate.errors import Denied
-from tidegate.joint import JointCall, LimiterAsk, soonest
+from tidegate.joint import Charged, JointCall, LimiterAsk, soonest
 from tidegate.outbound.quota.charge import CallLabel
 from tidegate.policy.key import join_key
 from tidegate.waiting import Places, WaitQueues
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from tidegate.core import Decision, Limit
     from tidegate.joint import JointFlow
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
-    from tidegate.outbound.quota.exchange import RequestOptions
+    from tidegate.outbound.quota.exchange import OutboundRequest, RequestOptions
+    from tidegate.outbound.quota.planner import CallPlanner
     from tidegate.policy import Cost, Key
 
 
 class Candidate(NamedTuple):
-    """An account that a call may be charged to, with what is reserved there and at the `ceilings`."""
+    """An account that a call may be charged to, and what is charged together: its cost there, and at ceilings."""
 
     provider: Provider
     account: Account
     plan: CallPlan
-    ceilings: tuple[LimiterAsk, ...] = ()
+    asks: tuple[LimiterAsk, ...]
+
+    @classmethod
+    def of(cls, provider: Provider, account: Account, plan: CallPlan, ceilings: Iterable[LimiterAsk] = ()) -> Candidate:
+        """Return a candidate that is charged with these ceilings."""
+        return cls(provider, account, plan, (LimiterAsk(account.limiter, account.key, plan.cost), *ceilings))
+
+    @property
+    def ceilings(self) -> tuple[LimiterAsk, ...]:
+        """What is charged beside the account."""
+        return self.asks[1:]
 
     @property
     def model(self) -> str:
@@ -51,26 +64,21 @@ class Candidate(NamedTuple):
         return "" if request is None else request.model or ""
 
     @property
-    def asks(self) -> tuple[LimiterAsk, ...]:
-        """What is charged together."""
-        account = self.account
-        return (LimiterAsk(account.limiter, account.key, self.plan.cost), *self.ceilings)
-
-    @property
     def plain(self) -> bool:
         """Whether its charge can be corrected even if it was made with `acquire` instead of `hold`."""
+        if len(self.asks) == 1:
+            return self.account.plain
         return self.account.plain and all(each.limiter.policy.limits[0].rules.movable for each in self.ceilings)
 
     def repeated(self, times: int) -> Candidate:
         """Return a candidate for this many such calls at once."""
-        ceilings = tuple(each._replace(cost=_multiply(each.cost, times)) for each in self.ceilings)
-        return self._replace(plan=self.plan._replace(cost=_multiply(self.plan.cost, times)), ceilings=ceilings)
+        return self._replace(asks=tuple(each._replace(cost=_multiply(each.cost, times)) for each in self.asks))
 
     def recovery_wait(self) -> int | None:
         """Return when a cost that is too large for a reduced capacity may fit, in microseconds; None: never."""
         if any(cost > limit.burst for each in self.ceilings for limit, cost in _pairs(each)):
             return None
-        return self.account.recovery_wait(self.plan.cost)
+        return self.account.recovery_wait(self.asks[0].cost)
 
 
 def _multiply(cost: Cost, times: int) -> Cost:
@@ -80,47 +88,6 @@ def _multiply(cost: Cost, times: int) -> Cost:
 def _pairs(asked: LimiterAsk) -> Iterable[tuple[Limit, int]]:
     policy, _, costs = asked.ask()
     return zip(policy.limits, costs, strict=True)
-
-
-class CallCandidates(list[Candidate]):
-    """The candidates of one call, the preferred one first.
-
-    Each member is tried at most once in an attempt. `changes` is how often the provider files had changed when they
-    were found, `failed` the members that could not send this call, `refused` those that refused it in this attempt, and
-    `rejected` those whose accounts have responded to it with 401 or 403.
-    """
-
-    __slots__ = ("_found", "changes", "failed", "refused", "rejected")
-
-    def __init__(self, found: list[Candidate], changes: int) -> None:
-        """Start with the candidates that were found."""
-        super().__init__(found)
-        self._found = found
-        self.changes: int = changes
-        self.failed: tuple[str, ...] = ()
-        self.refused: tuple[str, ...] = ()
-        self.rejected: tuple[tuple[Candidate, int], ...] = ()  # with the status
-
-    def drop(self, candidate: Candidate) -> None:
-        """Do not try a member again for this call."""
-        self.remove(candidate)
-        self.failed += (candidate.provider.member,)
-
-    def refuse(self, candidate: Candidate) -> None:
-        """Do not try a member again in this attempt."""
-        self.remove(candidate)
-        self.refused += (candidate.provider.member,)
-
-    def begin_attempt(self) -> None:
-        """Try members again that have refused this call."""
-        self.refused = ()
-        self.renew(self._found, self.changes)
-
-    def renew(self, found: list[Candidate], changes: int) -> None:
-        """Replace them: the files have changed, or a key was suspended."""
-        tried = {*self.failed, *self.refused}
-        self[:] = [each for each in found if each.provider.member not in tried] or found
-        self._found, self.changes = found, changes
 
 
 class CandidatesChanged(Exception):  # noqa: N818 - not an error: the call continues with other candidates
@@ -144,100 +111,183 @@ class CallQueues(WaitQueues):
                     super().wake(queue)
 
 
-class CandidatesCall(JointCall):
-    """A call that charges the first of its candidates with room."""
+class GateCall(JointCall):
+    """One call through a gate: what is asked for, the accounts that may send it, and what was charged.
 
-    __slots__ = ("_candidates", "_check", "_next_check", "_queues", "_ready")
+    The candidates are in order of preference; each member is tried at most once in an attempt. `changes` is how often
+    the provider files had changed when they were found, `failed` the members that could not send this call, `refused`
+    those that refused it in this attempt, and `rejected` those whose accounts have responded to it with 401 or 403.
+    """
+
+    attempt: int = 1
+    tries: int = 0
+    sent: int = 0  # when it was last sent
+    failed: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    rejected: tuple[tuple[Candidate, int], ...] = ()  # with the status
+    charge: Charge
+    _asked: bool = False
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        planner: CallPlanner,
         queues: CallQueues,
-        check: Callable[[], bool] | None = None,
-        next_check: Callable[[], int | None] | None = None,
+        provider: Provider,
+        request: OutboundRequest,
+        options: RequestOptions,
+        target: object,
+        changes: int,
     ) -> None:
-        """Choose between candidates, in order of preference.
-
-        `check` returns whether the candidates are still those of the files, `next_check` when the files are read next,
-        by steady time (None: never).
-        """
-        super().__init__([candidate.asks for candidate in candidates])
-        self._candidates = candidates
-        self._ready = candidates
+        """Find the candidates of a request to the provider of a `target`: a URL, domain or name. Raises Denied."""
+        self._planner = planner
         self._queues = queues
-        self._check = check
-        self._next_check = next_check
+        self.provider: Provider = provider
+        self.request: OutboundRequest = request
+        self.options: RequestOptions = options
+        self.target: object = target
+        self.changes: int = changes
+        self.began: int = planner.clock.steady()
+        self._found = found = planner.candidates(provider, request, options)
+        self.candidates: list[Candidate] = found
+        self._ready: list[Candidate] = found
+        self.candidate: Candidate = found[0]  # that was charged
+        super().__init__([candidate.asks for candidate in found])
+
+    # ---- candidates --------------------------------------------------------------------------------------------------
+
+    def drop(self, candidate: Candidate) -> None:
+        """Do not try a member again for this call."""
+        self.failed += (candidate.provider.member,)
+        self._use([each for each in self.candidates if each is not candidate])
+
+    def refuse(self, candidate: Candidate) -> None:
+        """Do not try a member again in this attempt."""
+        self.refused += (candidate.provider.member,)
+        self._use([each for each in self.candidates if each is not candidate])
+
+    def begin_attempt(self) -> None:
+        """Try members again that have refused this call."""
+        self.attempt += 1
+        self.refused = ()
+        self._use_found()
+
+    def find_again(self) -> None:
+        """Find the candidates again: the files have changed, or a key was suspended."""
+        self.changes = self._planner.providers.changes
+        provider = self._planner.find_again(self.provider, self.target)
+        self._found = self._planner.candidates(provider, self.request, self.options)
+        self._use_found()
+
+    def _use_found(self) -> None:
+        tried = {*self.failed, *self.refused}
+        self._use([each for each in self._found if each.provider.member not in tried] or self._found)
+
+    def _use(self, candidates: list[Candidate]) -> None:
+        self.candidates = self._ready = candidates
+        self.alternatives = [candidate.asks for candidate in candidates]
+
+    def repeat(self, times: int) -> None:
+        """Ask for this many such calls at once."""
+        self._use([candidate.repeated(times) for candidate in self.candidates])
+
+    def is_overdue(self) -> bool:
+        """Return whether the deadline has passed; a call that does not wait has the time of retries."""
+        timeout = self.options.timeout
+        if timeout is None:
+            return False
+        within = timeout or self.candidate.account.provider.retries.within
+        return self._planner.clock.steady() - self.began > within * SECOND
+
+    # ---- charging ----------------------------------------------------------------------------------------------------
 
     @property
     def verb(self) -> str:
-        """The verb that charges them."""
-        return "acquire" if all(candidate.plain for candidate in self._candidates) else "hold"
-
-    @property
-    def candidate(self) -> Candidate:
-        """The candidate that was charged."""
-        return self._ready[self.chosen]
+        """The verb that charges the candidates."""
+        for candidate in self.candidates:
+            if not candidate.plain:
+                return "hold"
+        return "acquire"
 
     def ask_flow(self, verb: str) -> JointFlow:
         """Ask the store for the first candidate with room; raises CandidatesChanged."""
-        candidates = self._candidates
-        if self._check is not None:
-            suspended = [candidate.account.key_rejected for candidate in candidates]
-            if (any(suspended) and not all(suspended)) or not self._check():
-                raise CandidatesChanged
+        candidates = self.candidates
+        if self._asked and verb != "peek":
+            self._check_current()
+        self._asked = True
         paused: list[Decision] = []
         self._ready = ready = []
         for candidate in candidates:
             account = candidate.account
             account.recover()
-            if account.paused_for():
-                paused.append(account.deny_paused(candidate.plan.cost))
+            if account.is_paused():
+                paused.append(account.deny_paused(candidate.asks[0].cost))
             else:
                 ready.append(candidate)
         if not ready:
             return soonest(paused)
         if paused or len(ready) != len(self.alternatives):
             self.alternatives = [candidate.asks for candidate in ready]
-        decision: Decision = yield from super().ask_flow(verb)
+        decision: Decision = yield from self._ask_ready_flow(verb)
         if decision.allowed:
+            self.candidate = ready[self.chosen]
             return decision
         if decision.retry == NEVER:
             waits = [wait for each in ready if (wait := each.recovery_wait()) is not None]
             decision = retry_after_recovery(decision, min(waits)) if waits else decision
         return soonest([*paused, decision])
 
+    def _ask_ready_flow(self, verb: str) -> JointFlow:
+        if verb != "acquire" or len(self.alternatives) > 1 or len(self.alternatives[0]) > 1:
+            return (yield from super().ask_flow(verb))
+        ((asked,),) = self.alternatives
+        # As `charge_flow` does, but a limiter in memory answers this in a quarter of the time.
+        limiter: Any = asked.limiter
+        decision: Decision = yield partial(limiter.try_acquire, asked.key, asked.cost)  # type: ignore[misc]  # JointFlow has only the engine's steps
+        if decision.allowed:
+            self.charged, self.chosen = Charged(((limiter, asked.ask()),), (decision,)), 0
+        return decision
+
+    def _check_current(self) -> None:
+        if len(self.candidates) > 1:
+            suspended = [candidate.account.key_rejected for candidate in self.candidates]
+            if any(suspended) and not all(suspended):
+                raise CandidatesChanged
+        if not self._planner.are_current(self.changes):
+            raise CandidatesChanged
+
     def places(self) -> Places:
         """Return the queue in which it waits."""
-        asked = [each for candidate in self._candidates for each in candidate.asks]
-        if len(asked) == 1:
-            return Places(((asked[0].limiter.queues, self._candidates[0].account.key),))
-        return Places(((self._queues, self._queues.queue_of(asked)),))
+        candidates = self.candidates
+        if len(candidates) == 1 and not candidates[0].ceilings:
+            return candidates[0].account.places
+        return Places(((self._queues, self._queues.queue_of(each for one in candidates for each in one.asks)),))
 
     def max_sleep(self, _verb: str) -> int:
         """Return how long it may sleep at most: a capacity recovers, and the first waiter reads changed files."""
-        clock = self._candidates[0].account.clock
-        now = clock.steady()
-        dues = [due for each in self._candidates if (due := each.account.account_capacity.due()) is not None]
-        check_at = None if self._next_check is None else self._next_check()
+        account = self.candidates[0].account
+        now = account.clock.steady()
+        dues = [due for each in self.candidates if (due := each.account.account_capacity.due()) is not None]
+        check_at = self._planner.next_reload()
         if check_at is not None:
             dues.append(max(check_at, now + SECOND))
         # Other processes may return permits, and cannot wake this one.
-        most = MAX_DURATION if self._candidates[0].account.store.instant else SECOND
+        most = MAX_DURATION if account.store.instant else SECOND
         return most if not dues else min(most, max(0, min(dues) - now))
 
 
-def denial(candidates: Sequence[Candidate], decision: Decision, timeout: float | None) -> Denied:
+def denial(call: GateCall, decision: Decision, timeout: float | None) -> Denied:
     """Return the error of a call that no candidate had room for."""
+    candidates = call.candidates
     name, names = candidates[0].provider.name, ", ".join(decision.violated)
     if len(candidates) > 1:
         name = f"{name} (all {len(candidates)} members)"
-    whose = "" if len(candidates) > 1 else f"{candidates[0].account.key!r} "
+    got = "no permit" if len(candidates) > 1 else f"{candidates[0].account.key!r} got no permit"
     if decision.retry == NEVER:
         message = f"the cost exceeds what {names} can ever allow"
     elif decision.retry:
-        message = f"{whose}got no permit within {timeout} s: {names} would allow it in {decision.retry_after} s"
+        message = f"{got} within {timeout} s: {names} would allow it in {decision.retry_after} s"
     else:
-        message = f"{whose}got no permit within {timeout} s: other calls are ahead of it in the queue"
+        message = f"{got} within {timeout} s: other calls are ahead of it in the queue"
     return Denied(f"provider {name}: {message}", decision)
 
 

@@ -60,19 +60,20 @@ def observe_money(spending: Spending, record: Record) -> None:
 class Charge(BaseReservation):
     """What one call was charged: at its account first, then at ceilings. They are settled together, by flows."""
 
+    # the end of the first window it was charged to, by the store's clock; see `arrival`
+    window_end: int = MAX_INTEGER
+    recharged: Decision | None = None  # the decision of the store when it was charged again
+    recharging: Task[Any] | None = None  # charges it again
+    answered: bool = False
+    label: CallLabel | None = None  # if the provider has prices
+    spending: Spending | None = None  # where its cost is recorded
+    tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
+
     def __init__(self, charges: Sequence[ReservedCharge], clock: Clock, ttl: float = CHARGE_TTL) -> None:
         """Take what was charged."""
         super().__init__(charges, clock, ttl)
         self.at: int = charges[0].decision.at  # when it was last charged, by the store's clock
         self.since: int = clock.steady()  # ... and by ours
-        # the end of the first window it was charged to, by the store's clock; see `arrival`
-        self.window_end: int = MAX_INTEGER
-        self.recharged: Decision | None = None  # the decision of the store when it was charged again
-        self.recharging: Task[Any] | None = None  # charges it again
-        self.answered: bool = False
-        self.label: CallLabel | None = None  # if the provider has prices
-        self.spending: Spending | None = None  # where its cost is recorded
-        self.tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
     @property
     def decision(self) -> Decision:
@@ -83,9 +84,9 @@ class Charge(BaseReservation):
     def amounts(self) -> dict[str, int]:
         """What was charged, by unit; of a unit that several count, what the account was charged."""
         found: dict[str, int] = {}
-        for charge in self.charges:
+        for charge in reversed(self.charges):
             for limit, cost in zip(charge.policy.limits, charge.costs, strict=True):
-                found.setdefault(limit.unit, cost)
+                found[limit.unit] = cost
         return found
 
     @property

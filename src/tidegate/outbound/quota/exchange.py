@@ -52,6 +52,8 @@ class RequestOptions(NamedTuple):
 
     def replaced(self, timeout: float | None, priority: float | None, cost: Mapping[str, int] | None) -> RequestOptions:
         """Return the options with these instead, except those that are None."""
+        if timeout is None and priority is None and cost is None:
+            return self
         return RequestOptions(
             self.timeout if timeout is None else timeout,
             self.priority if priority is None else priority,

@@ -26,7 +26,6 @@ from tidegate.limiter import AsyncLimiter, Limiter, seconds
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
-from tidegate.outbound.quota.candidates import CallCandidates
 from tidegate.outbound.quota.charge import observe_money
 from tidegate.outbound.quota.cost import TokenEstimates
 from tidegate.outbound.quota.exchange import (
@@ -46,7 +45,7 @@ from tidegate.outbound.quota.pending_charge import (
 )
 from tidegate.outbound.quota.planner import CallPlanner
 from tidegate.outbound.quota.reserver import Reserver
-from tidegate.outbound.quota.responses import COUNTER_NAMES, CallProgress, ResponseHandler
+from tidegate.outbound.quota.responses import COUNTER_NAMES, ResponseHandler
 from tidegate.outbound.quota.tokenizer import load_tokenizer
 from tidegate.policy import join_key
 from tidegate.reservation import Reserving, apply_async
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from tidegate.observe import Observer, Record
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.candidates import Candidate
+    from tidegate.outbound.quota.candidates import GateCall
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.exchange import OutboundRequest
     from tidegate.policy import Cost, Key, Policy
@@ -164,34 +163,26 @@ class _Gate:
             response = yield partial(send, None)
             return SendResult(response.native, RequestOutcome(None), None)
         options = self._current_options()
-        candidates = CallCandidates(planner.candidates(provider, call, options), changes)
-        began, attempt, tries = self.clock.steady(), 1, 0
+        gate_call = self._reserver.open_call(provider, call, options, call.url, changes)
         while True:
-            tries += 1
-            candidate, charge = yield from self._reserver.reserve_flow(
-                candidates, options, began, call, provider, call.url
-            )
-            own, account, plan, _ = candidate
-            if account.delays.has_movable:
-                account.delays.track(charge)
-            sent, progress = self.clock.steady(), CallProgress(began, options.timeout, attempt)
-            response = yield from handler.send_or_drop_flow(candidates, candidate, call, send, charge, progress)
+            charge = yield from self._reserver.reserve_flow(gate_call)
+            response = yield from handler.send_flow(gate_call, send)
             if response is None:
                 continue
-            again = yield from handler.finish_try_flow(candidates, candidate, call, charge, response, (sent, progress))
+            again = yield from handler.finish_flow(gate_call, response)
             if again is None:
+                own, account, plan, asks = gate_call.candidate
                 settlement = None
                 if account.settles and not charge.settled:
                     settlement = handler.make_settlement(account, charge, response.status, plan)
-                cost = charge.amounts if candidate.ceilings else plan.cost
-                waited = (sent - began) / SECOND
-                outcome = RequestOutcome(provider.name, waited, tries, charge.decision, cost, own.member)
+                cost = charge.amounts if len(asks) > 1 else plan.cost
+                waited = (gate_call.sent - gate_call.began) / SECOND
+                outcome = RequestOutcome(provider.name, waited, gate_call.tries, charge.decision, cost, own.member)
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             yield response.close
             if again.new_attempt:
-                attempt += 1
-                candidates.begin_attempt()
+                gate_call.begin_attempt()
                 yield Sleep(self._signal(), self.clock.steady() + again.pause)
 
     def _recharge_written(self, account: Account, charge: Charge) -> None:
@@ -221,21 +212,19 @@ class _Gate:
             return make(None, None)
         options = self._current_options().replaced(timeout, priority, read_cost(cost))
         provider, call = found
-        candidates = CallCandidates(planner.candidates(provider, call, options), changes)
-        check_money_given(candidates[0].account, options.cost)
-        began = self.clock.steady()
+        gate_call = self._reserver.open_call(provider, call, options, target, changes)
+        check_money_given(gate_call.candidate.account, options.cost)
         try:
-            candidate, charge = yield from self._reserver.reserve_flow(
-                candidates, options, began, call, provider, target
-            )
+            charge = yield from self._reserver.reserve_flow(gate_call)
         except Denied as denied:
             if raises:
                 raise
-            return make(candidates[0].account, None, denied.decision)
-        pending = make(candidate.account, charge)
+            return make(gate_call.candidate.account, None, denied.decision)
+        account = gate_call.candidate.account
+        pending = make(account, charge)
         pending.owned = True
         if raises:
-            candidate.account.delays.track(charge)
+            account.delays.track(charge)
         else:
             charge.tracked_until = 0
         return pending
@@ -267,43 +256,47 @@ class _Gate:
         provider = self.planner.find_provider(call.url)
         return None if provider is None else self.planner.account(provider, call)
 
-    def _find_candidates(self, call: OutboundRequest) -> list[Candidate]:
-        """Return the accounts that a request may be charged to; none if no provider limits it."""
+    def _open_call(self, call: OutboundRequest) -> GateCall | None:
+        """Return a call to inspect; None: no provider limits it. Raises Denied if its pool is drained."""
+        changes = self.providers.changes
         provider = self.planner.find_provider(call.url)
-        return [] if provider is None else self.planner.candidates(provider, call, self._current_options())
+        if provider is None:
+            return None
+        return self._reserver.open_call(provider, call, self._current_options(), call.url, changes)
 
     def _peek_flow(self, call: OutboundRequest, times: int) -> CallFlow[Decision | None]:
         """Return the decision for sending a request now (or several such requests); None: no provider limits it."""
         try:
-            found = self._find_candidates(call)
+            found = self._open_call(call)
         except Denied as denied:  # all members of the pool are drained
             return denied.decision
-        return (yield from self._reserver.peek_flow(found, times)) if found else None
+        if found is None:
+            return None
+        found.repeat(times)
+        return (yield from found.ask_flow("peek"))
 
     def _peek_target_flow(self, target: object, cost: Cost | None) -> CallFlow[Decision | None]:
+        changes = self.providers.changes
         found = find_target(self.providers, target)
         if found is None:
             return None
-        options = self._current_options()
+        options = self._current_options().replaced(None, None, read_cost(cost))
         try:
-            candidates = self.planner.candidates(
-                *found, options if cost is None else options._replace(cost=read_cost(cost))
-            )
+            call = self._reserver.open_call(*found, options, target, changes)
         except Denied as denied:
             return denied.decision
-        return (yield from self._reserver.peek_flow(candidates))
+        return (yield from call.ask_flow("peek"))
 
     def _estimate_flow(self, call: OutboundRequest) -> CallFlow[CallEstimate | None]:
-        candidates = self._find_candidates(call)
-        if not candidates:
+        found = self._open_call(call)
+        if found is None:
             return None
-        _, account, plan, _ = candidates[0]
-        decision = yield from self._reserver.peek_flow(candidates)
+        _, account, plan, _ = found.candidates[0]
+        decision = yield from found.ask_flow("peek")
         cost, prices = plan.cost, account.provider.prices
         if prices is not None and isinstance(cost, Mapping):
             cost = {**cost, prices.unit: plan.money}  # also if only ceilings of several accounts count it
-        waiting = self._reserver.waiting_for(candidates)
-        return CallEstimate(account.provider.name, account.resource, cost, decision, waiting)
+        return CallEstimate(account.provider.name, account.resource, cost, decision, found.places().waiting)
 
     def metrics(self) -> dict[str, int]:
         """Return counters: sent, unlimited, denied here, refused by the provider, retried; and corrections learned."""

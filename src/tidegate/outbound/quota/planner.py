@@ -123,10 +123,16 @@ class CallPlanner:
         if pool is None:
             request = request_of(provider, call, options.model) if provider.reads_requests else None
             account = self._open_model_account(provider, call, request)
+            same = account.same_call
+            if same is not None and same.provider is provider and not options.cost:
+                return [same]
             strict = account.provider.strict if options.strict is None else options.strict
             plan = plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
             ceilings = self._call_ceilings(account, plan, options) if provider.ceilings else ()
-            return [Candidate(provider, account, plan, ceilings)]
+            candidate = Candidate.of(provider, account, plan, ceilings)
+            if account.fixed_cost is not None and not (options.cost or ceilings):
+                account.same_call = candidate  # all such calls are planned in the same way
+            return [candidate]
         members = [member for member in pool.members if not member.drained]
         found = []
         plans: dict[tuple[object, ...], CallPlan] = {}
@@ -140,7 +146,8 @@ class CallPlanner:
             alike = kind, account.provider.limits
             if alike not in plans:
                 plans[alike] = self._plan_call(account, call, requests[kind], options)
-            found.append(Candidate(own, account, plans[alike], self._call_ceilings(account, plans[alike], options)))
+            ceilings = self._call_ceilings(account, plans[alike], options)
+            found.append(Candidate.of(own, account, plans[alike], ceilings))
         conversation = conversation_of(pool, call, requests.values())
         order = pool.arrange(members, conversation, self._jitter, [c.plan.money for c in found])
         if not order:

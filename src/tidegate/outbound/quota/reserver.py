@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied
 from tidegate.joint import acquire_flow
 from tidegate.limiter import seconds
-from tidegate.outbound.quota.candidates import (
-    CallQueues,
-    CandidatesCall,
-    CandidatesChanged,
-    denial,
-    label_of,
-)
+from tidegate.outbound.quota.candidates import CallQueues, CandidatesChanged, GateCall, denial, label_of
 from tidegate.outbound.quota.charge import Charge, quiet_flow
+from tidegate.waiting import Denial
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tidegate.clock import Signal
-    from tidegate.core import Decision
     from tidegate.flow import CallFlow
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.candidates import CallCandidates, Candidate
     from tidegate.outbound.quota.exchange import OutboundRequest, RequestOptions
     from tidegate.outbound.quota.planner import CallPlanner
     from tidegate.spending import Spending
@@ -62,37 +54,38 @@ class Reserver:
         for account in tuple(self._planner.accounts.values()):
             account.limiter.queues.wake_all()
 
-    def reserve_flow(
-        self,
-        candidates: CallCandidates,
-        options: RequestOptions,
-        began: int,
-        call: OutboundRequest,
-        provider: Provider,
-        target: object,
-    ) -> CallFlow[tuple[Candidate, Charge]]:
+    def open_call(
+        self, provider: Provider, request: OutboundRequest, options: RequestOptions, target: object, changes: int
+    ) -> GateCall:
+        """Return a call to a provider; raises Denied if no member of its pool may be asked."""
+        return GateCall(self._planner, self.queues, provider, request, options, target, changes)
+
+    def reserve_flow(self, call: GateCall) -> CallFlow[Charge]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
 
         The same, once, if the response of the store was so slow that the request would be sent too late. If the
-        candidates change while the call waits, they are found again, at the current provider of the `target`. Returns
-        the candidate that is charged, and its charge.
+        candidates change while the call waits, they are found again.
         """
-        planner = self._planner
-        was_replaced = self._store.instant  # then no permit is too old
+        store = self._store
+        was_replaced = store.instant  # then no permit is too old
         while True:
             try:
-                candidate, charge = yield from self._charge_flow(candidates, options, began)
+                yield from self._charge_flow(call)
             except CandidatesChanged:
-                changes = planner.providers.changes
-                found = planner.candidates(planner.find_again(provider, target), call, options)
-                candidates.renew(found, changes)
+                call.find_again()
                 continue
+            candidate = call.candidate
             account = candidate.account
-            if (yield from self._check_outdated_flow(account, charge)):
+            charge = Charge(call.reserved(), self._clock)
+            delays = account.delays
+            expired = delays.find_expired(charge.at) if delays.in_flight else None
+            if (expired is not None or account.account_capacity.is_check_due()) and (
+                yield from self._check_outdated_flow(account, charge, expired)
+            ):
                 continue
-            if not self._store.instant and account.delays.is_stale(charge, checked_later=call.reports_write):
+            if not store.instant and delays.is_stale(charge, checked_later=call.request.reports_write):
                 if was_replaced:
-                    account.delays.keep_stale()
+                    delays.keep_stale()
                 else:
                     was_replaced = True
                     yield from quiet_flow(charge.cancel_flow())
@@ -100,46 +93,39 @@ class Reserver:
                         continue
             self._counts["sent"] += 1
             if candidate.provider.prices is not None:
-                charge.label, charge.spending = label_of(candidate, options), self._spending
-            return candidate, charge
+                charge.label, charge.spending = label_of(candidate, call.options), self._spending
+            call.charge = charge
+            return charge
 
-    def _charge_flow(
-        self, candidates: CallCandidates, options: RequestOptions, began: int
-    ) -> CallFlow[tuple[Candidate, Charge]]:
-        timeout = options.timeout
+    def _charge_flow(self, call: GateCall) -> CallFlow[None]:
+        """Ask at once, unless other calls wait for the same permits; then wait."""
+        verb, places, denied = call.verb, call.places(), None
+        if not places.occupied:
+            wakes = places.wakes
+            decision = yield from call.ask_flow(verb)
+            if decision.allowed:
+                return
+            denied = Denial(decision, wakes)
+        timeout, priority = call.options.timeout, call.options.priority
         if timeout is not None:
-            timeout = max(0.0, seconds("timeout", timeout) - (self._clock.steady() - began) / SECOND)
-        planner = self._planner
-        check = partial(planner.are_current, candidates.changes)
-        call = CandidatesCall(list(candidates), self.queues, check, planner.next_reload)
+            timeout = max(0.0, seconds("timeout", timeout) - (self._clock.steady() - call.began) / SECOND)
         try:
-            yield from acquire_flow(call, call.verb, timeout, options.priority, self._make_signal, None, began)
-        except Denied as denied:
+            yield from acquire_flow(call, verb, timeout, priority, self._make_signal, denied, call.began)
+        except Denied as error:
             self._counts["denied"] += 1
-            raise denial(candidates, denied.decision, timeout) from None
-        return call.candidate, Charge(call.reserved(), self._clock)
-
-    def peek_flow(self, candidates: Sequence[Candidate], times: int = 1) -> CallFlow[Decision]:
-        """Peek at the first candidate with room for this many calls."""
-        return CandidatesCall([each.repeated(times) for each in candidates], self.queues).ask_flow("peek")
-
-    def waiting_for(self, candidates: Sequence[Candidate]) -> int:
-        """Return the number of calls that wait in the same queue."""
-        places = CandidatesCall(candidates, self.queues).places()
-        return sum(queues.waiting(key) for queues, key in places.queues)
+            raise denial(call, error.decision, timeout) from None
 
     @staticmethod
-    def _check_outdated_flow(account: Account, charge: Charge) -> CallFlow[bool]:
+    def _check_outdated_flow(account: Account, charge: Charge, expired: Charge | None) -> CallFlow[bool]:
         """Return whether the capacity is lower than known when a permit was granted.
 
-        If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
+        That is so if a request in flight, whose permit has `expired`, is charged again, or if other processes were
+        refused. If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
         """
-        delays, outdated = account.delays, False
-        expired = delays.find_expired(charge.at) if delays.in_flight else None
         try:
             if expired is not None:
-                outdated = yield from account.renew_flow(expired, charge.at)
-            elif account.account_capacity.is_check_due():
+                outdated: bool = yield from account.renew_flow(expired, charge.at)
+            else:
                 outdated = yield from account.check_flow()
         except GeneratorExit:
             raise

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.candidates import CallCandidates, Candidate
+    from tidegate.outbound.quota.candidates import Candidate, GateCall
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
@@ -69,14 +69,6 @@ class ResponseMeaning(NamedTuple):
     retry_after: float | None = None
 
 
-class CallProgress(NamedTuple):
-    """When a call arrived, how many seconds it may take (None: any), and the number of the current attempt."""
-
-    began: int
-    timeout: float | None
-    attempt: int
-
-
 class NextTry(NamedTuple):
     """The microseconds before a call is sent again, and whether all members are tried again."""
 
@@ -102,29 +94,24 @@ class ResponseHandler:
         self._jitter = jitter
         self._recharge_written = recharge_written
 
-    def send_or_drop_flow(
-        self,
-        candidates: CallCandidates,
-        candidate: Candidate,
-        call: OutboundRequest,
-        send: Callable[..., Any],
-        charge: Charge,
-        progress: CallProgress,
-    ) -> CallFlow[Any]:
+    def send_flow(self, call: GateCall, send: Callable[..., Any]) -> CallFlow[Any]:
         """Send; None: nothing was sent, and another member of the pool must send the call."""
-        own, account, plan, _ = candidate
-        if call.reports_write and account.delays.watches_writes:
+        (own, account, plan, _), charge = call.candidate, call.charge
+        delays = account.delays
+        if delays.has_movable:
+            delays.track(charge)
+        if call.request.reports_write and delays.watches_writes:
             send_once = partial(send, own, plan.body, partial(self._note_written, account, charge))
         else:
             send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
+        call.tries += 1
+        call.sent = self.clock.steady()
         try:
-            return (yield from self._send_once_flow(account, call, send_once, charge))
+            return (yield from self._send_once_flow(account, call.request, send_once, charge))
         except Exception as error:
-            if not own.member or len(candidates) == 1 or not call.unreached(error):
+            if not own.member or len(call.candidates) == 1 or not call.request.unreached(error) or call.is_overdue():
                 raise
-            if self._is_overdue(candidate, progress):
-                raise
-            candidates.drop(candidate)
+            call.drop(call.candidate)
             self._counts["retried"] += 1
             return None
 
@@ -182,73 +169,53 @@ class ResponseHandler:
             self._counts["corrected"] += yield from account.learn_flow(advice)
         return ResponseMeaning(status)
 
-    def _next_try(
-        self,
-        candidates: CallCandidates,
-        candidate: Candidate,
-        call: OutboundRequest,
-        meaning: ResponseMeaning,
-        progress: CallProgress,
-    ) -> NextTry | None:
+    def _next_try(self, call: GateCall, meaning: ResponseMeaning) -> NextTry | None:
         """Return how the call is sent again: by another member, or in another attempt; None: it is not.
 
         Each member is tried once in an attempt. After the deadline, nothing is sent again.
         """
-        status = meaning.status
-        if candidate.provider.member:
-            self._note_member(candidates, candidate, status)
-            if call.replays and self._may_move_on(candidates, candidate, call, status, progress):
+        status, request = meaning.status, call.request
+        if call.candidate.provider.member:
+            self._note_member(call, status)
+            if request.replays and self._may_move_on(call, status):
                 return NextTry(0, new_attempt=False)
-        if status not in REFUSAL_STATUSES or not call.replays:
+        if status not in REFUSAL_STATUSES or not request.replays:
             return None
-        retries, spent = candidate.account.provider.retries, self.clock.steady() - progress.began
-        if progress.timeout is not None:
-            retries = retries._replace(within=min(retries.within, progress.timeout))
-        rules = retries, progress.attempt, status, call.method, spent, meaning.retry_after
+        retries, spent = call.candidate.account.provider.retries, self.clock.steady() - call.began
+        if call.options.timeout is not None:
+            retries = retries._replace(within=min(retries.within, call.options.timeout))
+        rules = retries, call.attempt, status, request.method, spent, meaning.retry_after
         pause = retry_pause(*rules, self._jitter())
         return None if pause is None else NextTry(pause, new_attempt=True)
 
-    def _note_member(self, candidates: CallCandidates, candidate: Candidate, status: int) -> None:
+    def _note_member(self, call: GateCall, status: int) -> None:
         """Note what a response says about the key of a member.
 
         A 401 or 403 may be about the call, see `key_trouble`.
         """
+        candidate = call.candidate
         account = candidate.account
         if status in REJECTED_STATUSES:
             if status == UNAUTHORIZED and not account.key_accepted:
                 account.doubt_key(candidate.model)
-            candidates.rejected += ((candidate, status),)
-            candidates.drop(candidate)
+            call.rejected += ((candidate, status),)
+            call.drop(candidate)
         elif status in REFUSAL_STATUSES:
-            candidates.refuse(candidate)
+            call.refuse(candidate)
         elif status < FIRST_ERROR_STATUS:
             account.accept_key(candidate.model)
-            for other, rejected_with in candidates.rejected:
+            for other, rejected_with in call.rejected:
                 self._note_rejected(other, rejected_with)
 
-    def _may_move_on(
-        self,
-        candidates: CallCandidates,
-        candidate: Candidate,
-        call: OutboundRequest,
-        status: int,
-        progress: CallProgress,
-    ) -> bool:
+    @staticmethod
+    def _may_move_on(call: GateCall, status: int) -> bool:
         """Return whether another member, not tried yet, may send a call that this one could not."""
-        if self._is_overdue(candidate, progress):
+        if call.is_overdue():
             return False
         if status in REJECTED_STATUSES:
-            return bool(candidates)
-        repeats = status == TOO_MANY_REQUESTS or call.method.upper() in IDEMPOTENT_METHODS
-        return status in REFUSAL_STATUSES and repeats and any(not each.account.paused_for() for each in candidates)
-
-    def _is_overdue(self, candidate: Candidate, progress: CallProgress) -> bool:
-        """Return whether the deadline of a call has passed; a call that does not wait has the time of retries."""
-        timeout = progress.timeout
-        if timeout is None:
-            return False
-        within = timeout or candidate.account.provider.retries.within
-        return self.clock.steady() - progress.began > within * SECOND
+            return bool(call.candidates)
+        repeats = status == TOO_MANY_REQUESTS or call.request.method.upper() in IDEMPOTENT_METHODS
+        return status in REFUSAL_STATUSES and repeats and any(not each.account.is_paused() for each in call.candidates)
 
     def _note_rejected(self, candidate: Candidate, status: int) -> None:
         """Note that another member could send a call that this one was rejected for."""
@@ -274,23 +241,15 @@ class ResponseHandler:
             unused = {unit: 0 for unit in charge.units if unit != REQUESTS_UNIT}
             yield from charge.commit_flow(unused or None)
 
-    def finish_try_flow(
-        self,
-        candidates: CallCandidates,
-        candidate: Candidate,
-        call: OutboundRequest,
-        charge: Charge,
-        response: ProviderResponse,
-        when: tuple[int, CallProgress],
-    ) -> CallFlow[Any]:
-        """Learn from a response; returns how the call is sent again, or None. `when`: its instant, and its progress.
+    def finish_flow(self, call: GateCall, response: ProviderResponse) -> CallFlow[NextTry | None]:
+        """Learn from a response; returns how the call is sent again, or None.
 
         An error is logged and counted, and the caller gets the response; a cancellation ends the call.
         """
-        own, account, plan, _ = candidate
+        (own, account, plan, _), charge = call.candidate, call.charge
         try:
-            meaning = yield from self._handle_response_flow(account, charge, response, when[0])
-            again = self._next_try(candidates, candidate, call, meaning, when[1])
+            meaning = yield from self._handle_response_flow(account, charge, response, call.sent)
+            again = self._next_try(call, meaning)
             if again is not None and not charge.settled:
                 yield from self._settle_failed_flow(account, charge, response.status, plan)
         except GeneratorExit:

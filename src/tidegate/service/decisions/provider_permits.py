@@ -115,7 +115,9 @@ class ProviderPermits:
             charge.label, charge.spending = CallLabel(*content.label), self.gate.spending
         return AsyncPendingCharge(self.gate.run, account, charge), provider.policy
 
-    def _restore_ceiling(self, provider: Provider, content: ReservationId, made: Sequence[Any]) -> ReservedCharge | None:
+    def _restore_ceiling(
+        self, provider: Provider, content: ReservationId, made: Sequence[Any]
+    ) -> ReservedCharge | None:
         """Return what was charged to a ceiling; None: the ceiling no longer exists."""
         name, key, costs, at, charged = made
         ceiling = next((each for each in provider.ceilings if each.policy.name == name), None)
