@@ -218,9 +218,7 @@ class GatedStore(DelegatingStore):
 
 def deny_paused(policy: Policy, costs: Sequence[int], wait: int, instant: int) -> Decision:
     """Return the denial of a policy that is paused for `wait` microseconds."""
-    views = [
-        (0, NEVER if cost > limit.burst else wait, wait) for limit, cost in zip(policy.limits, costs, strict=True)
-    ]
+    views = [(0, NEVER if cost > limit.burst else wait, wait) for limit, cost in zip(policy.limits, costs, strict=True)]
     return Decision.of_views(instant, policy.limits, views, within_limits=False)
 
 

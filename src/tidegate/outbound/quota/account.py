@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.account_capacity import CurrentCapacity
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.candidates import Candidate
+    from tidegate.outbound.quota.gate_call import Candidate
     from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store

@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from tidegate.observe import Observer, Record
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.candidates import GateCall
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.exchange import OutboundRequest
+    from tidegate.outbound.quota.gate_call import GateCall
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
 

@@ -10,9 +10,9 @@ from tidegate.core.algorithms import NEVER
 from tidegate.core.decision import Decision
 from tidegate.errors import Denied, ResourceUnknown
 from tidegate.joint import LimiterAsk
-from tidegate.outbound.quota.candidates import Candidate
 from tidegate.outbound.quota.cost import CallPlan, TokenEstimates, key_of, plan_call, request_of
 from tidegate.outbound.quota.exchange import added_key, is_confidential, target_url
+from tidegate.outbound.quota.gate_call import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

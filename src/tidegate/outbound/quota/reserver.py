@@ -8,8 +8,8 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied
 from tidegate.joint import acquire_flow
 from tidegate.limiter import seconds
-from tidegate.outbound.quota.candidates import CallQueues, CandidatesChanged, GateCall, denial, label_of
 from tidegate.outbound.quota.charge import Charge, quiet_flow
+from tidegate.outbound.quota.gate_call import CallQueues, CandidatesChanged, GateCall, denial, label_of
 from tidegate.waiting import Denial
 
 if TYPE_CHECKING:

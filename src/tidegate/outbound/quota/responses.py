@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.candidates import Candidate, GateCall
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
+    from tidegate.outbound.quota.gate_call import Candidate, GateCall
     from tidegate.outbound.quota.learned_sizes import LearnedSizes
 
 log: logging.Logger = logging.getLogger(__name__)
