@@ -241,7 +241,10 @@ class Places:
     @property
     def wakes(self) -> int:
         """A number that changes with every wake-up."""
-        return sum([queues.wakes for queues, _ in self.queues])
+        wakes = 0
+        for queues, _ in self.queues:
+            wakes += queues.wakes
+        return wakes
 
     def check_open(self) -> None:
         """Raise Closed if a limiter was closed."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.outbound.providers.money import is_money
 from tidegate.policy.key import join_key
-from tidegate.reservation import BaseReservation
+from tidegate.reservation import BaseReservation, ReservedCharge
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core import Decision
     from tidegate.flow import CallFlow, Flow
+    from tidegate.joint import LimiterAsk
     from tidegate.observe import Record
     from tidegate.policy import Cost
-    from tidegate.reservation import ReservedCharge
     from tidegate.spending import Spending
     from tidegate.waiting import ApplyStep
 
@@ -69,16 +69,38 @@ class Charge(BaseReservation):
     spending: Spending | None = None  # where its cost is recorded
     tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
-    def __init__(self, charges: Sequence[ReservedCharge], clock: Clock, ttl: float = CHARGE_TTL) -> None:
-        """Take what was charged."""
+    def __init__(
+        self,
+        charges: Sequence[ReservedCharge],
+        clock: Clock,
+        ttl: float = CHARGE_TTL,
+        only: tuple[LimiterAsk, Decision] | None = None,
+    ) -> None:
+        """Take what was charged; `only` is a single ask and its decision: most of these are never corrected."""
+        self._only = only
+        self._charges: Sequence[ReservedCharge] = ()
         super().__init__(charges, clock, ttl)
-        self.at: int = charges[0].decision.at  # when it was last charged, by the store's clock
+        self.at: int = self.decision.at  # when it was last charged, by the store's clock
         self.since: int = clock.steady()  # ... and by ours
+
+    @property
+    def charges(self) -> Sequence[ReservedCharge]:
+        """What was charged: at the account, then at ceilings."""
+        found = self._charges
+        if not found and self._only is not None:
+            (limiter, key, cost), decision = self._only
+            policy = limiter.policy_of(decision)
+            self._charges = found = (ReservedCharge(limiter, policy, key, policy.costs(cost), decision),)
+        return found
+
+    @charges.setter
+    def charges(self, charges: Sequence[ReservedCharge]) -> None:
+        self._charges = charges
 
     @property
     def decision(self) -> Decision:
         """The decision of its account."""
-        return self.charges[0].decision
+        return self.charges[0].decision if self._only is None else self._only[1]
 
     @property
     def amounts(self) -> dict[str, int]:

@@ -52,7 +52,7 @@ class RequestOptions(NamedTuple):
 
     def replaced(self, timeout: float | None, priority: float | None, cost: Mapping[str, int] | None) -> RequestOptions:
         """Return the options with these instead, except those that are None."""
-        if timeout is None and priority is None and cost is None:
+        if priority is None and cost is None and (timeout is None or timeout == self.timeout):
             return self
         return RequestOptions(
             self.timeout if timeout is None else timeout,

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.adaptive.gated_store import retry_after_recovery
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import MAX_DURATION, SECOND
 from tidegate.errors import Denied
-from tidegate.joint import Charged, JointCall, LimiterAsk, soonest
-from tidegate.outbound.quota.charge import CallLabel
+from tidegate.joint import JointCall, LimiterAsk, soonest
+from tidegate.outbound.quota.charge import CallLabel, Charge
 from tidegate.policy.key import join_key
 from tidegate.waiting import Places, WaitQueues
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tidegate.joint import JointFlow
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.account import Account
-    from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import OutboundRequest, RequestOptions
     from tidegate.outbound.quota.planner import CallPlanner
@@ -126,7 +125,8 @@ class GateCall(JointCall):
     refused: tuple[str, ...] = ()
     rejected: tuple[tuple[Candidate, int], ...] = ()  # with the status
     charge: Charge
-    _asked: bool = False
+    _only: tuple[LimiterAsk, Decision] | None = None  # what was charged, if it is a single ask
+    waits: bool = False  # whether it has waited: then its candidates may have changed
 
     def __init__(
         self,
@@ -149,7 +149,6 @@ class GateCall(JointCall):
         self.began: int = planner.clock.steady()
         self._found = found = planner.candidates(provider, request, options)
         self.candidates: list[Candidate] = found
-        self._ready: list[Candidate] = found
         self.candidate: Candidate = found[0]  # that was charged
         super().__init__([candidate.asks for candidate in found])
 
@@ -183,7 +182,7 @@ class GateCall(JointCall):
         self._use([each for each in self._found if each.provider.member not in tried] or self._found)
 
     def _use(self, candidates: list[Candidate]) -> None:
-        self.candidates = self._ready = candidates
+        self.candidates = candidates
         self.alternatives = [candidate.asks for candidate in candidates]
 
     def repeat(self, times: int) -> None:
@@ -210,24 +209,28 @@ class GateCall(JointCall):
 
     def ask_flow(self, verb: str) -> JointFlow:
         """Ask the store for the first candidate with room; raises CandidatesChanged."""
-        candidates = self.candidates
-        if self._asked and verb != "peek":
+        if self.waits and verb != "peek":
             self._check_current()
-        self._asked = True
         paused: list[Decision] = []
-        self._ready = ready = []
-        for candidate in candidates:
+        ready = self.candidates
+        for candidate in ready:
             account = candidate.account
             account.recover()
             if account.is_paused():
                 paused.append(account.deny_paused(candidate.asks[0].cost))
-            else:
-                ready.append(candidate)
-        if not ready:
-            return soonest(paused)
-        if paused or len(ready) != len(self.alternatives):
-            self.alternatives = [candidate.asks for candidate in ready]
-        decision: Decision = yield from self._ask_ready_flow(verb)
+        if paused:
+            ready = [candidate for candidate in ready if not candidate.account.is_paused()]
+            if not ready:
+                return soonest(paused)
+        self.alternatives = [candidate.asks for candidate in ready]
+        if verb == "acquire" and len(ready) == 1 and len(ready[0].asks) == 1:
+            # As `charge_flow` does, but a store in memory answers this in a quarter of the time.
+            limiter, key, cost = ready[0].asks[0]
+            decision: Decision = yield partial(limiter.try_acquire, key, cost)  # type: ignore[misc, attr-defined]  # JointFlow has only the engine's steps; a Limiter or AsyncLimiter
+            self.chosen, self._only = 0, (ready[0].asks[0], decision)
+        else:
+            decision = yield from super().ask_flow(verb)
+            self._only = None
         if decision.allowed:
             self.candidate = ready[self.chosen]
             return decision
@@ -236,16 +239,10 @@ class GateCall(JointCall):
             decision = retry_after_recovery(decision, min(waits)) if waits else decision
         return soonest([*paused, decision])
 
-    def _ask_ready_flow(self, verb: str) -> JointFlow:
-        if verb != "acquire" or len(self.alternatives) > 1 or len(self.alternatives[0]) > 1:
-            return (yield from super().ask_flow(verb))
-        ((asked,),) = self.alternatives
-        # As `charge_flow` does, but a limiter in memory answers this in a quarter of the time.
-        limiter: Any = asked.limiter
-        decision: Decision = yield partial(limiter.try_acquire, asked.key, asked.cost)  # type: ignore[misc]  # JointFlow has only the engine's steps
-        if decision.allowed:
-            self.charged, self.chosen = Charged(((limiter, asked.ask()),), (decision,)), 0
-        return decision
+    def make_charge(self) -> Charge:
+        """Return what it was charged."""
+        charges = self.reserved() if self._only is None else ()
+        return Charge(charges, self._planner.clock, only=self._only)
 
     def _check_current(self) -> None:
         if len(self.candidates) > 1:

@@ -8,7 +8,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied
 from tidegate.joint import acquire_flow
 from tidegate.limiter import seconds
-from tidegate.outbound.quota.charge import Charge, quiet_flow
+from tidegate.outbound.quota.charge import quiet_flow
 from tidegate.outbound.quota.gate_call import CallQueues, CandidatesChanged, GateCall, denial, label_of
 from tidegate.waiting import Denial
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidegate.flow import CallFlow
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.account import Account
+    from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.exchange import OutboundRequest, RequestOptions
     from tidegate.outbound.quota.planner import CallPlanner
     from tidegate.spending import Spending
@@ -76,7 +77,7 @@ class Reserver:
                 continue
             candidate = call.candidate
             account = candidate.account
-            charge = Charge(call.reserved(), self._clock)
+            charge = call.make_charge()
             delays = account.delays
             expired = delays.find_expired(charge.at) if delays.in_flight else None
             if (expired is not None or account.account_capacity.is_check_due()) and (
@@ -106,6 +107,7 @@ class Reserver:
             if decision.allowed:
                 return
             denied = Denial(decision, wakes)
+        call.waits = True
         timeout, priority = call.options.timeout, call.options.priority
         if timeout is not None:
             timeout = max(0.0, seconds("timeout", timeout) - (self._clock.steady() - call.began) / SECOND)
