@@ -227,6 +227,8 @@ class Places:
 
     def open_to(self, waiter: Waiter | None) -> Sequence[int]:
         """Return the numbers of the alternatives in whose queues the waiter is the first; None: no call waits."""
+        if waiter is None and not any(queues.occupied for queues, _ in self.queues):
+            return self.everything
         return tuple(
             number
             for number, places in enumerate(self._alternatives)

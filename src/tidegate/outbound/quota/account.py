@@ -114,7 +114,7 @@ class Account:
         self._set_provider(provider)
         self.delays: ArrivalDelays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
         self.limiter: Any = limiter
-        self.places: Places = Places(((limiter.queues, key),))  # where its calls wait
+        self.places: Places = Places((((limiter.queues, key),),))  # where its calls wait
         self.account_capacity: AccountCapacity = AccountCapacity(
             resource, self._narrowest, shared_capacity, self._make_notices, self.clock, self.refresh
         )
@@ -404,7 +404,7 @@ class Account:
         if self.paused_for():
             return self.deny_paused(cost), None
         call = JointCall(((LimiterAsk(self.limiter, self.key, cost),),))
-        decision = yield from call.ask_flow("acquire" if self.plain else "hold")
+        decision = yield from call.ask_flow("acquire" if self.plain else "hold", (0,))
         return decision, Charge(call.reserved(), self.clock) if decision.allowed else None
 
     def return_flow(self, amounts: Mapping[str, int], at: int) -> CallFlow[Any]:

@@ -6,8 +6,8 @@ GateCall           asks the engine for the first candidate with room, all or not
 left out           accounts that are paused, because the provider refused a call, until they may be asked
 changed            if the files change, or a key is rejected, while a call waits, `CandidatesChanged` ends its wait; the
                    gate finds its candidates again, and the call is queued by the time of its arrival
-wait queues        a call with one key waits in the queue of its account. A call with several waits in a queue for this
-                   set of keys: calls of a team whose ceiling is reached do not hold up others
+wait queues        a call with one key waits in the queue of its account, one with several in a queue for this set of
+                   keys: calls of a team whose ceiling is reached do not hold up others
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.policy.key import join_key
 from tidegate.waiting import Places, WaitQueues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tidegate.core import Decision, Limit
     from tidegate.joint import JointFlow
@@ -207,35 +207,36 @@ class GateCall(JointCall):
                 return "hold"
         return "acquire"
 
-    def ask_flow(self, verb: str) -> JointFlow:
+    def ask_flow(self, verb: str, _numbers: Sequence[int] = ()) -> JointFlow:
         """Ask the store for the first candidate with room; raises CandidatesChanged."""
         if self.waits and verb != "peek":
             self._check_current()
+        candidates = self.candidates
         paused: list[Decision] = []
-        ready = self.candidates
-        for candidate in ready:
+        numbers: list[int] = []
+        for number, candidate in enumerate(candidates):
             account = candidate.account
             account.recover()
             if account.is_paused():
                 paused.append(account.deny_paused(candidate.asks[0].cost))
-        if paused:
-            ready = [candidate for candidate in ready if not candidate.account.is_paused()]
-            if not ready:
-                return soonest(paused)
-        self.alternatives = [candidate.asks for candidate in ready]
-        if verb == "acquire" and len(ready) == 1 and len(ready[0].asks) == 1:
+            else:
+                numbers.append(number)
+        if not numbers:
+            return soonest(paused)
+        asks = candidates[numbers[0]].asks
+        self._only = None
+        if verb == "acquire" and len(numbers) == 1 and len(asks) == 1:
             # As `charge_flow` does, but a store in memory answers this in a quarter of the time.
-            limiter, key, cost = ready[0].asks[0]
+            limiter, key, cost = asks[0]
             decision: Decision = yield partial(limiter.try_acquire, key, cost)  # type: ignore[misc, attr-defined]  # JointFlow has only the engine's steps; a Limiter or AsyncLimiter
-            self.chosen, self._only = 0, (ready[0].asks[0], decision)
+            self.chosen, self._only = numbers[0], (asks[0], decision)
         else:
-            decision = yield from super().ask_flow(verb)
-            self._only = None
+            decision = yield from super().ask_flow(verb, numbers)
         if decision.allowed:
-            self.candidate = ready[self.chosen]
+            self.candidate = candidates[self.chosen]
             return decision
         if decision.retry == NEVER:
-            waits = [wait for each in ready if (wait := each.recovery_wait()) is not None]
+            waits = [wait for number in numbers if (wait := candidates[number].recovery_wait()) is not None]
             decision = retry_after_recovery(decision, min(waits)) if waits else decision
         return soonest([*paused, decision])
 
@@ -253,11 +254,11 @@ class GateCall(JointCall):
             raise CandidatesChanged
 
     def places(self) -> Places:
-        """Return the queue in which it waits."""
+        """Return the queue in which it waits: one for all of its candidates."""
         candidates = self.candidates
-        if len(candidates) == 1 and not candidates[0].ceilings:
+        if len(candidates) == 1 and len(candidates[0].asks) == 1:
             return candidates[0].account.places
-        return Places(((self._queues, self._queues.queue_of(each for one in candidates for each in one.asks)),))
+        return Places((((self._queues, self._queues.queue_of(each for one in candidates for each in one.asks)),),))
 
     def max_sleep(self, _verb: str) -> int:
         """Return how long it may sleep at most: a capacity recovers, and the first waiter reads changed files."""

@@ -101,12 +101,13 @@ class Reserver:
     def _charge_flow(self, call: GateCall) -> CallFlow[None]:
         """Ask at once, unless other calls wait for the same permits; then wait."""
         verb, places, denied = call.verb, call.places(), None
-        if not places.occupied:
+        numbers = places.open_to(None)
+        if numbers:
             wakes = places.wakes
-            decision = yield from call.ask_flow(verb)
+            decision = yield from call.ask_flow(verb, numbers)
             if decision.allowed:
                 return
-            denied = Denial(decision, wakes)
+            denied = Denial(decision, wakes, numbers)
         call.waits = True
         timeout, priority = call.options.timeout, call.options.priority
         if timeout is not None:
