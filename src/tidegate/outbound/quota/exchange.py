@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tidegate.core import Decision
     from tidegate.outbound.providers.provider import KeyLocation, Provider
+    from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.outbound.quota.settlement import PendingSettlement
     from tidegate.policy import Cost
 
@@ -108,7 +109,7 @@ class OutboundRequest(NamedTuple):
     another body as its second argument; `reports_write` whether it takes a function as its third, and calls it when it
     has written the request, or before it sends one whose body it does not write at once. `is_permit`: the program sends
     the request itself, and its method is not known. `form` returns those parts of a multipart form that are in memory,
-    if the body as a whole is not.
+    if the body as a whole is not. `parsed` is what was already read of it, and the provider that it was read for.
     """
 
     method: str
@@ -121,6 +122,7 @@ class OutboundRequest(NamedTuple):
     reports_write: bool = False
     is_permit: bool = False
     form: Callable[[], bytes | None] = lambda: None
+    parsed: tuple[Provider, RequestTokens] | None = None
 
 
 class ProviderResponse(NamedTuple):
