@@ -36,7 +36,7 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 Flow = Generator[S, Any, R]  # yields steps S, receives their results, returns R
-CallFlow = Flow[Callable[[], Any], R]  # yields functions to call: `perform` is `operator.call`
+CallFlow = Flow[Any, R]  # yields functions to call, or steps of other flows that its `perform` also executes
 
 
 def run(flow: Flow[S, R], perform: Callable[[S], Any]) -> R:
@@ -98,11 +98,6 @@ def suppress_errors_flow(step: Callable[[], Any]) -> CallFlow[Any]:
     """Run a step and ignore its errors, which would only hide a response or another error."""
     with suppress(Exception):
         yield step
-
-
-def step_flow(step: S) -> Flow[S, Any]:
-    """Run one step, as a flow."""
-    return (yield step)
 
 
 def complete_flow(*flows: Flow[S, Any]) -> Flow[S, None]:

@@ -310,10 +310,12 @@ def acquire_flow(
     priority: float,
     make_signal: Callable[[], Signal],
     denied: Denial | None = None,
+    arrived: int | None = None,
 ) -> JointFlow:
     """Ask at once for what no other call waits for; if that is nothing, or if denied, wait until the deadline.
 
-    `denied` is the answer of a caller that has asked at once.
+    `denied` is the answer of a caller that has asked at once. `arrived` is when the call arrived, by steady time (None:
+    now): a call that waits again is queued as it was the first time.
     """
     first = call.alternatives[0][0].limiter
     timeout = None if timeout is None else seconds("timeout", timeout)
@@ -331,8 +333,8 @@ def acquire_flow(
     steady = first.clock.steady
     now = steady()
     deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
-    waiter, max_sleep = Waiter(now - ahead, make_signal()), call.max_sleep(verb)
-    decision = yield from wait_flow(places, waiter, verb, call.ask_flow, deadline, max_sleep, steady, denied)
+    waiter = Waiter((now if arrived is None else arrived) - ahead, make_signal())
+    decision = yield from wait_flow(places, waiter, verb, call.ask_flow, deadline, call.max_sleep, steady, denied)
     return raise_if_denied(call, decision, timeout)
 
 

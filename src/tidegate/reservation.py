@@ -6,7 +6,6 @@ with one call of the store for all charges of one store, slot and instant.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -15,7 +14,6 @@ from tidegate.core.decision import LocalDecision, join_decisions
 from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable, ValueConflict
 from tidegate.flow import run, run_async
-from tidegate.observe import Record
 from tidegate.suggestions import hint
 from tidegate.waiting import ApplyStep
 
@@ -27,14 +25,11 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
-    from tidegate.observe import Observer
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores.base import Ask
     from tidegate.stores.values import Write
 
     Correction = tuple[ApplyStep, list["ReservedCharge"]]
-
-log: logging.Logger = logging.getLogger(__name__)
 
 
 def charged_at(decision: Decision, policy: Policy) -> int | None:
@@ -106,8 +101,8 @@ class ReservedCharge:
         return found
 
 
-class _Reservation:
-    """Shared by Reservation and AsyncReservation: computes and sends the corrections of a settlement."""
+class BaseReservation:
+    """Base class of Reservation and AsyncReservation: computes and sends the corrections of a settlement, as flows."""
 
     def __init__(self, charges: Sequence[ReservedCharge], clock: Clock, ttl: float) -> None:
         """Take what was charged; it expires after `ttl` seconds."""
@@ -117,7 +112,6 @@ class _Reservation:
         self._open = [True]  # emptied by the one call that settles
         self._unsettled: Sequence[Correction] = ()  # of a settlement that has begun
         self.writes: Sequence[Write] = ()  # values to write when it is settled, in the first step
-        self.observer: Observer | None = None  # called with a Record of each correction
 
     @property
     def decision(self) -> Decision:
@@ -154,8 +148,8 @@ class _Reservation:
         """Whether `ttl` has passed: then the estimate stays charged, and a commit charges only the amount above it."""
         return self._clock.steady() >= self._ends
 
-    def _commit_flow(self, actual: Cost | None) -> Flow[ApplyStep, None]:
-        """Correct the estimate to the actual cost; units that are not given stay as estimated."""
+    def commit_flow(self, actual: Cost | None) -> Flow[ApplyStep, None]:
+        """Correct the estimate to the actual cost (None: keep it); units that are not given stay as estimated."""
         if actual is None:
             return self._settle_flow([(charge, charge.costs, None) for charge in self.charges])
         parts = self._parts(actual)
@@ -168,7 +162,8 @@ class _Reservation:
             ]
         )
 
-    def _cancel_flow(self) -> Flow[ApplyStep, None]:
+    def cancel_flow(self) -> Flow[ApplyStep, None]:
+        """Refund the whole charge."""
         return self._settle_flow([(charge, (0,) * len(charge.costs), None) for charge in self.charges])
 
     def _parts(self, cost: Cost) -> list[tuple[ReservedCharge, Cost | None]]:
@@ -214,7 +209,7 @@ class _Reservation:
                 self._unsettled = failed
                 self._open.append(True)
 
-    def _shrink_flow(self, cost: Cost) -> Flow[ApplyStep, None]:
+    def shrink_flow(self, cost: Cost) -> Flow[ApplyStep, None]:
         """Reduce what is reserved; units that are not given stay as they are."""
         if self.settled:
             raise RateLimitError(f"the reservation for {self.key!r} is already settled")
@@ -260,22 +255,13 @@ class _Reservation:
                 error = error or raised
                 continue
             for charge, ask, decision in zip(charges, step.asks, decisions, strict=True):
-                self._observe(charge, ask, decision)
+                charge.limiter.observe("adjust", ask, decision)
             step.store.wake(step.asks)
         if error is not None:
             try:
                 raise error
             finally:
                 error = None  # its traceback refers to this frame: no reference cycle
-
-    def _observe(self, charge: ReservedCharge, ask: Ask, decision: Decision) -> None:
-        """Call the observers; an error in that of the reservation is logged, because the charge was corrected."""
-        charge.limiter.observe("adjust", ask, decision)
-        if self.observer is not None:
-            try:
-                self.observer(Record("adjust", *ask, decision))
-            except Exception:
-                log.exception("the observer of a reservation failed")
 
     def __repr__(self) -> str:
         """Show the keys, the costs and the state."""
@@ -312,7 +298,7 @@ def _steps(
     return steps
 
 
-class Reservation(_Reservation):
+class Reservation(BaseReservation):
     """Permits reserved for a running call. Commit the actual cost, or cancel."""
 
     def commit(self, actual: Cost | None = None) -> None:
@@ -321,15 +307,15 @@ class Reservation(_Reservation):
         Units that a mapping does not contain stay as estimated. If it raises StoreUnavailable, call it or `cancel`
         again: that makes the corrections that were not made, of the first of these calls.
         """
-        run(self._commit_flow(actual), ApplyStep.apply)
+        run(self.commit_flow(actual), ApplyStep.apply)
 
     def cancel(self) -> None:
         """Refund the whole charge."""
-        run(self._cancel_flow(), ApplyStep.apply)
+        run(self.cancel_flow(), ApplyStep.apply)
 
     def shrink(self, cost: Cost) -> None:
         """Reserve less than before, and refund the difference; the reservation stays open."""
-        run(self._shrink_flow(cost), ApplyStep.apply)
+        run(self.shrink_flow(cost), ApplyStep.apply)
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -346,20 +332,20 @@ def apply_async(step: ApplyStep) -> Any:  # noqa: ANN401 - the decisions, or an 
     return step.apply() if step.store.instant else step.store.apply_async(*step.arguments)
 
 
-class AsyncReservation(_Reservation):
+class AsyncReservation(BaseReservation):
     """Permits reserved for a running call, for tasks: the methods of Reservation as coroutines."""
 
     async def commit(self, actual: Cost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate); see `Reservation.commit`."""
-        await run_async(self._commit_flow(actual), apply_async)
+        await run_async(self.commit_flow(actual), apply_async)
 
     async def cancel(self) -> None:
         """Refund the whole charge."""
-        await run_async(self._cancel_flow(), apply_async)
+        await run_async(self.cancel_flow(), apply_async)
 
     async def shrink(self, cost: Cost) -> None:
         """Reserve less than before, and refund the difference; the reservation stays open."""
-        await run_async(self._shrink_flow(cost), apply_async)
+        await run_async(self.shrink_flow(cost), apply_async)
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""

@@ -234,6 +234,8 @@ class Places:
 
     def open_to(self, waiter: Waiter | None) -> Sequence[int]:
         """Return the numbers of the alternatives in whose queues the waiter is the first; None: no call waits."""
+        if waiter is None and not any(queues.occupied for queues, _ in self.queues):
+            return self.everything
         return tuple(
             number
             for number, places in enumerate(self._alternatives)
@@ -241,9 +243,17 @@ class Places:
         )
 
     @property
+    def waiting(self) -> int:
+        """The number of calls that wait in these queues."""
+        return sum([queues.waiting(key) for queues, key in self.queues])
+
+    @property
     def wakes(self) -> int:
         """A number that changes with every wake-up."""
-        return sum([queues.wakes for queues, _ in self.queues])
+        wakes = 0
+        for queues, _ in self.queues:
+            wakes += queues.wakes
+        return wakes
 
     def check_open(self) -> None:
         """Raise Closed if a limiter was closed."""
@@ -263,15 +273,15 @@ def wait_flow(
     verb: str,
     ask_flow: AskFlow,
     deadline: int | None,
-    max_sleep: int,
+    max_sleep: Callable[[str], int],
     steady: Callable[[], int],
     denied: Denial | None = None,
 ) -> WaitFlow:
     """Wait for permits.
 
-    `ask_flow` applies a verb, with the current policies. `max_sleep` bounds each sleep where permits may come back
-    without a wake-up in this process. `denied` is a decision that was made before the call joined its queues. Returns
-    the decision that ended the wait: allowed, impossible, or denied at the deadline.
+    `ask_flow` applies a verb, with the current policies. `max_sleep` of the verb bounds each sleep where permits may
+    come back without a wake-up in this process. `denied` is a decision that was made before the call joined its queues.
+    Returns the decision that ended the wait: allowed, impossible, or denied at the deadline.
     """
     with waiter.running:
         try:
@@ -288,7 +298,7 @@ def _wait_flow(
     verb: str,
     ask_flow: AskFlow,
     deadline: int | None,
-    max_sleep: int,
+    max_sleep: Callable[[str], int],
     steady: Callable[[], int],
     denied: Denial | None,
 ) -> WaitFlow:
@@ -307,7 +317,8 @@ def _wait_flow(
             never = decision.retry == NEVER
             if decision.allowed or (never and numbers == places.everything):
                 return decision
-            again = steady() + (max_sleep if never else min(decision.retry, max_sleep))
+            most = max_sleep(verb)
+            again = steady() + (most if never else min(decision.retry, most))
             until = again if deadline is None else min(deadline, again)
         denied = None
         if deadline is not None and steady() >= deadline:

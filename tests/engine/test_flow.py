@@ -12,7 +12,7 @@ import pytest
 
 from tests.cases import cases
 from tests.interrupts import Interrupted, each_interruption
-from tidegate.flow import complete_flow, run, run_async, step_flow
+from tidegate.flow import complete_flow, run, run_async
 
 
 def run_with_values(flow, perform):
@@ -44,6 +44,10 @@ def failing(error):
         return step
 
     return perform
+
+
+def step_flow(step):
+    return (yield step)
 
 
 def test_results_are_sent_into_the_flow(runner):

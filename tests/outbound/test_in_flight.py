@@ -97,7 +97,7 @@ def test_changed_limits_keep_requests_in_flight():
     gate = Gate(providers(2, "10s"), MemoryStore(clock=clock), timeout=0)
 
     def send(_provider):
-        gate.providers = providers(3, "10s")
+        gate.planner.providers = providers(3, "10s")
         assert [answer(gate).response, answer(gate).response] == [200, 200]
         clock.advance(11)
         assert [answer(gate).response, answer(gate).response] == [200, 200]

@@ -205,23 +205,23 @@ def test_teams_and_tags_need_not_be_strings(store):
 
 
 class FailingStore(MemoryStore):
-    """A store that fails to correct charges of these policies, once each."""
+    """A store that fails to correct charges of these policies, once."""
 
     def __init__(self, *names):
         super().__init__(clock=ManualClock(1_767_225_600))
         self.failing = list(names)
 
-    def apply_one(self, verb, policy, *arguments, **options):
-        if verb == "adjust" and policy.name in self.failing:
-            self.failing.remove(policy.name)
+    def apply(self, verb, asks, *arguments, **options):
+        if verb == "adjust" and any(policy.name in self.failing for policy, _, _ in asks):
+            self.failing.clear()
             raise StoreUnavailable("the connection was lost")
-        return super().apply_one(verb, policy, *arguments, **options)
+        return super().apply(verb, asks, *arguments, **options)
 
 
 @pytest.mark.parametrize("names", [["spend:all"], ["provider:api.test:a"], ["spend:all", "provider:api.test:a"]])
 @pytest.mark.parametrize("kind", [Gate, AsyncGate])
-def test_a_charge_that_was_settled_in_part_can_be_settled_again(kind, names):
-    """The account is settled even if the ceiling cannot be; the caller repeats it, and nothing counts twice."""
+def test_a_charge_that_could_not_be_settled_can_be_settled_again(kind, names):
+    """The account and the ceiling are settled in one step; the caller repeats it, and nothing counts twice."""
     store = FailingStore(*names)
     limits = ["9/1h", "10_000/1h unit=usd_micros name=money"]
     spend = [{"limit": 1, "period": "day", "unit": "usd", "name": "all"}]

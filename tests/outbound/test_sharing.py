@@ -1,6 +1,7 @@
 """Gates share what they learn from refusals, over a bus or through a common store."""
 
 import asyncio
+import operator
 from contextlib import ExitStack
 from functools import partial
 
@@ -16,6 +17,7 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tidegate import Denied, StoreUnavailable
 from tidegate.clock import TaskSignal
+from tidegate.flow import run
 from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers
 from tidegate.outbound.capacity.refusals import Notice
 from tidegate.outbound.capacity.shared_notices import SharedNotices
@@ -160,7 +162,7 @@ async def test_gates_on_one_store_detect_a_stricter_limit_together():
 # ---- the board itself ------------------------------------------------------------------------------------------------
 
 
-take = partial(Gate.run, None)  # takes the steps of a flow, which needs nothing of a gate
+take = partial(run, perform=operator.call)
 
 
 def boards(count, clock):

@@ -137,7 +137,7 @@ class Simulation:
             step = flow.send(value)
             while True:
                 try:
-                    value = step()
+                    value = self.gates[process].perform(step)
                 except Denied as denied:
                     flow.throw(denied)
                 if len(sent) > already:

@@ -201,13 +201,13 @@ def test_the_callback_of_a_limiter_without_a_swarm(face, limiter):
 
 def test_reserve_and_commit(face, limiter):
     face.run(limiter.set_capacity("tokens", 1000, 60))
-    held = face.run(limiter.reserve("tokens", 800))
+    held = face.run(limiter.reserve("tokens", cost=800))
     assert face.run(limiter.get_capacity("tokens")) == Capacity("tokens", 200, 1000, 60.0, 1)
     with pytest.raises(Denied):
-        face.run(limiter.reserve("tokens", 201))
+        face.run(limiter.reserve("tokens", cost=201))
     face.run(held.commit(300))
     assert face.run(limiter.get_capacity("tokens")) == Capacity("tokens", 700, 1000, 60.0, 0)
-    held = face.run(limiter.reserve("tokens", 700))
+    held = face.run(limiter.reserve("tokens", cost=700))
     face.run(held.cancel())
     assert available(face, limiter, "tokens") == 700
     with pytest.raises(ResourceUnknown):

@@ -235,7 +235,7 @@ def test_a_cost_that_fits_again_after_recovery_waits_for_it(face, agents, clock)
     with pytest.raises(Denied) as denied:
         face.run(limiter.acquire("tokens", cost=600, timeout=10))
     assert denied.value.decision.retry_after == 20
-    reservation = face.run(limiter.reserve("tokens", 600, timeout=None))
+    reservation = face.run(limiter.reserve("tokens", cost=600, timeout=None))
     assert 68 < clock.now() - START < 69, "after two steps it holds 605; then 50 more have to come in"
     face.run(reservation.cancel())
 

@@ -194,21 +194,14 @@ class GatedStore(DelegatingStore):
         recovery = self.recovery_of(policy.name)
         if recovery is None or any(cost > most for cost, most in zip(costs, recovery[0], strict=False)):
             return decision
-        wait = max(1, recovery[1] - self.clock.steady())
-        views = tuple(View(left, wait if retry == NEVER else retry, reset) for left, retry, reset in decision.views)
-        return type(decision).of_views(decision.at, decision.policy_limits, views, within_limits=False)
+        return retry_after_recovery(decision, max(1, recovery[1] - self.clock.steady()))
 
     def _wait(self, verb: str, asks: Sequence[Ask]) -> int:
         return max((self.frozen_for(policy.name) for policy, _, _ in asks), default=0) if VERBS[verb].asks else 0
 
     def _denied(self, asks: Sequence[Ask], wait: int, now: int | None) -> list[Decision]:
         instant = self.clock.ns() // 1000 if now is None else now
-        return [
-            Decision.of_views(
-                instant, policy.limits, tuple(_view(*pair, wait) for pair in _pairs(policy, costs)), within_limits=False
-            )
-            for policy, _, costs in asks
-        ]
+        return [deny_paused(policy, costs, wait, instant) for policy, _, costs in asks]
 
     def metrics(self) -> dict[str, int]:
         """Return the counters of the wrapped store, and the number of frozen policies."""
@@ -223,12 +216,17 @@ class GatedStore(DelegatingStore):
         await self._opened.close_async()
 
 
-def _pairs(policy: Policy, costs: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [(limit.burst, cost) for limit, cost in zip(policy.limits, costs, strict=True)]
+def deny_paused(policy: Policy, costs: Sequence[int], wait: int, instant: int) -> Decision:
+    """Return the denial of a policy that is paused for `wait` microseconds."""
+    pairs = zip(policy.limits, costs, strict=True)
+    views = [View(0, NEVER if cost > limit.burst else wait, wait) for limit, cost in pairs]
+    return Decision.of_views(instant, policy.limits, views, within_limits=False)
 
 
-def _view(burst: int, cost: int, wait: int) -> View:
-    return View(0, NEVER if cost > burst else wait, wait)
+def retry_after_recovery(denied: Decision, wait: int) -> Decision:
+    """Return a permanent denial as one that may end after `wait` microseconds, when a capacity has recovered."""
+    views = tuple(View(left, wait if retry == NEVER else retry, reset) for left, retry, reset in denied.views)
+    return type(denied).of_views(denied.at, denied.policy_limits, views, within_limits=False)
 
 
 class RecoveringClock:

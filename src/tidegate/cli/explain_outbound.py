@@ -54,14 +54,14 @@ def explain_call(gate: Gate, request: OutboundRequest) -> Explanation:
     """Ask a gate about a request."""
     host = host_of(request.url)
     found = Explanation(f"{request.method} {redact(request.url)}", "provider")
-    chosen = gate.find_provider(request.url)
+    chosen = gate.planner.find_provider(request.url)
     for provider in gate.providers:
         found.rules.append(explain_domain(provider, chosen, host))
     if chosen is None:
         found.verdict = f"Not limited: no provider has the domain {host} or a parent of it."
         return found
     found.rules += explain_costs(chosen, request)
-    account = gate.account(chosen, request)
+    account = gate.planner.account(chosen, request)
     cost = cost_of(account, request, None)
     found.verdict = f"Limited by the provider {chosen.name}."
     found.key, found.key_reason = show_key(account.key), describe_scope(chosen)

@@ -171,7 +171,7 @@ class ProviderCall:
             url = URL(target_url(provider, self.outbound) or "", encoded=True)
         if provider is None or provider.api_key is None:
             return url, headers, None
-        added = self._gate.key_for(provider, self.outbound._replace(url=str(url)))
+        added = self._gate.planner.key_for(provider, self.outbound._replace(url=str(url)))
         if added is None:
             return url, headers, None
         headers = headers.copy()

@@ -72,7 +72,7 @@ class EgressGateway:
     ) -> None:
         """Send calls through a gate, which its owner closes."""
         self.gate = gate
-        gate.shares_unnamed_models = True  # callers name the models
+        gate.planner.shares_unnamed_models = True  # callers name the models
         self.rules: EgressRules = EgressRules(settings)
         self.settings = settings
         self.callers: Callers = Callers(settings.callers)
@@ -302,10 +302,12 @@ class EgressGateway:
         exchange.begin_wait()
         try:
             call.request = self.limits.read(caller, provider, call.outbound)
+            plan = self.limits.plan(caller, provider, call.outbound, call.request)
+            if plan.body is not None:
+                call.replace_body(plan.body)
+            elif call.request is not None:  # the gate need not read it again
+                call.outbound = call.outbound._replace(parsed=(provider, call.request))
             if caller.limits:
-                plan = self.limits.plan(caller, provider, call.outbound, call.request)
-                if plan.body is not None:
-                    call.replace_body(plan.body)
                 own, options = await self.reserve_own(caller, plan.cost, options)
             # Each request has a task, and so a context, of its own: the options need not be reset.
             timeout, priority, tag = options

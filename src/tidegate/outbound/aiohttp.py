@@ -73,7 +73,7 @@ class RateLimitMiddleware:
         ) -> ProviderResponse:
             async with other_body(request, call.body(), body, written):
                 with other_url(request, target_url(provider, call)):
-                    response = await send_with_key(request, handler, self.gate.key_for(provider, call))
+                    response = await send_with_key(request, handler, self.gate.planner.key_for(provider, call))
             headers = tuple(response.headers.items())
             read = partial(read_refusal, response, self.gate.clock)
             return ProviderResponse(response.status, headers, release_of(response), response, read)

@@ -98,7 +98,7 @@ class RateLimitAdapter(HTTPAdapter):
             sent = request
             if body is not None or (provider is not None and provider.changes_requests):
                 sent = with_url(with_body(request, body), target_url(provider, call))
-                sent = self._with_key(sent, self.gate.key_for(provider, call), keys)
+                sent = self._with_key(sent, self.gate.planner.key_for(provider, call), keys)
             if written is not None and (whole := call.body() if body is None else body):
                 sent = copy(sent)
                 sent.body = _WatchedBody(whole, written)  # type: ignore[assignment]  # urllib3 also accepts an iterable

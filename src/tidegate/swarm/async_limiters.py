@@ -51,8 +51,9 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
     async def acquire(
         self,
         resource: str,
-        timeout: float | None = None,  # noqa: ASYNC109 - the deadline is part of the contract
+        *,
         cost: int = 1,
+        timeout: float | None = None,  # noqa: ASYNC109 - the deadline is part of the contract
         priority: float = 0,
     ) -> Decision:
         """Wait for a permit, and take it; see `SwarmLimiter.acquire`."""
@@ -86,7 +87,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         await self._sync.wait_async(self._sync.bounded(timeout))
         return self._after_join(timeout, started)
 
-    async def try_acquire(self, resource: str, cost: int = 1) -> bool:
+    async def try_acquire(self, resource: str, *, cost: int = 1) -> bool:
         """Take a permit if one is free; returns whether it did, never waits."""
         entry = self._find(resource)
         try:
@@ -97,7 +98,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
         entry.begin_call()
         return True
 
-    async def release(self, resource: str, cost: int = 1, *, return_token: bool = True) -> None:
+    async def release(self, resource: str, *, cost: int = 1, return_token: bool = True) -> None:
         """End a call and return its permit to the bucket; see `SwarmLimiter.release`."""
         entry = self._find(resource)
         if entry is not None and entry.end_call() and return_token:
@@ -105,7 +106,7 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
                 await entry.limiter.refund(resource, cost)
 
     def reserve(
-        self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
+        self, resource: str, *, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
     ) -> Reserving[AsyncReservation]:
         """Charge an estimate now and settle it later: await it, or use it in `async with`; see `Limiter.reserve`."""
         return Reserving(lambda: self._reserve(resource, cost, ttl, timeout, priority))
@@ -131,9 +132,9 @@ class _AsyncLimiter(SwarmResources[AsyncLimiter]):
     def limited(
         self,
         resource: str | Callable[..., str],
-        timeout: float | None = None,
-        cost: int | Callable[..., int] = 1,
         *,
+        cost: int | Callable[..., int] = 1,
+        timeout: float | None = None,
         return_token: bool = False,
         announce: bool = True,
     ) -> AsyncLimitedCall:

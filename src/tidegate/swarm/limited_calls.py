@@ -106,7 +106,7 @@ class LimitedCall(_LimitedCall["_Limiter"], LimitsCalls):
     def __enter__(self) -> Decision:
         """Wait for a permit."""
         resource, cost = self._resource_and_cost()
-        decision = self._limiter.acquire(resource, self._timeout, cost)
+        decision = self._limiter.acquire(resource, cost=cost, timeout=self._timeout)
         self._began.add(self._limiter.clock.steady() / SECOND)
         return decision
 
@@ -114,7 +114,7 @@ class LimitedCall(_LimitedCall["_Limiter"], LimitsCalls):
         """End the call; announce a 429."""
         began = self._began.remove() or 0.0
         resource, cost = self._resource_and_cost()
-        self._limiter.release(resource, cost, return_token=self._return_token)
+        self._limiter.release(resource, cost=cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
             self._limiter.announce_reduced(resource, *refusal, began=began)
@@ -128,7 +128,7 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
     async def __aenter__(self) -> Decision:
         """Wait for a permit."""
         resource, cost = self._resource_and_cost()
-        decision = await self._limiter.acquire(resource, self._timeout, cost)
+        decision = await self._limiter.acquire(resource, cost=cost, timeout=self._timeout)
         self._began.add(self._limiter.clock.steady() / SECOND)
         return decision
 
@@ -136,7 +136,7 @@ class AsyncLimitedCall(_LimitedCall["_AsyncLimiter"], LimitsCoroutines):
         """End the call; announce a 429."""
         began = self._began.remove() or 0.0
         resource, cost = self._resource_and_cost()
-        await self._limiter.release(resource, cost, return_token=self._return_token)
+        await self._limiter.release(resource, cost=cost, return_token=self._return_token)
         refusal = self._refusal(error)
         if refusal is not None:
             await self._limiter.announce_reduced(resource, *refusal, began=began)

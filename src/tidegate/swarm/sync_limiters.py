@@ -39,7 +39,7 @@ class _Limiter(SwarmResources[Limiter]):
         if removed is not None:
             removed.limiter.close()
 
-    def acquire(self, resource: str, timeout: float | None = None, cost: int = 1, priority: float = 0) -> Decision:
+    def acquire(self, resource: str, *, cost: int = 1, timeout: float | None = None, priority: float = 0) -> Decision:
         """Wait for a permit and take it; call `release` when the work is done.
 
         Raises Denied after `timeout` seconds, ResourceUnknown if no capacity is set, Closed if the limiter is closed.
@@ -72,7 +72,7 @@ class _Limiter(SwarmResources[Limiter]):
         self._sync.wait(self._sync.bounded(timeout))
         return self._after_join(timeout, started)
 
-    def try_acquire(self, resource: str, cost: int = 1) -> bool:
+    def try_acquire(self, resource: str, *, cost: int = 1) -> bool:
         """Take a permit if one is free; returns whether it did, never waits."""
         entry = self._find(resource)
         if entry is None or not self._try(entry, cost):
@@ -87,7 +87,7 @@ class _Limiter(SwarmResources[Limiter]):
         except Closed:
             return False
 
-    def release(self, resource: str, cost: int = 1, *, return_token: bool = True) -> None:
+    def release(self, resource: str, *, cost: int = 1, return_token: bool = True) -> None:
         """End a call and return its permit to the bucket.
 
         Always returning permits limits how many calls run concurrently, not how many are made per window: pass
@@ -99,7 +99,7 @@ class _Limiter(SwarmResources[Limiter]):
                 entry.limiter.refund(resource, cost)
 
     def reserve(
-        self, resource: str, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
+        self, resource: str, *, cost: int = 1, ttl: float = 60.0, timeout: float | None = 0.0, priority: float = 0
     ) -> Reservation:
         """Charge an estimate now and settle it later: `commit` the actual cost, or `cancel`; see `Limiter.reserve`."""
         entry = self._require(resource)
@@ -115,9 +115,9 @@ class _Limiter(SwarmResources[Limiter]):
     def limited(
         self,
         resource: str | Callable[..., str],
-        timeout: float | None = None,
-        cost: int | Callable[..., int] = 1,
         *,
+        cost: int | Callable[..., int] = 1,
+        timeout: float | None = None,
         return_token: bool = False,
         announce: bool = True,
     ) -> LimitedCall:

@@ -83,9 +83,9 @@ def _limit_writer(limit: Limit, form: FieldForm[S]) -> Callable[[int, int], list
             until = second * SECOND
             reset = (reset_name, number(second))
             last = (until - SECOND, until, reset)
-        if left > quota:  # noqa: PLR1730 - min() would cost more; a bucket may have a larger burst
+        if left > quota:
             left = quota
-        elif left < 0:  # noqa: PLR1730 - as above
+        elif left < 0:
             left = 0
         fields = [first, remaining[left] if left < CACHED_REMAINING else (remaining_name, number(left)), reset]
         if extra:

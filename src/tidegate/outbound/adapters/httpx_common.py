@@ -120,7 +120,7 @@ class HttpxLibrary:
         """Return the request as it is sent: with the URL and the key of the provider, and `body` if it is given."""
         if body is not None or (provider is not None and provider.changes_requests):
             request = self.with_url(self.with_body(request, body), target_url(provider, call))
-            request = self.with_key(request, gate.key_for(provider, call))
+            request = self.with_key(request, gate.planner.key_for(provider, call))
         if provider is not None and provider.reads_requests:
             request = self.with_readable_coding(request)
         return request

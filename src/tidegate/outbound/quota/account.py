@@ -15,11 +15,13 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.adaptive import GatedStore, RecoveringClock, RecoverySettings
+from tidegate.adaptive import RecoverySettings
+from tidegate.adaptive.gated_store import deny_paused
 from tidegate.core.bounds import MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import StoreUnavailable
 from tidegate.flow import complete_flow
 from tidegate.fork import fork_safe
+from tidegate.joint import JointCall, LimiterAsk
 from tidegate.outbound.capacity.account_capacity import AccountCapacity
 from tidegate.outbound.capacity.learned_quotas import LearnedQuotas, with_quota
 from tidegate.outbound.capacity.learning import LimitCorrection, ProviderCharge, ProviderCharges, find_corrections
@@ -32,11 +34,13 @@ from tidegate.outbound.quota.charge import Charge
 from tidegate.outbound.quota.key_trouble import KeyTrouble
 from tidegate.outbound.quota.request_tokens import largest_output
 from tidegate.policy import Policy
-from tidegate.reservation import charged_at
+from tidegate.reservation import ReservedCharge, charged_at
+from tidegate.waiting import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tidegate.clock import Clock
     from tidegate.core import Decision, Limit
     from tidegate.flow import CallFlow
     from tidegate.headers import Advice
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.capacity.account_capacity import CurrentCapacity
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
     from tidegate.outbound.providers.provider import Provider
+    from tidegate.outbound.quota.gate_call import Candidate
     from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
@@ -86,15 +91,15 @@ class Account:
         resource: str,
         store: Store,
         shared_capacity: SharedCapacity,
-        limiter: Callable[..., Limiter | AsyncLimiter],
+        limiter: Limiter | AsyncLimiter,
         apply: Callable[..., Any],
     ) -> None:
-        """Share a store with other accounts; `limiter` creates a limiter, `apply` calls the store, awaited or not."""
+        """Share a store with other accounts; `apply` calls the store, awaited or not."""
         self.key = key
         self.resource = resource
-        self.store: GatedStore = GatedStore(store)
-        self.store.clock = RecoveringClock(store.clock, partial(shared_capacity.due, resource), self.refresh)
-        self.clock: RecoveringClock = self.store.clock
+        self.store = store
+        self.clock: Clock = store.clock
+        self._paused_until = 0
         self._apply = apply
         self._lock = fork_safe(threading.RLock())
         self.last_used: int = self.clock.steady()  # when it was last used
@@ -108,18 +113,37 @@ class Account:
         self._learned = LearnedQuotas(provider.limits)
         self._set_provider(provider)
         self.delays: ArrivalDelays = ArrivalDelays(provider.limits, self._narrowest, self.clock, self.refresh)
-        self.limiter: Any = limiter(provider.policy, store=self.store)
+        self.limiter: Any = limiter
+        self.places: Places = Places((((limiter.queues, key),),))  # where its calls wait
         self.account_capacity: AccountCapacity = AccountCapacity(
             resource, self._narrowest, shared_capacity, self._make_notices, self.clock, self.refresh
         )
         self.account_capacity.register()
-        self.store.recovery_of = self._recovery_of
         self.refresh()
 
-    def _recovery_of(self, _policy: str) -> tuple[tuple[int, ...], int] | None:
-        """Return what the limits allow after recovery, and when the next step is; None: they are not reduced."""
+    def paused_for(self) -> int:
+        """Return for how many microseconds nothing is sent, because the provider refused a call."""
+        return max(0, self._paused_until - self.clock.steady()) if self._paused_until else 0
+
+    def is_paused(self) -> bool:
+        """Return whether nothing is sent now."""
+        return self._paused_until > 0 and self.paused_for() > 0
+
+    def deny_paused(self, cost: Cost) -> Decision:
+        """Return the decision on a call while nothing is sent."""
+        policy = self.limiter.policy
+        return deny_paused(policy, policy.costs(cost), self.paused_for(), self.clock.ns() // 1000)
+
+    def recovery_wait(self, cost: Cost) -> int | None:
+        """Return when a cost that is too large for the reduced capacity may fit, in microseconds; None: never."""
         due = self.account_capacity.due()
-        return None if due is None else (tuple(limit.burst for limit in self.provider.limits), due)
+        if due is None or not self.can_fit_costs(self.provider.policy.costs(cost)):
+            return None
+        return max(1, due - self.clock.steady())
+
+    def can_fit_costs(self, costs: Sequence[int]) -> bool:
+        """Return whether the costs at each limit can ever be allowed."""
+        return all(cost <= limit.burst for limit, cost in zip(self.provider.limits, costs, strict=True))
 
     def _make_notices(self, length: int) -> SharedNotices:
         names = tuple(limit.name for limit in self.configured.limits)
@@ -146,6 +170,7 @@ class Account:
             unit: min(limit.burst for limit in limits if limit.unit == unit) for unit in self.units
         }
         self.fixed_cost: Cost | None = self._compute_fixed_cost()
+        self.same_call: Candidate | None = None  # see `CallPlanner.candidates`
         self._unbounded = self._without_maximum(limits)
 
     def _without_maximum(self, limits: tuple[Limit, ...]) -> Policy:
@@ -198,10 +223,7 @@ class Account:
                 self._apply_capacity(current)
 
     def _apply_capacity(self, current: CurrentCapacity) -> None:
-        if current.frozen_until > self.clock.steady():
-            self.store.freeze(self.provider.policy.name, current.frozen_until)
-        else:
-            self.store.unfreeze(self.provider.policy.name)
+        self._paused_until = current.frozen_until
         limits = self.delays.stretched()
         self._unbounded_stretched = self._without_maximum(tuple(limits))
         if current.quota < self._narrowest.quota:
@@ -369,8 +391,21 @@ class Account:
 
     def hold_flow(self, amounts: Mapping[str, int]) -> CallFlow[Any]:
         """Charge these amounts, whether they fit or not; returns the charge."""
-        (decision,) = yield self._store_call("acquire", tuple(amounts.get(x.unit, 0) for x in self.provider.limits))
-        return Charge(self.limiter, self.key, dict(amounts), decision)
+        costs = tuple(amounts.get(limit.unit, 0) for limit in self.provider.limits)
+        (decision,) = yield self._store_call("acquire", costs)
+        return self._make_charge(costs, decision)
+
+    def _make_charge(self, costs: tuple[int, ...], decision: Decision) -> Charge:
+        limiter = self.limiter
+        return Charge([ReservedCharge(limiter, limiter.policy_of(decision), self.key, costs, decision)], self.clock)
+
+    def extend_flow(self, cost: Mapping[str, int]) -> CallFlow[Any]:
+        """Try to charge more for a call, without waiting; returns the decision, and the new charge or None."""
+        if self.paused_for():
+            return self.deny_paused(cost), None
+        call = JointCall(((LimiterAsk(self.limiter, self.key, cost),),))
+        decision = yield from call.ask_flow("acquire" if self.plain else "hold", (0,))
+        return decision, Charge(call.reserved(), self.clock) if decision.allowed else None
 
     def return_flow(self, amounts: Mapping[str, int], at: int) -> CallFlow[Any]:
         """Return a part of what was charged at an instant of the store's clock."""
@@ -378,14 +413,13 @@ class Account:
 
     def shrink_flow(self, charge: Charge, surplus: Mapping[str, int]) -> CallFlow[Any]:
         """Return a part of a charge that will not be used."""
-        pairs = zip(self.provider.limits, charge.costs, strict=True)
-        part = tuple(min(cost, surplus.get(limit.unit, 0)) for limit, cost in pairs)
-        if not any(part):
-            return
-        try:
-            yield from complete_flow(*(self._give_back_flow(costs, at) for at, costs in charge.shrink(part)))
-        except StoreUnavailable:
-            return  # they count until their period ends
+        reserved = charge.amounts
+        left = {
+            unit: max(0, reserved[unit] - amount) for unit, amount in surplus.items() if amount and unit in reserved
+        }
+        if left:
+            with suppress(StoreUnavailable):  # it counts until its period ends
+                yield from charge.shrink_flow(left)
 
     def charge_unsettled_flow(self, amount: int, earlier: int | None) -> CallFlow[Any]:
         """Charge requests of which it is unknown whether and when they arrived, as if they arrived now.

@@ -65,13 +65,12 @@ def _accounts_of(gate: AsyncGate, member: Member) -> list[Account]:
     found = [account for account in gate.accounts if account.key[:2] == key]
     if own.models or own.per:  # then no call is charged to the account of the member itself, unless it has no model
         found = [account for account in found if account.key != key or account.spent or account.refused] or found
-    return found[:MAX_MEMBER_ACCOUNTS] or [gate.open_account(own, key)]
+    return found[:MAX_MEMBER_ACCOUNTS] or [gate.planner.open_account(own, key)]
 
 
 async def describe_account(gate: AsyncGate, account: Account) -> dict[str, Any]:
     """Describe an account: what is left of its limits, its capacity, and refusals and cost in this process."""
     policy = account.limiter.policy
-    # From the store itself: the store of a paused account denies everything, as if nothing remained.
     (peeked,) = await gate.store.apply_async("peek", ((policy, account.key, (0,) * len(policy.limits)),))
     usage = usage_of(peeked)
     limits = [
@@ -82,7 +81,7 @@ async def describe_account(gate: AsyncGate, account: Account) -> dict[str, Any]:
         "name": account.provider.name,
         "account": account.resource if account.resource != account.provider.domain else "",
         "capacity": account.capacity,
-        "frozen_for": account.store.frozen_for(account.provider.policy.name) / SECOND,
+        "frozen_for": account.paused_for() / SECOND,
         "waiting": account.limiter.waiting,
         "refused": account.refused,
         "cost_micros": account.spent,

@@ -1,26 +1,30 @@
-"""A Charge: what a request was charged, until its actual cost is known."""
+"""A Charge: the joint reservation of one call, with its label and what is known of its arrival at the provider."""
 
 from __future__ import annotations
 
-from functools import partial
+import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
-from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.providers.money import is_money
 from tidegate.policy.key import join_key
+from tidegate.reservation import BaseReservation, ReservedCharge
 
 if TYPE_CHECKING:
     from asyncio import Task
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
+    from tidegate.clock import Clock
     from tidegate.core import Decision
-    from tidegate.flow import CallFlow
-    from tidegate.limiter import Limiter
-    from tidegate.observe import Observer, Record
-    from tidegate.policy import Cost, Key
-    from tidegate.reservation import AsyncReservation, Reservation
+    from tidegate.flow import CallFlow, Flow
+    from tidegate.joint import LimiterAsk
+    from tidegate.observe import Record
+    from tidegate.policy import Cost
     from tidegate.spending import Spending
+    from tidegate.waiting import ApplyStep
+
+log: logging.Logger = logging.getLogger(__name__)
 
 CHARGE_TTL: Final = 600.0  # seconds within which a response must end for its estimate to be corrected downwards
 
@@ -39,130 +43,98 @@ class CallLabel(NamedTuple):
 
 def observe_money(spending: Spending, record: Record) -> None:
     """Warn if a decision shows that spending approaches a money limit."""
+    units = record.policy.units
+    if record.verb == "peek" or not any(map(is_money, units)):
+        return
     # A correction that returns money does not end a warning: else each large reservation would warn again.
-    money = (cost for unit, cost in zip(record.policy.units, record.costs, strict=False) if is_money(unit))
-    if record.verb != "adjust" or max(money, default=0) > 0:
-        name, key = record.policy.name.removeprefix("spend:").removeprefix("provider:"), join_key(record.key)
+    money = (cost for unit, cost in zip(units, record.costs, strict=False) if is_money(unit))
+    if record.verb == "adjust" and max(money, default=0) <= 0:
+        return
+    name, key = record.policy.name.removeprefix("spend:").removeprefix("provider:"), join_key(record.key)
+    try:
         spending.observe(name if name == key else f"{name} {key}", record.decision)
+    except Exception:
+        log.exception("could not check the milestones of %s", name)
 
 
-class Charge:
-    """A charge that can be corrected; its reservation is created only when needed, since most charges never change."""
+class Charge(BaseReservation):
+    """What one call was charged: at its account first, then at ceilings. They are settled together, by flows."""
 
-    __slots__ = (
-        "_reservation",
-        "answered",
-        "at",
-        "cost",
-        "decision",
-        "key",
-        "label",
-        "limiter",
-        "observer",
-        "recharged",
-        "recharging",
-        "since",
-        "spending",
-        "tracked_until",
-        "window_end",
-    )
+    # the end of the first window it was charged to, by the store's clock; see `arrival`
+    window_end: int = MAX_INTEGER
+    recharged: Decision | None = None  # the decision of the store when it was charged again
+    recharging: Task[Any] | None = None  # charges it again
+    answered: bool = False
+    label: CallLabel | None = None  # if the provider has prices
+    spending: Spending | None = None  # where its cost is recorded
+    tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
 
     def __init__(
         self,
-        limiter: Limiter | AsyncLimiter,
-        key: Key,
-        cost: Cost,
-        decision: Decision,
-        reservation: Reservation | AsyncReservation | None = None,
+        charges: Sequence[ReservedCharge],
+        clock: Clock,
+        ttl: float = CHARGE_TTL,
+        only: tuple[LimiterAsk, Decision] | None = None,
     ) -> None:
-        """Store what was charged; `reservation` is its reservation, if there is one already."""
-        self.limiter: Limiter | AsyncLimiter = limiter
-        self.key: Key = key
-        self.cost: Cost = cost
-        self._reservation = reservation
-        self.decision: Decision = decision
-        self.at: int = decision.at  # when it was last charged, by the store's clock
-        self.since: int = limiter.clock.steady()  # ... and by ours
-        # the end of the first window it was charged to, by the store's clock; see `arrival`
-        self.window_end: int = MAX_INTEGER
-        self.recharged: Decision | None = None  # the decision of the store when it was charged again
-        self.recharging: Task[Any] | None = None  # charges it again
-        self.answered: bool = False
-        self.label: CallLabel | None = None  # if the provider has prices
-        self.spending: Spending | None = None  # where its cost is recorded
-        self.observer: Observer | None = None  # of its corrections and extensions
-        self.tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
+        """Take what was charged; `only` is a single ask and its decision: most of these are never corrected."""
+        self._only = only
+        self._charges: Sequence[ReservedCharge] = ()
+        super().__init__(charges, clock, ttl)
+        self.at: int = self.decision.at  # when it was last charged, by the store's clock
+        self.since: int = clock.steady()  # ... and by ours
 
     @property
-    def has_reservation(self) -> bool:
-        """Whether its reservation was created."""
-        return self._reservation is not None
+    def charges(self) -> Sequence[ReservedCharge]:
+        """What was charged: at the account, then at ceilings."""
+        found = self._charges
+        if not found and self._only is not None:
+            (limiter, key, cost), decision = self._only
+            policy = limiter.policy_of(decision)
+            self._charges = found = (ReservedCharge(limiter, policy, key, policy.costs(cost), decision),)
+        return found
+
+    @charges.setter
+    def charges(self, charges: Sequence[ReservedCharge]) -> None:
+        self._charges = charges
 
     @property
-    def settled(self) -> bool:
-        """Whether it was committed or cancelled."""
-        return self._reservation is not None and self._reservation.settled
-
-    @property
-    def costs(self) -> tuple[int, ...]:
-        """What was charged to each limit."""
-        return self.reservation.costs
+    def decision(self) -> Decision:
+        """The decision of its account."""
+        return self.charges[0].decision if self._only is None else self._only[1]
 
     @property
     def amounts(self) -> dict[str, int]:
-        """What was charged, by unit."""
-        reservation = self._reservation
-        if reservation is None:
-            if isinstance(self.cost, dict):
-                return self.cost
-            reservation = self.reservation
-        return {limit.unit: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
+        """What was charged, by unit; of a unit that several count, what the account was charged."""
+        found: dict[str, int] = {}
+        for charge in reversed(self.charges):
+            for limit, cost in zip(charge.policy.limits, charge.costs, strict=True):
+                found[limit.unit] = cost
+        return found
 
     @property
     def units(self) -> tuple[str, ...]:
         """The unit that each of its limits counts."""
-        policy, limits = self.limiter.policy, self.decision.policy_limits
-        return policy.units if policy.limits is limits else tuple(limit.unit for limit in limits)
+        if len(self.charges) == 1:
+            return self.charges[0].policy.units
+        return tuple(unit for charge in self.charges for unit in charge.policy.units)
 
-    @property
-    def apply(self) -> Callable[..., Any]:
-        """The function that calls the store, to be awaited or not."""
-        store = self.limiter.store
-        return store.apply_async if isinstance(self.limiter, AsyncLimiter) else store.apply
+    def commit_flow(self, actual: Cost | None = None) -> Flow[ApplyStep, None]:
+        """Charge the actual cost instead (None: keep the estimate). Nothing happens before the flow runs."""
+        yield from super().commit_flow(actual)
 
-    def extend_flow(self, cost: Mapping[str, int]) -> CallFlow[Any]:
-        """Try to charge more; returns the decision, and the new charge or None."""
-        decision = yield partial(self.limiter.try_acquire, self.key, cost)
-        return decision, Charge(self.limiter, self.key, cost, decision) if decision.allowed else None
-
-    def set_label(self, label: CallLabel | None, spending: Spending | None) -> None:
-        """Record what the call costs under a label, and watch its money limits; None: the provider has no prices."""
-        self.label, self.spending = label, spending
-        if label is not None and spending is not None:
-            self.watch(partial(observe_money, spending))
-
-    def watch(self, observer: Observer) -> None:
-        """Call an observer with each later correction of this charge."""
-        self.observer = observer
-        if self._reservation is not None:
-            self._reservation.observer = observer
+    def cancel_flow(self) -> Flow[ApplyStep, None]:
+        """Return all permits. Nothing happens before the flow runs."""
+        yield from super().cancel_flow()
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
-        """Group amounts by the instant at which their limits were last charged."""
-        return self.reservation.charges[0].split_by_instant(amounts)
+        """Group amounts of the account's limits by the instant at which these were last charged."""
+        return self.charges[0].split_by_instant(amounts)
 
     def move(self, costs: tuple[int, ...], recharged: Decision) -> None:
-        """Record that these costs were charged again: settling applies to the new charge."""
-        reserved = self.reservation.charges[0]
-        reserved.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, reserved.ats, strict=True))
+        """Record that these costs were charged to the account again: settling applies to the new charge."""
+        own = self.charges[0]
+        own.ats = tuple(recharged.at if cost else at for cost, at in zip(costs, own.ats, strict=True))
         self.at, self.recharged = recharged.at, recharged
-
-    def shrink(self, costs: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
-        """Reduce what counts as charged; returns what to give back, by the instant at which it was charged."""
-        reserved = self.reservation.charges[0]
-        parts = self.parts(costs)
-        reserved.costs = tuple(old - less for old, less in zip(reserved.costs, costs, strict=True))
-        return parts
 
     def record_spending(self, final: Mapping[str, int] | None = None, topped_up: int = 0) -> int:
         """Record what the call has cost: its usage by unit, or what was reserved for it if that is unknown.
@@ -179,18 +151,8 @@ class Charge:
             self.spending.record(source, unit, amount, over, member=member, model=model, team=team, tag=tag)
         return amount
 
-    def commit(self, actual: Cost | None = None) -> Any:  # noqa: ANN401 - to be awaited, or not
-        """Charge the actual cost instead (None: keep the estimate)."""
-        return self.reservation.commit(actual)
 
-    def cancel(self) -> Any:  # noqa: ANN401 - to be awaited, or not
-        """Return all permits."""
-        return self.reservation.cancel()
-
-    @property
-    def reservation(self) -> Reservation | AsyncReservation:
-        """The reservation that settles it."""
-        if self._reservation is None:
-            self._reservation = self.limiter.make_reservation(self.key, self.cost, self.decision, CHARGE_TTL)
-            self._reservation.observer = self.observer
-        return self._reservation
+def quiet_flow(flow: Flow[Any, Any]) -> CallFlow[None]:
+    """Run a flow and ignore its errors, which would only hide a response or another error."""
+    with suppress(Exception):
+        yield from flow

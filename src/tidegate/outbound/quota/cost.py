@@ -118,7 +118,11 @@ def endpoint_of(provider: Provider, call: OutboundRequest) -> EndpointCost | Non
 
 def request_of(provider: Provider, call: OutboundRequest, model: str | None = None) -> RequestTokens | None:
     """Read what a request asks for, with the model that its name stands for; None: the provider needs none of it."""
-    return read_call(provider, call, model) if provider.reads_requests else None
+    if not provider.reads_requests:
+        return None
+    if model is None and call.parsed is not None and call.parsed[0] is provider:
+        return call.parsed[1]
+    return read_call(provider, call, model)
 
 
 def read_call(provider: Provider, call: OutboundRequest, model: str | None = None) -> RequestTokens:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tidegate.core import Decision
     from tidegate.outbound.providers.provider import KeyLocation, Provider
+    from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.outbound.quota.settlement import PendingSettlement
     from tidegate.policy import Cost
 
@@ -52,6 +53,8 @@ class RequestOptions(NamedTuple):
 
     def replaced(self, timeout: float | None, priority: float | None, cost: Mapping[str, int] | None) -> RequestOptions:
         """Return the options with these instead, except those that are None."""
+        if priority is None and cost is None and (timeout is None or timeout == self.timeout):
+            return self
         return RequestOptions(
             self.timeout if timeout is None else timeout,
             self.priority if priority is None else priority,
@@ -106,7 +109,7 @@ class OutboundRequest(NamedTuple):
     another body as its second argument; `reports_write` whether it takes a function as its third, and calls it when it
     has written the request, or before it sends one whose body it does not write at once. `is_permit`: the program sends
     the request itself, and its method is not known. `form` returns those parts of a multipart form that are in memory,
-    if the body as a whole is not.
+    if the body as a whole is not. `parsed` is what was already read of it, and the provider that it was read for.
     """
 
     method: str
@@ -119,6 +122,7 @@ class OutboundRequest(NamedTuple):
     reports_write: bool = False
     is_permit: bool = False
     form: Callable[[], bytes | None] = lambda: None
+    parsed: tuple[Provider, RequestTokens] | None = None
 
 
 class ProviderResponse(NamedTuple):

@@ -51,8 +51,8 @@ def find_ceilings(gate: AsyncGate) -> Iterator[tuple[Any, Key]]:
     """Yield the limiters and keys of money limits: ceilings of all calls first, then of teams, then accounts."""
     shared = {ceiling.policy.name: ceiling for provider in gate.providers for ceiling in provider.ceilings}
     for ceiling in sorted(shared.values(), key=lambda each: len(each.per)):
-        limiter = gate.open_ceiling(ceiling)
-        for key in ["all"] if not ceiling.per else gate.ceiling_keys(ceiling):
+        limiter = gate.planner.open_ceiling(ceiling)
+        for key in ["all"] if not ceiling.per else gate.planner.ceiling_keys(ceiling):
             yield limiter, key
     for account in gate.accounts:
         if any(is_money(unit) for unit in account.units):

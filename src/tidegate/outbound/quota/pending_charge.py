@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.core.bounds import MAX_INTEGER
@@ -97,8 +97,10 @@ class _PendingCharge:
 
     def __del__(self) -> None:
         """Count a charge that was dropped from when it was taken, and warn once if it holds a slot."""
-        account, charge = getattr(self, "account", None), getattr(self, "charge", None)
-        if not self.owned or account is None or charge is None or self.settled:
+        if not self.owned:  # also if it was not initialised
+            return
+        account, charge = self.account, self.charge
+        if account is None or charge is None or self.settled:
             return
         charge.tracked_until = 0
         lease = next((limit.length for limit in account.provider.limits if limit.rules.holds_slots), None)
@@ -141,7 +143,7 @@ class _PendingCharge:
         """Commit the charge, if there is something to correct, and record what was spent."""
         try:
             if known is not None or (self.account is not None and self.account.settles):
-                yield partial(charge.commit, known)
+                yield from charge.commit_flow(known)
         except (ConfigError, StoreUnavailable, GeneratorExit):
             raise
         except BaseException:  # the task was cancelled: the store still makes the correction
@@ -162,7 +164,7 @@ class _PendingCharge:
         self._close()
         charge.answered = True
         try:
-            yield charge.cancel
+            yield from charge.cancel_flow()
         except StoreUnavailable:
             self._open.append(True)
             raise
@@ -235,7 +237,13 @@ def find_target(providers: Providers, target: object) -> tuple[Provider, Outboun
     if "://" not in url:
         host = provider.domain if url == provider.name else url
         url = f"https://[{host}]/" if ":" in host else f"https://{host}/"
-    return provider, OutboundRequest("GET", url, _no_header, _no_body, False, _is_unreached, False, False, True)  # noqa: FBT003 - only `is_permit`
+    return provider, request_to(url)
+
+
+@lru_cache(maxsize=1024)
+def request_to(url: str) -> OutboundRequest:
+    """Return a request that the program sends itself."""
+    return OutboundRequest("GET", url, _no_header, _no_body, False, _is_unreached, False, False, True)  # noqa: FBT003 - only `is_permit`
 
 
 def _no_header(_name: str) -> str | None:

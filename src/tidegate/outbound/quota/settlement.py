@@ -15,12 +15,11 @@ Usage above the reservation is charged, too (`overrun` in the metrics), because 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import Denied, StoreUnavailable
-from tidegate.flow import complete_flow, step_flow
+from tidegate.flow import complete_flow
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.prices import usage_cost
 from tidegate.outbound.providers.profile import TOKEN_UNITS
@@ -227,7 +226,7 @@ class PendingSettlement:
         if not cost:
             return self.charge.decision  # no limit counts output
         try:
-            decision, top_up = yield from self.charge.extend_flow(cost)
+            decision, top_up = yield from self.account.extend_flow(cost)
         except StoreUnavailable:
             return None
         if top_up is not None:
@@ -335,13 +334,13 @@ class PendingSettlement:
         known = {} if final is None else {unit: amount for unit, amount in final.items() if unit in units}
         if not known:
             charges = (charge, *self._top_ups)
-            yield from complete_flow(*(step_flow(partial(each.commit, None)) for each in charges))
+            yield from complete_flow(*(each.commit_flow() for each in charges))
             return
         self._count_overrun(known)
         if self._top_ups or self._produced is not None:
             yield from self._commit_flow(known)
         else:
-            yield partial(charge.commit, known)
+            yield from charge.commit_flow(known)
 
     def _extra_money(self, output_tokens: int) -> int:
         """Return what top-ups of this many tokens have reserved, in micros."""
@@ -423,8 +422,8 @@ class PendingSettlement:
 
     def _commit_parts_flow(self, known: Mapping[str, int]) -> CallFlow[Any]:
         """Commit the usage to the first charge. Then return the top-ups, so that nothing is free in between."""
-        returns = (partial(each.commit, dict.fromkeys(self._reserved_by(each), 0)) for each in self._top_ups)
-        yield from complete_flow(*map(step_flow, (partial(self.charge.commit, dict(known)), *returns)))
+        returns = (each.commit_flow(dict.fromkeys(self._reserved_by(each), 0)) for each in self._top_ups)
+        yield from complete_flow(self.charge.commit_flow(dict(known)), *returns)
 
     def _reserved_by(self, *charges: Charge) -> dict[str, int]:
         """Return the tokens that charges reserve, by unit."""

@@ -288,9 +288,9 @@ class SourceRunner:
 
     def _account(self, each: UnsettledRequest) -> Account | None:
         provider = self.gate.providers.match_host(each.domain)
-        return (
-            None if provider is None or provider.domain != each.domain else self.gate.open_account(provider, each.key)
-        )
+        if provider is None or provider.domain != each.domain:
+            return None
+        return self.gate.planner.open_account(provider, each.key)
 
     # ---- commands ----------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ def sources_panel(service: SourceRunner) -> Panel:
 async def _describe_providers(gate: AsyncGate) -> dict[str, Any]:
     for provider in list(gate.providers)[:MAX_ROWS]:
         if not provider.per and provider.pool is None:
-            gate.open_account(provider, provider.domain)  # so that it is shown before its first request
+            gate.planner.open_account(provider, provider.domain)  # so that it is shown before its first request
     members = {member.provider.name for each in gate.providers if each.pool for member in each.pool.members}
     accounts = [account for account in gate.accounts if account.provider.name not in members][:MAX_ROWS]
     return {"providers": [await describe_account(gate, account) for account in accounts], "counts": gate.metrics()}

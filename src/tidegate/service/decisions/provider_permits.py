@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied
 from tidegate.outbound.quota.charge import CHARGE_TTL, CallLabel, Charge
-from tidegate.outbound.quota.joint_charge import JointCharge, part_of
 from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, find_target
 from tidegate.policy import normal_key
 from tidegate.service.decisions.policy_limiters import ReserveResult
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.exchange import OutboundRequest
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.reservation import AsyncReservation
+    from tidegate.reservation import ReservedCharge
     from tidegate.service.decisions.reservation_ids import ReservationId, ReservationIds
     from tidegate.stores.cancellation import BackgroundTasks
 
@@ -72,13 +71,10 @@ class ProviderPermits:
             return ReserveResult(None, None), None
         pending.owned = False  # its id settles it
         charge.answered = ttl is None
-        reservation: AsyncReservation = charge.reservation  # type: ignore[assignment]  # of an asynchronous gate
         try:
             slot = f"{PROVIDER_SLOT}{account.provider.domain}"
             number = secrets.token_hex(8)
-            others = [other.reservation for other in charge.others] if isinstance(charge, JointCharge) else []
-            label = charge.label or ()
-            reservation_id = await self._ids.write(slot, reservation, ttl or CHARGE_TTL, number, others, label)  # type: ignore[arg-type]  # as above
+            reservation_id = await self._ids.write(slot, charge, ttl or CHARGE_TTL, number, charge.label or ())
         except BaseException:  # nobody gets the id, so nobody can settle the permit
             self._background.start(pending.cancel())
             raise
@@ -110,35 +106,35 @@ class ProviderPermits:
             return tracked, provider.policy
         key: Key = normal_key(content.key)
         provider = provider.for_key(key)
-        account = self.gate.open_account(provider, key)
-        reservation = content.restore(account.limiter, account.limiter.policy)  # counts as long as when it was charged
-        charge = Charge(account.limiter, key, 1, reservation.decision, reservation)
-        if others := [made for each in content.others if (made := self._restore_ceiling(provider, content, each))]:
-            charge = JointCharge(charge, others)
+        account = self.gate.planner.open_account(provider, key)
+        own = content.restore_charge(account.limiter, account.limiter.policy)  # counts as long as when it was charged
+        ceilings = [made for each in content.others if (made := self._restore_ceiling(provider, content, each))]
+        charge = Charge([own, *ceilings], self.gate.clock, content.time_left(self.gate.clock))
         charge.since -= max(0, self.gate.clock.ns() // 1000 - content.at)
-        charge.set_label(CallLabel(*content.label) if content.label else None, self.gate.spending)
+        if content.label:
+            charge.label, charge.spending = CallLabel(*content.label), self.gate.spending
         return AsyncPendingCharge(self.gate.run, account, charge), provider.policy
 
-    def _restore_ceiling(self, provider: Provider, content: ReservationId, made: Sequence[Any]) -> Charge | None:
+    def _restore_ceiling(
+        self, provider: Provider, content: ReservationId, made: Sequence[Any]
+    ) -> ReservedCharge | None:
         """Return what was charged to a ceiling; None: the ceiling no longer exists."""
         name, key, costs, at, charged = made
         ceiling = next((each for each in provider.ceilings if each.policy.name == name), None)
         if ceiling is None:
             return None
-        limiter: Any = self.gate.open_ceiling(ceiling)
+        limiter: Any = self.gate.planner.open_ceiling(ceiling)
         own = content._replace(key=key, costs=costs, at=at, charged=charged)
-        reservation = own.restore(limiter, ceiling.policy)
-        return Charge(limiter, normal_key(key), 1, reservation.decision, reservation)
+        return own.restore_charge(limiter, ceiling.policy)
 
     @staticmethod
     def check_cost(pending: AsyncPendingCharge, policy: Policy, actual: Cost) -> None:
         """Refuse a cost that no limit of a charge counts; money may be counted by ceilings only."""
-        charge = pending.charge
-        others = charge.others if isinstance(charge, JointCharge) else ()
+        others = () if pending.charge is None else pending.charge.charges[1:]
         for other in others:
-            other.limiter.policy.costs(part_of(other, actual) or {} if isinstance(actual, Mapping) else {})
+            other.policy.costs(other.part(actual) or {} if isinstance(actual, Mapping) else {})
         if isinstance(actual, Mapping):
-            counted = frozenset(unit for other in others for unit in other.units).difference(policy.units)
+            counted = frozenset(unit for other in others for unit in other.policy.units).difference(policy.units)
             actual = {unit: amount for unit, amount in actual.items() if unit not in counted}
         policy.costs(actual)
 
@@ -146,7 +142,7 @@ class ProviderPermits:
 
     def _find(self, target: str) -> tuple[Account, OutboundRequest] | tuple[None, None]:
         found = find_target(self.gate.providers, target)
-        return (None, None) if found is None else (self.gate.account(*found), found[1])
+        return (None, None) if found is None else (self.gate.planner.account(*found), found[1])
 
     async def peek(self, target: str, cost: Cost | None = None) -> Decision | None:
         """Return the decision that `acquire` would return, without changing anything; None: not limited."""
@@ -162,11 +158,11 @@ class ProviderPermits:
             return {}
         provider, call = found
         if provider.pool is None:
-            account = self.gate.account(provider, call)
+            account = self.gate.planner.account(provider, call)
             return await account.limiter.usage(account.key)  # type: ignore[no-any-return]  # an AsyncLimiter
         usages: dict[str, Usage] = {}
         for member in provider.pool.members:
-            account = self.gate.account(member.provider, call)
+            account = self.gate.planner.account(member.provider, call)
             for name, usage in (await account.limiter.usage(account.key)).items():
                 usages[f"{member.name}/{name}"] = usage
         return usages

@@ -33,9 +33,12 @@ from tidegate.stores.values import Collection, Write
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from tidegate.base_limiter import BaseLimiter
+    from tidegate.clock import Clock
     from tidegate.limiter import AsyncLimiter
     from tidegate.outbound.quota.pending_charge import AsyncPendingCharge
     from tidegate.policy import Policy
+    from tidegate.reservation import BaseReservation
     from tidegate.service.decisions.signing import SigningKeys
     from tidegate.stores import Store
 
@@ -79,13 +82,19 @@ class ReservationId(NamedTuple):
         """When the id expires, in microseconds since 1970."""
         return self.at + round(2 * self.ttl * SECOND)
 
+    def time_left(self, clock: Clock) -> float:
+        """Return for how many more seconds the estimate can be corrected downwards."""
+        return self.ttl - max(0, clock.ns() // 1000 - self.at) / SECOND
+
     def restore(self, limiter: AsyncLimiter, policy: Policy) -> AsyncReservation:
-        """Build the reservation; limits that were added or removed since are not corrected."""
+        """Build the reservation."""
+        return AsyncReservation([self.restore_charge(limiter, policy)], limiter.clock, self.time_left(limiter.clock))
+
+    def restore_charge(self, limiter: BaseLimiter, policy: Policy) -> ReservedCharge:
+        """Build what was charged; limits that were added or removed since are not corrected."""
         costs = tuple(self.costs.get(limit.name, 0) for limit in policy.limits)
         decision = Decision.of_views(self.at, policy.limits, (), within_limits=self.charged)
-        left = self.ttl - max(0, limiter.clock.ns() // 1000 - self.at) / SECOND
-        charge = ReservedCharge(limiter, policy, normal_key(self.key), costs, decision)
-        return AsyncReservation([charge], limiter.clock, left)
+        return ReservedCharge(limiter, policy, normal_key(self.key), costs, decision)
 
 
 class SettledIds:
@@ -151,18 +160,18 @@ class ReservationIds:
     async def write(
         self,
         slot: str,
-        reservation: AsyncReservation,
+        reservation: BaseReservation,
         ttl: float,
         number: str = "",
-        others: Sequence[AsyncReservation] = (),
         label: Sequence[Any] = (),
     ) -> str:
         """Write the id of a reservation. Of all ids with the same number, only one can be settled.
 
-        `others` and `label` are kept with it: see `ReservationId`.
+        `label` is kept with it: see `ReservationId`.
         """
+        first, *others = reservation.charges
         number = number or secrets.token_hex(8)
-        fields: list[Any] = [number, slot, *_describe(reservation), ttl]
+        fields: list[Any] = [number, slot, *_describe(first), ttl]
         if others or label:
             fields += [[(each.policy.name, *_describe(each)) for each in others], label]
         payload = json.dumps(fields).encode()
@@ -248,13 +257,11 @@ async def _settle_once(settle: Callable[[], Awaitable[object]], caller: bytes) -
     return True
 
 
-def _describe(reservation: AsyncReservation) -> tuple[Any, ...]:
-    """Return the key of a reservation, the costs by limit, the time, and whether it was charged."""
-    costs = {limit.name: cost for limit, cost in zip(reservation.policy.limits, reservation.costs, strict=True)}
-    charged = any(
-        at is not None for at in reservation.charges[0].ats
-    )  # False: store unavailable, and on_store_error is allow
-    return reservation.key, costs, reservation.decision.at, charged
+def _describe(made: ReservedCharge) -> tuple[Any, ...]:
+    """Return the key of a charge, the costs by limit, the time, and whether it was charged."""
+    costs = {limit.name: cost for limit, cost in zip(made.policy.limits, made.costs, strict=True)}
+    charged = any(at is not None for at in made.ats)  # False: store unavailable, and on_store_error is allow
+    return made.key, costs, made.decision.at, charged
 
 
 def _sign(payload: bytes, key: bytes) -> bytes:

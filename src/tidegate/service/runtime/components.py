@@ -304,7 +304,7 @@ async def watch_files(
         await gate.clock.wait_async(TaskSignal(), gate.clock.steady() + round(RELOAD_INTERVAL * SECOND))
         try:
             if await asyncio.to_thread(gate.providers.reload):
-                gate.wake_waiting()
+                gate.planner.on_change()
             if runner is not None and sources is not None:
                 sources.apply(await asyncio.to_thread(sources.reload), runner)
         except Exception:  # the next check may succeed

@@ -1,4 +1,4 @@
-"""How a gate finds the provider of a request, its account and its key: the part that sends nothing."""
+"""A CallPlanner finds the provider of a request, the accounts that may be charged, the costs, and the key."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.core.algorithms import NEVER, View
 from tidegate.core.decision import Decision
-from tidegate.errors import Denied
-from tidegate.outbound.quota.choice import CallCeiling, Candidate
+from tidegate.errors import Denied, ResourceUnknown
+from tidegate.joint import LimiterAsk
 from tidegate.outbound.quota.cost import CallPlan, TokenEstimates, key_of, plan_call, request_of
 from tidegate.outbound.quota.exchange import added_key, is_confidential, target_url
+from tidegate.outbound.quota.gate_call import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.accounts import Accounts
     from tidegate.outbound.quota.exchange import AddedKey, OutboundRequest, RequestOptions
     from tidegate.outbound.quota.request_tokens import RequestTokens
-    from tidegate.policy import Key
+    from tidegate.policy import Key, Policy
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -33,39 +34,63 @@ OTHERS: Final = "others"  # in the key of the quota of requests beyond the numbe
 MAX_CEILING_KEYS: Final = 100  # teams or tags of a ceiling that are remembered
 
 
-class GateAccounts:
-    """Base class of gates: finds providers, accounts and keys. The gate sets the attributes."""
+class CallPlanner:
+    """Plans calls: finds providers, accounts, ceilings and keys, and reads changed provider files."""
 
-    providers: Providers
-    clock: Clock
-    _estimates: TokenEstimates
-    _accounts: Accounts
-    _reload: int | None
-    _next_reload: int
-    _warned: set[str]
-    _jitter: Callable[[], float]
-    _ceilings: dict[str, Limiter | AsyncLimiter]
-    _ceiling_keys: dict[str, dict[Key, None]]
-    _make_limiter: Callable[..., Limiter | AsyncLimiter]
-    _wake_waiting: Callable[[], None]
-    # Whether models that a provider file does not name share a quota: if callers that are not trusted name them.
-    shares_unnamed_models: bool = False
+    def __init__(
+        self,
+        providers: Providers,
+        accounts: Accounts,
+        clock: Clock,
+        make_limiter: Callable[[Policy], Limiter | AsyncLimiter],
+        estimates: TokenEstimates,
+        jitter: Callable[[], float],
+        reload: int | None,
+    ) -> None:
+        """Plan calls to these providers; their files are checked every `reload` microseconds (None: never)."""
+        self.providers = providers
+        self.clock = clock
+        self.accounts = accounts
+        # Whether models that a provider file does not name share a quota: if callers that are not trusted name them.
+        self.shares_unnamed_models: bool = False
+        self.on_change: Callable[[], None] = lambda: None  # called when the files have changed
+        self._make_limiter = make_limiter
+        self._estimates = estimates
+        self._jitter = jitter
+        self._reload = reload
+        self._next_reload = clock.steady() + (reload or 0)
+        self._warned: set[str] = set()  # domains whose key was not sent, and warned about
+        self._ceilings: dict[str, Limiter | AsyncLimiter] = {}
+        self._ceiling_keys: dict[str, dict[Key, None]] = {}
 
     def find_provider(self, url: object) -> Provider | None:
         """Return the provider of a URL, after checking its files for changes."""
         if self._reload is not None and self.clock.steady() >= self._next_reload:
-            self._reload_if_due()
+            self.reload_if_due()
         return self.providers.match(url)
 
-    def _reload_if_due(self) -> None:
+    def reload_if_due(self) -> None:
+        """Read changed provider files, if they were not checked lately."""
         if self._reload is not None and (now := self.clock.steady()) >= self._next_reload:
             self._next_reload = now + self._reload
             if self.providers.reload():
-                self._wake_waiting()
+                self.on_change()
 
-    def wake_waiting(self) -> None:
-        """Let waiting calls find their candidates again: the provider files have changed."""
-        self._wake_waiting()
+    def next_reload(self) -> int | None:
+        """Return when the files are checked next, by steady time; None: never."""
+        return None if self._reload is None or not self.providers.reloads else self._next_reload
+
+    def are_current(self, changes: int) -> bool:
+        """Return whether the provider files have not changed since they had changed so many times."""
+        self.reload_if_due()
+        return self.providers.changes == changes
+
+    def find_again(self, provider: Provider, target: object) -> Provider:
+        """Return the current provider of a URL, domain or name; the given one if it was removed."""
+        try:
+            return self.providers.find(target) or provider
+        except ResourceUnknown:
+            return provider
 
     def account(self, provider: Provider, call: OutboundRequest) -> Account:
         """Return the account that a request is charged to; of a pool, that of its first member."""
@@ -75,13 +100,13 @@ class GateAccounts:
     def _open_model_account(self, provider: Provider, call: OutboundRequest, request: RequestTokens | None) -> Account:
         """Return the account of a request's model, which may have its own limits."""
         if provider.has_one_account:
-            return self._accounts.open(provider, provider.domain)
+            return self.accounts.open(provider, provider.domain)
         model = None if request is None else request.model
         pattern = provider.model_pattern(model)
         key = key_of(provider, call, model, pattern, shares_unnamed=self.shares_unnamed_models)
-        if self._accounts.is_full(provider.domain, key):
+        if self.accounts.is_full(provider.domain, key):
             key = (provider.domain, *([f"member={provider.member}"] if provider.member else ()), OTHERS)
-        return self._accounts.open(provider.for_pattern(pattern), key)
+        return self.accounts.open(provider.for_pattern(pattern), key)
 
     def _plan_call(
         self, account: Account, call: OutboundRequest, request: RequestTokens | None, options: RequestOptions
@@ -89,7 +114,7 @@ class GateAccounts:
         strict = account.provider.strict if options.strict is None else options.strict
         return plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
 
-    def _candidates(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> list[Candidate]:
+    def candidates(self, provider: Provider, call: OutboundRequest, options: RequestOptions) -> list[Candidate]:
         """Return the accounts that a request may be charged to, the preferred one first; raises Denied if none can be.
 
         A provider without a pool has one.
@@ -98,10 +123,16 @@ class GateAccounts:
         if pool is None:
             request = request_of(provider, call, options.model) if provider.reads_requests else None
             account = self._open_model_account(provider, call, request)
+            same = account.same_call
+            if same is not None and same.provider is provider and not options.cost:
+                return [same]
             strict = account.provider.strict if options.strict is None else options.strict
             plan = plan_call(account, call, request, self._estimates, options.cost, options.tag, strict=strict)
             ceilings = self._call_ceilings(account, plan, options) if provider.ceilings else ()
-            return [Candidate(provider, account, plan, ceilings)]
+            candidate = Candidate.of(provider, account, plan, ceilings)
+            if account.fixed_cost is not None and not (options.cost or ceilings):
+                account.same_call = candidate  # all such calls are planned in the same way
+            return [candidate]
         members = [member for member in pool.members if not member.drained]
         found = []
         plans: dict[tuple[object, ...], CallPlan] = {}
@@ -115,7 +146,8 @@ class GateAccounts:
             alike = kind, account.provider.limits
             if alike not in plans:
                 plans[alike] = self._plan_call(account, call, requests[kind], options)
-            found.append(Candidate(own, account, plans[alike], self._call_ceilings(account, plans[alike], options)))
+            ceilings = self._call_ceilings(account, plans[alike], options)
+            found.append(Candidate.of(own, account, plans[alike], ceilings))
         conversation = conversation_of(pool, call, requests.values())
         order = pool.arrange(members, conversation, self._jitter, [c.plan.money for c in found])
         if not order:
@@ -124,7 +156,7 @@ class GateAccounts:
         usable = [each for each in arranged if not each.account.key_rejected] or arranged
         return [each for each in usable if each.plan.fits] or usable
 
-    def _call_ceilings(self, account: Account, plan: CallPlan, options: RequestOptions) -> tuple[CallCeiling, ...]:
+    def _call_ceilings(self, account: Account, plan: CallPlan, options: RequestOptions) -> tuple[LimiterAsk, ...]:
         """Return the ceilings of a call; a lenient call reserves at most what each can ever allow."""
         provider = account.provider
         strict = provider.strict if options.strict is None else options.strict
@@ -134,7 +166,7 @@ class GateAccounts:
             limiter, key = self.open_ceiling(ceiling), ceiling.key(options.team, options.tag)
             if ceiling.per:
                 self._note_key(ceiling, key)
-            found.append(CallCeiling(limiter, key, money))
+            found.append(LimiterAsk(limiter, key, {ceiling.limit.unit: money}))
         return tuple(found)
 
     def _note_key(self, ceiling: Ceiling, key: Key) -> None:
@@ -165,18 +197,13 @@ class GateAccounts:
         return None if provider is None else self.account(provider, call)
 
     @property
-    def accounts(self) -> tuple[Account, ...]:
-        """The accounts that are open."""
-        return tuple(self._accounts.values())
-
-    @property
     def ceilings(self) -> tuple[Limiter | AsyncLimiter, ...]:
         """The limiters of ceilings that calls were charged to."""
         return tuple(self._ceilings.values())
 
     def open_account(self, provider: Provider, key: Key) -> Account:
         """Return the account of a key, opened if needed, with the current limits of the provider."""
-        return self._accounts.open(provider, key)
+        return self.accounts.open(provider, key)
 
     def key_for(self, provider: Provider | None, call: OutboundRequest) -> AddedKey | None:
         """Return the provider's key if a request should carry it; over plain http it is not sent, with one warning."""

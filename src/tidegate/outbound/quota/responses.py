@@ -1,4 +1,4 @@
-"""How a gate sends a request that is charged, and what it learns from the response: the part that does not wait."""
+"""A ResponseHandler sends requests that are charged, learns from their responses, and decides what is sent again."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from tidegate.outbound.capacity.learning import (
 )
 from tidegate.outbound.capacity.retry import IDEMPOTENT_METHODS, retry_pause
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
+from tidegate.outbound.quota.charge import quiet_flow
 from tidegate.outbound.quota.exchange import has_rate_limit_headers
-from tidegate.outbound.quota.gate_accounts import GateAccounts
 from tidegate.outbound.quota.key_trouble import DOUBT, MAX_MODEL_NAME
 from tidegate.outbound.quota.refusal_body import read_refusal_flow
-from tidegate.outbound.quota.settlement import log_unsettled
+from tidegate.outbound.quota.settlement import PendingSettlement, log_unsettled
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+    from tidegate.clock import Clock
     from tidegate.flow import CallFlow
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.charge import Charge
-    from tidegate.outbound.quota.choice import CallCandidates, Candidate
+    from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse
+    from tidegate.outbound.quota.gate_call import Candidate, GateCall
+    from tidegate.outbound.quota.learned_sizes import LearnedSizes
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -66,14 +69,6 @@ class ResponseMeaning(NamedTuple):
     retry_after: float | None = None
 
 
-class CallProgress(NamedTuple):
-    """When a call arrived, how many seconds it may take (None: any), and the number of the current attempt."""
-
-    began: int
-    timeout: float | None
-    attempt: int
-
-
 class NextTry(NamedTuple):
     """The microseconds before a call is sent again, and whether all members are tried again."""
 
@@ -81,31 +76,49 @@ class NextTry(NamedTuple):
     new_attempt: bool
 
 
-class GateResponses(GateAccounts):
-    """Base class of gates: sends requests and learns from their responses. The gate sets the attributes."""
+class ResponseHandler:
+    """Sends charged requests and handles what comes back."""
 
-    _counts: Counter[str]
+    def __init__(
+        self,
+        clock: Clock,
+        counts: Counter[str],
+        learned: LearnedSizes,
+        jitter: Callable[[], float],
+        recharge_written: Callable[[Account, Charge], None],
+    ) -> None:
+        """Count in `counts`; `recharge_written` charges a permit again, whose request was written late."""
+        self.clock = clock
+        self._counts = counts
+        self._learned = learned
+        self._jitter = jitter
+        self._recharge_written = recharge_written
 
-    def _check_outdated_flow(self, account: Account, charge: Charge) -> CallFlow[Any]:
-        """Return whether the capacity is lower than known when a permit was granted.
-
-        If it is, or if that cannot be found out, the permit is returned: the request will not be sent.
-        """
-        delays, outdated = account.delays, False
-        expired = delays.find_expired(charge.at) if delays.in_flight else None
+    def send_flow(self, call: GateCall, send: Callable[..., Any]) -> CallFlow[Any]:
+        """Send; None: nothing was sent, and another member of the pool must send the call."""
+        (own, account, plan, _), charge = call.candidate, call.charge
+        delays = account.delays
+        if delays.has_movable:
+            delays.track(charge)
+        if call.request.reports_write and delays.watches_writes:
+            send_once = partial(send, own, plan.body, partial(self._note_written, account, charge))
+        else:
+            send_once = partial(send, own) if plan.body is None else partial(send, own, plan.body)
+        call.tries += 1
+        call.sent = self.clock.steady()
         try:
-            if expired is not None:
-                outdated = yield from account.renew_flow(expired, charge.at)
-            elif account.account_capacity.is_check_due():
-                outdated = yield from account.check_flow()
-        except GeneratorExit:
-            raise
-        except BaseException:
-            yield from suppress_errors_flow(charge.cancel)
-            raise
-        if outdated:
-            yield charge.cancel
-        return outdated
+            return (yield from self._send_once_flow(account, call.request, send_once, charge))
+        except Exception as error:
+            if not own.member or len(call.candidates) == 1 or not call.request.unreached(error) or call.is_overdue():
+                raise
+            call.drop(call.candidate)
+            self._counts["retried"] += 1
+            return None
+
+    def _note_written(self, account: Account, charge: Charge) -> None:
+        """Charge a permit again if its request was written long after it was taken."""
+        if account.delays.is_late(charge):
+            self._recharge_written(account, charge)
 
     def _send_once_flow(
         self, account: Account, call: OutboundRequest, send: Callable[[], Any], charge: Charge
@@ -117,11 +130,11 @@ class GateResponses(GateAccounts):
             raise
         except BaseException as error:
             if call.unreached(error):
-                yield from complete_flow(recharged_flow(charge), suppress_errors_flow(charge.cancel))
+                yield from complete_flow(recharged_flow(charge), quiet_flow(charge.cancel_flow()))
             else:
                 account.spent += charge.record_spending()
                 yield from complete_flow(
-                    recharged_flow(charge), account.recharge_if_late_flow(charge), suppress_errors_flow(charge.commit)
+                    recharged_flow(charge), account.recharge_if_late_flow(charge), quiet_flow(charge.commit_flow())
                 )
             raise
         finally:
@@ -156,73 +169,53 @@ class GateResponses(GateAccounts):
             self._counts["corrected"] += yield from account.learn_flow(advice)
         return ResponseMeaning(status)
 
-    def _next_try(
-        self,
-        candidates: CallCandidates,
-        candidate: Candidate,
-        call: OutboundRequest,
-        meaning: ResponseMeaning,
-        progress: CallProgress,
-    ) -> NextTry | None:
+    def _next_try(self, call: GateCall, meaning: ResponseMeaning) -> NextTry | None:
         """Return how the call is sent again: by another member, or in another attempt; None: it is not.
 
         Each member is tried once in an attempt. After the deadline, nothing is sent again.
         """
-        status = meaning.status
-        if candidate.provider.member:
-            self._note_member(candidates, candidate, status)
-            if call.replays and self._may_move_on(candidates, candidate, call, status, progress):
+        status, request = meaning.status, call.request
+        if call.candidate.provider.member:
+            self._note_member(call, status)
+            if request.replays and self._may_move_on(call, status):
                 return NextTry(0, new_attempt=False)
-        if status not in REFUSAL_STATUSES or not call.replays:
+        if status not in REFUSAL_STATUSES or not request.replays:
             return None
-        retries, spent = candidate.account.provider.retries, self.clock.steady() - progress.began
-        if progress.timeout is not None:
-            retries = retries._replace(within=min(retries.within, progress.timeout))
-        rules = retries, progress.attempt, status, call.method, spent, meaning.retry_after
+        retries, spent = call.candidate.account.provider.retries, self.clock.steady() - call.began
+        if call.options.timeout is not None:
+            retries = retries._replace(within=min(retries.within, call.options.timeout))
+        rules = retries, call.attempt, status, request.method, spent, meaning.retry_after
         pause = retry_pause(*rules, self._jitter())
         return None if pause is None else NextTry(pause, new_attempt=True)
 
-    def _note_member(self, candidates: CallCandidates, candidate: Candidate, status: int) -> None:
+    def _note_member(self, call: GateCall, status: int) -> None:
         """Note what a response says about the key of a member.
 
         A 401 or 403 may be about the call, see `key_trouble`.
         """
+        candidate = call.candidate
         account = candidate.account
         if status in REJECTED_STATUSES:
             if status == UNAUTHORIZED and not account.key_accepted:
                 account.doubt_key(candidate.model)
-            candidates.rejected += ((candidate, status),)
-            candidates.drop(candidate)
+            call.rejected += ((candidate, status),)
+            call.drop(candidate)
         elif status in REFUSAL_STATUSES:
-            candidates.refuse(candidate)
+            call.refuse(candidate)
         elif status < FIRST_ERROR_STATUS:
             account.accept_key(candidate.model)
-            for other, rejected_with in candidates.rejected:
+            for other, rejected_with in call.rejected:
                 self._note_rejected(other, rejected_with)
 
-    def _may_move_on(
-        self,
-        candidates: CallCandidates,
-        candidate: Candidate,
-        call: OutboundRequest,
-        status: int,
-        progress: CallProgress,
-    ) -> bool:
+    @staticmethod
+    def _may_move_on(call: GateCall, status: int) -> bool:
         """Return whether another member, not tried yet, may send a call that this one could not."""
-        if self._is_overdue(candidate, progress):
+        if call.is_overdue():
             return False
         if status in REJECTED_STATUSES:
-            return bool(candidates)
-        repeats = status == TOO_MANY_REQUESTS or call.method.upper() in IDEMPOTENT_METHODS
-        return status in REFUSAL_STATUSES and repeats and any(not each.wait() for each in candidates)
-
-    def _is_overdue(self, candidate: Candidate, progress: CallProgress) -> bool:
-        """Return whether the deadline of a call has passed; a call that does not wait has the time of retries."""
-        timeout = progress.timeout
-        if timeout is None:
-            return False
-        within = timeout or candidate.account.provider.retries.within
-        return self.clock.steady() - progress.began > within * SECOND
+            return bool(call.candidates)
+        repeats = status == TOO_MANY_REQUESTS or call.request.method.upper() in IDEMPOTENT_METHODS
+        return status in REFUSAL_STATUSES and repeats and any(not each.account.is_paused() for each in call.candidates)
 
     def _note_rejected(self, candidate: Candidate, status: int) -> None:
         """Note that another member could send a call that this one was rejected for."""
@@ -246,7 +239,48 @@ class GateResponses(GateAccounts):
         yield from account.handle_refusal_flow(status, charge, sent, retry_after)
         if status == TOO_MANY_REQUESTS:
             unused = {unit: 0 for unit in charge.units if unit != REQUESTS_UNIT}
-            yield partial(charge.commit, unused or None)
+            yield from charge.commit_flow(unused or None)
+
+    def finish_flow(self, call: GateCall, response: ProviderResponse) -> CallFlow[NextTry | None]:
+        """Learn from a response; returns how the call is sent again, or None.
+
+        An error is logged and counted, and the caller gets the response; a cancellation ends the call.
+        """
+        (own, account, plan, _), charge = call.candidate, call.charge
+        try:
+            meaning = yield from self._handle_response_flow(account, charge, response, call.sent)
+            again = self._next_try(call, meaning)
+            if again is not None and not charge.settled:
+                yield from self._settle_failed_flow(account, charge, response.status, plan)
+        except GeneratorExit:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a store raises
+            self.note_unsettled(own.title, error)
+            return None
+        except BaseException:
+            yield from self._abandon_flow(account, charge, response)
+            raise
+        return again
+
+    def make_settlement(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> PendingSettlement:
+        """Return what settles a charge at the end of its response."""
+        return PendingSettlement(account, charge, status, plan, self._learned, self._counts)
+
+    @staticmethod
+    def _abandon_flow(account: Account, charge: Charge, response: ProviderResponse) -> CallFlow[Any]:
+        """Close a response that the caller will never see; its call costs what is reserved."""
+        settle = [suppress_errors_flow(response.close), recharged_flow(charge)]
+        if not charge.settled:
+            account.spent += charge.record_spending()
+            settle.append(quiet_flow(charge.commit_flow()))
+        yield from complete_flow(*settle)
+
+    def _settle_failed_flow(self, account: Account, charge: Charge, status: int, plan: CallPlan) -> CallFlow[Any]:
+        """Settle a call that failed and is sent again: most providers charge nothing for it but the request."""
+        if account.settles:
+            yield from self.make_settlement(account, charge, status, plan).settle_flow(None)
+        else:
+            yield from quiet_flow(charge.commit_flow())
 
     def note_unsettled(self, name: str, error: Exception) -> None:
         """Count and log that something failed after a response had arrived: the caller still gets the response."""
