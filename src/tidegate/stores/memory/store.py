@@ -160,7 +160,7 @@ class MemoryStore(Store):
             if traits.clears:
                 self._forget(table, key)
             elif allowed and traits.charges:  # it leaves a state for each limit that has one
-                table.entries[key] = states[0] if limit is not None else (limits, states)  # type: ignore[assignment]
+                table.entries[key] = states[0] if limit is not None else (limits, states)  # type: ignore[assignment]  # by `limit`
             elif allowed:
                 self._write(table, key, policy, states, now)
             return decision
