@@ -21,7 +21,7 @@ BY_VERB = {
     "testing/vectors.py": "it makes histories of each verb",
     "budget/storage/listing_store.py": "it lists what `hold` reserves",
     "budget/storage/sqlite.py": "as above",
-    "outbound/quota/choice.py": "it records what was charged",
+    "outbound/quota/gate_call.py": "it chooses the verb, and records what was charged",
 }
 
 
