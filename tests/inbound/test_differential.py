@@ -31,7 +31,8 @@ def random_limits(random, count):
 
 def random_site(random):
     """Return random limits and costs by category, the limits of the plan `pro`, and the configuration of all that."""
-    limits = {name: random_limits(random, random.randint(1, 2)) for name in ("pages", "files", "quiet", "rest")}
+    limits = {name: random_limits(random, random.randint(1, 2)) for name in ("files", "quiet", "rest")}
+    limits["pages"] = random_limits(random, 2)  # a single limit would share its count with that of the plan
     limits["pro"] = random_limits(random, 1)
     costs = {"pages": 1, "files": random.randint(1, 3), "quiet": 1, "rest": 1}
     endpoints = {"pages": ["/page"], "files": ["/files/*"], "quiet": ["/quiet"], "rest": ["/rest"]}
