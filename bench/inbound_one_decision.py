@@ -4,8 +4,9 @@
 
 Each framework serves the same page bare, behind a middleware that does nothing, behind one that adds three constant
 header fields (in FastAPI with a dependency that does nothing: what any limiter costs at least), and with tidegate: only
-a category, only a route limit (decorator, and in FastAPI the dependency form), and both together. The sites are timed
-in turns, in slices of many calls; the best and the median of the slices are printed.
+a category, only a route limit (decorator, and in FastAPI the dependency form), and both together; the same with 200
+other routes, in an included router, with an observer, a `count`, a plan, a key function. The sites are timed in turns,
+in slices of many calls; the best and the median of the slices are printed.
 """
 
 from __future__ import annotations
@@ -30,10 +31,21 @@ CONFIG: Final = {
     "defaults": False, "unmatched": "all", "categories": {"all": {"limit": 1_000_000, "window": "1s"}},
 }  # fmt: skip
 
+PLANS: Final = {
+    "defaults": False,
+    "categories": {
+        "all": {"limit": 1_000_000, "window": "1s", "endpoints": ["/*"], "plans": {"pro": "1000000/1s"}},
+    },
+}
+
 FIELDS: Final = (
     ("X-RateLimit-Limit", "1000000"), ("X-RateLimit-Remaining", "999999"), ("X-RateLimit-Reset", "1900000000"),
 )  # fmt: skip
 RAW_FIELDS: Final = [(name.lower().encode(), value.encode()) for name, value in FIELDS]
+
+
+def ignore(_record: object) -> None:
+    """Observe a decision."""
 
 
 class NothingAsgi:
@@ -82,8 +94,8 @@ class ConstantWsgi(NothingAsgi):
         return self.app(environ, start_with_fields)
 
 
-def starlette_site(*, limited: bool) -> Any:  # noqa: ANN401 - an application
-    """Build a page in Starlette."""
+def starlette_site(*, limited: bool, others: int = 0, **options: Any) -> Any:  # noqa: ANN401 - an application
+    """Build a page in Starlette, after other routes; the options are those of its limit."""
     from starlette.applications import Starlette  # noqa: PLC0415 - measured only if it is installed
     from starlette.responses import PlainTextResponse  # noqa: PLC0415 - as above
     from starlette.routing import Route  # noqa: PLC0415 - as above
@@ -93,12 +105,13 @@ def starlette_site(*, limited: bool) -> Any:  # noqa: ANN401 - an application
     async def page(_request: Any) -> Any:  # noqa: ANN401 - a request
         return PlainTextResponse("hello")
 
-    return Starlette(routes=[Route(PATH, limit(LIMIT)(page) if limited else page)])
+    routes = [Route(f"/other{number}/{{name}}", page) for number in range(others)]
+    return Starlette(routes=[*routes, Route(PATH, limit(LIMIT, **options)(page) if limited else page)])
 
 
-def fastapi_site(kind: str) -> Any:  # noqa: ANN401 - an application
+def fastapi_site(kind: str, *, included: bool = False, **options: Any) -> Any:  # noqa: ANN401 - an application
     """Build a page in FastAPI, limited by a decorator or by a dependency, or with one that does nothing."""
-    from fastapi import Depends, FastAPI, Response  # noqa: PLC0415 - as above
+    from fastapi import APIRouter, Depends, FastAPI, Response  # noqa: PLC0415 - as above
     from fastapi.requests import HTTPConnection  # noqa: PLC0415 - as above
 
     from tidegate.inbound.fastapi import limit  # noqa: PLC0415 - as above
@@ -110,9 +123,12 @@ def fastapi_site(kind: str) -> Any:  # noqa: ANN401 - an application
         """Do nothing, with the parameters of our dependency."""
 
     empty.__annotations__ = {"connection": HTTPConnection, "response": Response}  # FastAPI reads the types themselves
-    app = FastAPI()
-    dependencies = {"depends": [Depends(limit(LIMIT))], "empty": [Depends(empty)]}.get(kind, [])
-    app.get(PATH, dependencies=dependencies)(limit(LIMIT)(page) if kind == "decorator" else page)  # type: ignore[arg-type]  # a decorator
+    app, router = FastAPI(), APIRouter()
+    dependencies = {"depends": [Depends(limit(LIMIT, **options))], "empty": [Depends(empty)]}.get(kind, [])
+    view: Any = limit(LIMIT, **options)(page) if kind == "decorator" else page  # type: ignore[arg-type]  # a decorator
+    (router if included else app).get(PATH, dependencies=dependencies)(view)
+    if included:
+        app.include_router(router)
     return app
 
 
@@ -144,10 +160,19 @@ def sites() -> dict[str, Any]:
         "starlette category": asgi.RateLimitMiddleware(starlette_site(limited=False), CONFIG),
         "starlette route": starlette_site(limited=True),
         "starlette both": asgi.RateLimitMiddleware(starlette_site(limited=True), CONFIG),
+        "starlette 200 routes": asgi.RateLimitMiddleware(starlette_site(limited=True, others=200), CONFIG),
+        "starlette observer": asgi.RateLimitMiddleware(starlette_site(limited=True), CONFIG, observer=ignore),
+        "starlette count": asgi.RateLimitMiddleware(starlette_site(limited=True, count=["2xx"]), CONFIG),
+        "starlette plan": asgi.RateLimitMiddleware(starlette_site(limited=True), PLANS, plan=lambda _request: "pro"),
+        "starlette key": asgi.RateLimitMiddleware(starlette_site(limited=True, key=lambda _request: "a"), CONFIG),
         "fastapi nothing": NothingAsgi(fastapi_site("none")),
         "fastapi constant": ConstantAsgi(fastapi_site("empty")),
         "fastapi decorator": asgi.RateLimitMiddleware(fastapi_site("decorator"), CONFIG),
         "fastapi depends": asgi.RateLimitMiddleware(fastapi_site("depends"), CONFIG),
+        "fastapi alone": fastapi_site("depends"),
+        "fastapi included": asgi.RateLimitMiddleware(fastapi_site("depends", included=True), CONFIG),
+        "fastapi count": asgi.RateLimitMiddleware(fastapi_site("depends", count=["2xx"]), CONFIG),
+        "fastapi key": asgi.RateLimitMiddleware(fastapi_site("depends", key=lambda _request: "a"), CONFIG),
         "flask bare": flask_site(limited=False).wsgi_app,
         "flask nothing": NothingWsgi(flask_site(limited=False).wsgi_app),
         "flask constant": ConstantWsgi(flask_site(limited=False).wsgi_app),

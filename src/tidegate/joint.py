@@ -169,15 +169,20 @@ class LimiterGroup:
         limiters = self._limiters
         if self._alone:
             return None
+        if costs is None and len(limiters) == 1 and not limiters[0].observed:  # the usual case, without lists
+            (limiter,), (key,) = limiters, keys
+            limiter.check_open()
+            policy = limiter.policy
+            return [self._store.apply_one(verb, policy, key, policy.one, limiter.current_time())]
         asks, observed = [], False
         for place, limiter in enumerate(limiters):
             policy = limiter.policy
             if policy.mode == "shadow" and len(limiters) > 1:  # it never denies, so it is asked by itself
                 return None
             limiter.check_open()
-            asks.append((policy, keys[place], policy.costs(1 if costs is None else costs[place])))
+            asks.append((policy, keys[place], policy.one if costs is None else policy.costs(costs[place])))
             observed = observed or limiter.observed
-        decisions = ApplyStep(self._store, verb, asks, limiters[0].current_time()).apply()
+        decisions = self._store.apply(verb, asks, limiters[0].current_time())
         if not observed:
             return decisions
         rows = zip(limiters, asks, decisions, strict=True)

@@ -51,7 +51,7 @@ def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock):
     (part if place == "blueprint" else app).get("/", endpoint="page")(page.get(place, lambda: "page"))
     app.register_blueprint(limit(part) if place == "blueprint" else part)
 
-    @app.errorhandler(module.RequestLimitExceeded if kind == "own" else kind)
+    @app.errorhandler(module.RateLimitExceeded if kind == "own" else kind)
     def handle(error):
         return {"reason": error.decision.violated, "text": error.description}, 429
 
@@ -69,7 +69,7 @@ def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock):
     assert reply.headers["x-ratelimit-remaining"] == "0"
 
 
-@pytest.mark.parametrize("kind", [429, HTTPException, starlette.EndpointLimitExceeded])
+@pytest.mark.parametrize("kind", [429, HTTPException, starlette.RateLimitExceeded])
 def test_exception_handlers_of_starlette(kind, behind, clock):
     @starlette.limit("1/1m", **({} if behind else {"clock": clock}))
     async def page(request):
@@ -116,7 +116,7 @@ def test_a_caught_denial_leaves_the_response_alone(clock):
         try:
             with maybe.check(flask_module.request):
                 return "fresh"
-        except flask.RequestLimitExceeded:
+        except flask.RateLimitExceeded:
             return "cached"
 
     replies = [FlaskClient(app).get("/") for _ in range(2)]

@@ -97,7 +97,7 @@ async def test_a_denied_message_of_a_websocket_in_quart_refunds_no_earlier_ones(
             try:
                 async with messages.check(websocket):
                     await websocket.send("ok")
-            except quart.RequestLimitExceeded:
+            except quart.RateLimitExceeded:
                 await websocket.send("denied")
 
     if config:

@@ -9,7 +9,15 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 # Public classes that exist once per framework, protocol or library.
-TWINS = {"RateLimitMiddleware", "RateLimitTransport", "AsyncRateLimitTransport", "limit", "Client", "AsyncClient"}
+TWINS = {
+    "AsyncClient",
+    "AsyncRateLimitTransport",
+    "Client",
+    "RateLimitExceeded",
+    "RateLimitMiddleware",
+    "RateLimitTransport",
+    "limit",
+}
 VAGUE = re.compile(
     r"_?(?:MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|HIGHEST|LOWEST|FEW|MANY|SOME|FIRST|LAST|NEXT|AGAIN|SOON|LATER"
     r"|PATIENCE|PARTS?|WHOLE|TEXTS?|FLAGS?|LOOKS?|KEPT|OWN|BIG|SMALL|SHORT|LONG|ENDLESS|ALMOST|NOTHING|MEANWHILE|STUFF"

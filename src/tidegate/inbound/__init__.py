@@ -16,6 +16,7 @@ from tidegate.inbound.limiting.middleware_options import Options
 from tidegate.inbound.limiting.options import OnMessage, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
 from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit
+from tidegate.inbound.responses.exceeded import RateLimitExceeded
 from tidegate.inbound.responses.response import DenialHandler, Response
 from tidegate.inbound.rules.model import ResetTime
 
@@ -33,6 +34,7 @@ __all__ = [
     "OnMessage",
     "Options",
     "PlanOf",
+    "RateLimitExceeded",
     "Request",
     "ResetTime",
     "Response",

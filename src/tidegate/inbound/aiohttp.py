@@ -27,7 +27,7 @@ from tidegate.inbound.limiting.matched_route import MatchedRoute, class_handler
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.request_targets import MISSING
-from tidegate.inbound.responses import admin
+from tidegate.inbound.responses import admin, exceeded
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.inbound.rules.path_readings import asgi_routes
 
@@ -56,11 +56,24 @@ if TYPE_CHECKING:
     Fields = list[tuple[str, str]]
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["RateLimitMiddleware", "exempt", "limit"]
+__all__ = ["RateLimitExceeded", "RateLimitMiddleware", "exempt", "limit"]
 
 MIDDLEWARE_VERSION: Final = 1  # as `aiohttp.web.middleware` marks functions
 # Where a request keeps the mapping with the state. aiohttp 3.14 and later warn about keys that are strings.
 REQUEST_KEY: Final[Any] = web.RequestKey(STATE_KEY, dict) if hasattr(web, "RequestKey") else STATE_KEY
+
+
+class RateLimitExceeded(exceeded.RateLimitExceeded, web.HTTPTooManyRequests):
+    """Raised by a limited block; `decision` has the reason. It is the response to the denied request."""
+
+    def __init__(self, denial: Response, decision: Decision) -> None:
+        """Become the response to the denied request."""
+        web.HTTPTooManyRequests.__init__(self)
+        self.set_status(denial.status)
+        self.body = denial.body
+        self.headers.update(denial.headers)
+        self.denial = denial
+        self.decision = decision
 
 
 class AiohttpFramework:
@@ -120,12 +133,8 @@ class AiohttpFramework:
 
     def make_error(self, response: Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
-        del decision, native
-        error = web.HTTPTooManyRequests()
-        error.set_status(response.status)
-        error.body = response.body
-        error.headers.update(response.headers)
-        return error
+        del native
+        return RateLimitExceeded(response, decision)
 
     def is_websocket(self, native: web.Request) -> bool:
         """Return whether the request opens a WebSocket."""
@@ -282,7 +291,7 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
         return decorate(self, limited, FRAMEWORK)  # type: ignore[no-any-return]  # wraps keeps what callers see
 
     def check(self, request: web.Request) -> LimitedBlock:
-        """Limit a block: `async with limit.check(request):`; a denial raises aiohttp's HTTPTooManyRequests."""
+        """Limit a block: `async with limit.check(request):`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
 

@@ -9,6 +9,7 @@ from tidegate.inbound.client.request import FrameworkRequest, Request, forwardin
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.responses import exceeded
 
 try:
     from django.core.exceptions import (  # type: ignore[import-untyped]  # Django has no types
@@ -17,6 +18,7 @@ try:
         SuspiciousOperation,
     )
     from django.http import Http404, HttpRequest, HttpResponse  # type: ignore[import-untyped]  # Django has no types
+    from django.views.defaults import permission_denied  # type: ignore[import-untyped]  # as above
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
@@ -26,24 +28,30 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.limited_functions import F
 
-__all__ = ["ViewLimitExceeded", "exempt", "limit"]
+__all__ = ["RateLimitExceeded", "exempt", "handler403", "limit"]
 
 # As django.core.handlers.exception has it.
 ERROR_STATUSES: Final = ((Http404, 404), (PermissionDenied, 403), ((BadRequest, SuspiciousOperation), 400))
 
 
-class ViewLimitExceeded(PermissionDenied):  # type: ignore[misc]  # Django has no types
+class RateLimitExceeded(exceeded.RateLimitExceeded, PermissionDenied):  # type: ignore[misc]  # Django has no types
     """Raised by a limited block; `response` is the response to the denied request.
 
     Behind a RateLimitMiddleware it is sent, unless a middleware of the application handles the exception. Without one,
-    Django sends a 403.
+    Django sends a 403, unless the URLconf imports `handler403` from this module.
     """
 
-    def __init__(self, response: HttpResponse, decision: Decision) -> None:
+    def __init__(self, denial: responses.response.Response, decision: Decision) -> None:
         """Keep the response and the decision."""
-        super().__init__("rate limit exceeded")
-        self.response = response
+        PermissionDenied.__init__(self, "rate limit exceeded")
+        self.denial = denial
         self.decision = decision
+        self.response = FRAMEWORK.make_response(denial)
+
+
+def handler403(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Answer a denied block with its 429, and other exceptions as Django does: import it into the root URLconf."""
+    return exception.response if isinstance(exception, RateLimitExceeded) else permission_denied(request, exception)
 
 
 class DjangoFramework:
@@ -110,7 +118,7 @@ class DjangoFramework:
         request_state = self.mapping(native).get(STATE_KEY)
         if request_state is not None:
             request_state.raised = response
-        return ViewLimitExceeded(self.make_response(response), decision)
+        return RateLimitExceeded(response, decision)
 
     def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - as above
         """Return False: Django has no WebSockets."""
@@ -131,5 +139,5 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
         return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: FrameworkRequest) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises ViewLimitExceeded."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)

@@ -33,6 +33,7 @@ from tidegate.inbound.limiting.limited_call import (
 from tidegate.inbound.limiting.limited_functions import F, check_names, exempt, route_name
 from tidegate.inbound.limiting.matched_route import RouteUse, has_fixed_mount, matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound.responses import exceeded
 from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound.responses.response import Response as Denial
 from tidegate.inbound.starlette import AsgiFramework
@@ -53,7 +54,7 @@ PARAMETER_PREFIX: Final = "tidegate_limit_"  # the parameters that a decorator a
 USES_KEY: Final = "tidegate_route_limits"  # in the scope: the limits of the route, once they are known
 
 
-class RateLimitExceeded(HTTPException):
+class RateLimitExceeded(exceeded.RateLimitExceeded, HTTPException):
     """Raised for a denied request; `decision` has the reason, `denial` the complete response.
 
     `detail` is the body: an object if it is JSON, otherwise a string. An exception handler of the application for this
@@ -63,7 +64,7 @@ class RateLimitExceeded(HTTPException):
     def __init__(self, denial: Denial, decision: Decision) -> None:
         """Keep the response and the decision that denied the request."""
         headers = {name: value for name, value in denial.headers if name.lower() not in BODY_HEADERS}
-        super().__init__(denial.status, read_body(denial), headers)
+        HTTPException.__init__(self, denial.status, read_body(denial), headers)
         self.denial = denial
         self.decision = decision
 

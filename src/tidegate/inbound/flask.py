@@ -28,7 +28,7 @@ try:
     from werkzeug.exceptions import HTTPException
 
     from tidegate.inbound.limiting.flask_commands import commands
-    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
+    from tidegate.inbound.limiting.werkzeug_denial import RateLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RequestLimitExceeded", "commands", "exempt", "limit"]
+__all__ = ["RateLimitExceeded", "commands", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
 
@@ -91,16 +91,13 @@ class FlaskFramework:
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
         del native
-        denial = self.make_response(response)
-        if response.status != RequestLimitExceeded.code:
-            return HTTPException(response=denial)
 
         @flask.after_this_request
         def add_headers(sent: flask.Response) -> flask.Response:
             add_missing_headers(sent, response)
             return sent
 
-        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
+        return RateLimitExceeded(response, decision, self.make_response(response))
 
     def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
         """Raise the exception, which the error handlers of the application see."""
@@ -136,7 +133,7 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
         return decorate(self, run_in_loop, FRAMEWORK)  # type: ignore[no-any-return]  # as above
 
     def check(self, request: flask.Request) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RequestLimitExceeded."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
 

@@ -26,7 +26,7 @@ try:
     from werkzeug.datastructures import Headers
     from werkzeug.exceptions import HTTPException
 
-    from tidegate.inbound.limiting.werkzeug_denial import RequestLimitExceeded
+    from tidegate.inbound.limiting.werkzeug_denial import RateLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from error
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.inbound import responses
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RequestLimitExceeded", "exempt", "limit"]
+__all__ = ["RateLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | quart.Blueprint)  # what is limited
 
@@ -77,9 +77,6 @@ class QuartFramework(ScopeRequests):
     def make_error(self, response: responses.response.Response, decision: Decision, native: object) -> Exception:
         """Return the exception for a denied request."""
         del native
-        denial: Any = self.make_response(response)
-        if response.status != RequestLimitExceeded.code:
-            return HTTPException(response=denial)
         if quart.has_request_context():
 
             @quart.after_this_request
@@ -87,7 +84,8 @@ class QuartFramework(ScopeRequests):
                 add_missing_headers(sent, response)
                 return sent
 
-        return RequestLimitExceeded(response.body.decode("utf-8", "replace"), denial, decision)
+        made: Any = self.make_response(response)
+        return RateLimitExceeded(response, decision, made)
 
     def deny_call(self, response: responses.response.Response, decision: Decision, native: object) -> NoReturn:
         """Raise the exception, which the error handlers of the application see."""
@@ -112,7 +110,7 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
         return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: quart.Request | quart.Websocket) -> LimitedBlock:
-        """Limit a block: `async with limit.check(request):`; a denial raises RequestLimitExceeded."""
+        """Limit a block: `async with limit.check(request):`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
 

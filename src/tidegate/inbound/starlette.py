@@ -8,6 +8,7 @@ from tidegate.errors import ConfigError
 from tidegate.inbound.limiting.asgi_responses import ScopeRequests
 from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import F, exempt, route_name
+from tidegate.inbound.responses import exceeded
 from tidegate.inbound.responses.response import BODY_HEADERS
 
 try:
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
 
-__all__ = ["EndpointLimitExceeded", "exempt", "limit"]
+__all__ = ["RateLimitExceeded", "exempt", "limit"]
 
 
-class EndpointLimitExceeded(HTTPException):
+class RateLimitExceeded(exceeded.RateLimitExceeded, HTTPException):
     """Raised for a request that the limits of an endpoint or a block deny; `decision` has the reason.
 
     `detail` is the body, `denial` the complete response. An exception handler of the application for this class, for
@@ -34,7 +35,7 @@ class EndpointLimitExceeded(HTTPException):
 
     def __init__(self, denial: responses.response.Response, decision: Decision) -> None:
         """Keep the response and the decision that denied the request."""
-        super().__init__(denial.status, denial.body.decode("utf-8", "replace"), without_body_fields(denial))
+        HTTPException.__init__(self, denial.status, denial.body.decode("utf-8", "replace"), without_body_fields(denial))
         self.denial = denial
         self.decision = decision
 
@@ -100,14 +101,14 @@ class AsgiFramework(ScopeRequests):
         self, response: responses.response.Response, decision: Decision, native: HTTPConnection
     ) -> Exception:
         """Return the exception for a denied request."""
-        error = EndpointLimitExceeded(response, decision)
+        error = RateLimitExceeded(response, decision)
         if is_default_handler(find_handler(native.scope, error)):
-            native.scope["starlette.exception_handlers"][0][EndpointLimitExceeded] = send_denial
+            native.scope["starlette.exception_handlers"][0][RateLimitExceeded] = send_denial
         return error
 
     def deny_call(self, response: responses.response.Response, decision: Decision, native: HTTPConnection) -> Response:
         """Return the response; raise the exception if the application has a handler for it."""
-        error = EndpointLimitExceeded(response, decision)
+        error = RateLimitExceeded(response, decision)
         handler = None if native.scope["type"] == "websocket" else find_handler(native.scope, error)
         if handler is None or handler is send_denial or is_default_handler(handler):
             return self.make_response(response)
@@ -132,5 +133,5 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
         return decorate(self, endpoint, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
 
     def check(self, request: HTTPConnection) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises EndpointLimitExceeded."""
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)

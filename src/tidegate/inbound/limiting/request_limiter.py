@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.algorithms import View
 from tidegate.core.bounds import SECOND
@@ -19,20 +19,22 @@ from tidegate.core.decision import Decision, LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.address import UNKNOWN
+from tidegate.inbound.client.request import Request
 from tidegate.inbound.limiting.charges import (
     ALLOWED,
     ChargeResult,
     MadeCharge,
     RequestCharge,
     decide_flow,
+    has_slots,
     perform,
     perform_async,
 )
-from tidegate.inbound.limiting.client_check import check_client_flow
 from tidegate.inbound.limiting.configured_limiter import ConfiguredLimiter
 from tidegate.inbound.responses.response import BlockedDecision, ListedDecision
 from tidegate.inbound.rules.model import DEFAULT_LIMITS, MESSAGE_METHOD
 from tidegate.observe import Record
+from tidegate.suggestions import did_you_mean
 from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
     from tidegate.inbound.limiting.matched_route import RouteUse
     from tidegate.inbound.limiting.request_targets import MessageTarget, RequestTarget
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     Categories = tuple[tuple[CategoryLimiter, Cost], ...]
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
+
+CHECK_METHOD: Final = "CHECK"  # the method in log lines and records of checks: there is no request
 
 
 class RequestLimiter(ConfiguredLimiter):
@@ -224,19 +227,62 @@ class RequestLimiter(ConfiguredLimiter):
         return LocalDecision.of_views(self.now(), policy.limits, again, within_limits=False)
 
     def check(self, address: str | None, category: str, cost: Cost = 1) -> Decision:
-        """Charge a client in a category, without an HTTP request; see `check_client_flow`.
+        """Charge a client in a category, without an HTTP request.
 
-        Raises ConfigError for an unknown category, and if this limiter awaits its store: use `check_async` then.
+        The lists of exempt and blocked clients and `block_after` apply. Functions of a request (`key`, `plan`,
+        `exempt_when`) and limits of other categories do not. Raises ConfigError for an unknown category, and if this
+        limiter awaits its store: use `check_async` then.
         """
         if self.tasks:
             raise ConfigError("this middleware awaits its store: use `await check_async(…)` instead of `check(…)`")
-        return run(check_client_flow(self, address, category, cost), perform)
+        return run(self._check_client_flow(address, category, cost), perform)
 
     async def check_async(self, address: str | None, category: str, cost: Cost = 1) -> Decision:
         """Charge a client as `check` does, without blocking the event loop."""
         if not self.tasks and not self.store.instant:
             raise ConfigError("this middleware does not await its store: use `check(…)` instead of `check_async(…)`")
-        return await run_async(check_client_flow(self, address, category, cost), perform_async)
+        return await run_async(self._check_client_flow(address, category, cost), perform_async)
+
+    def _check_client_flow(self, address: str | None, category: str, cost: Cost) -> Flow[Any, Decision]:
+        if self.idle:
+            self.run_idle_maintenance()  # first: it may replace the rules
+        category_limiter = self._find_category(category)
+        category_limiter.policy.costs(cost)  # raises ConfigError: in a charge, it would be an error of the store
+        client = self.client_identifier.find(address, ())
+        if not self.rules.enabled or client.key is None:
+            return self._allow_freely(category_limiter)
+        charges = self.make_charges(((category_limiter, cost),), client.key)
+        request = Request(CHECK_METHOD, category, client.address, {}, lambda _: None)
+        result = None
+        if self.has_special_clients or client.blocked:
+            result = yield from self.special_client_flow(request, charges[0], client, client.key)
+        if result is None:
+            result = yield from decide_flow(charges)
+            result.record(CHECK_METHOD, category)
+            result = yield from self.count_denial_flow(result, client.key)
+        decision = result.decision
+        return self._allow_freely(category_limiter) if decision is None else decision
+
+    def _find_category(self, name: str) -> CategoryLimiter:
+        """Return the limiter of a category; raises ConfigError if there is none, or if it needs a request."""
+        names = [category.name for category in self.rules.categories]
+        if name not in names:
+            expected = did_you_mean(name, names) or f"expected one of {', '.join(names)}"
+            raise ConfigError(f"unknown category {name!r}: {expected}", field="category")
+        found = self.category_limiters[name]
+        if has_slots(found.policy):
+            raise ConfigError(
+                f"category {name!r} limits concurrent requests, which hold a slot until their response ends: "
+                "a check has no response",
+                field="category",
+            )
+        return found
+
+    def _allow_freely(self, category_limiter: CategoryLimiter) -> Decision:
+        """Return a decision that allows a check without a charge: the limits are unused."""
+        limits = category_limiter.limits
+        views = [View(limit.burst, 0, 0) for limit in limits]
+        return Decision.of_views(self.now(), limits, views, within_limits=True)
 
     def reset_all(self) -> None:
         """Reset the usage of all clients, and unblock clients that were denied too often; see `reset_all_flow`."""

@@ -6,19 +6,26 @@ from typing import TYPE_CHECKING
 
 from werkzeug.exceptions import TooManyRequests
 
+from tidegate.inbound.responses import exceeded
+
 if TYPE_CHECKING:
     from werkzeug.wrappers import Response
 
     from tidegate.core.decision import Decision
+    from tidegate.inbound import responses
 
 
-class RequestLimitExceeded(TooManyRequests):
+class RateLimitExceeded(exceeded.RateLimitExceeded, TooManyRequests):
     """Raised for a request that the limits of a view, a blueprint or a block deny; `decision` has the reason.
 
     `description` is the body. An error handler of the application for this class or for 429 replaces the response.
     """
 
-    def __init__(self, description: str, denial: Response, decision: Decision) -> None:
-        """Keep the response and the decision that denied the request."""
-        super().__init__(description, denial)
+    def __init__(
+        self, denial: responses.response.Response, decision: Decision, response: Response | None = None
+    ) -> None:
+        """Keep the response, also as the framework has it, and the decision that denied the request."""
+        TooManyRequests.__init__(self, denial.body.decode("utf-8", "replace"), response)
+        self.code = denial.status
+        self.denial = denial
         self.decision = decision

@@ -219,6 +219,10 @@ class MemoryStore(Store):
 
     def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
         """Decide asks together. Requires the lock."""
+        if verb == "acquire" and len(asks) == len({(policy.name, key) for policy, key, _ in asks}):
+            known = self._charge_known(asks, now)
+            if known is not None:
+                return known
         located: list[LocatedAsk] = []
         for place, (policy, key, costs) in enumerate(asks):
             table = self._tables.get(policy.name)
@@ -234,6 +238,31 @@ class MemoryStore(Store):
             located = [(*ask, self._table(ask[0])) for ask in merged.asks]
             return merged.split(self._decide_located(verb, located, now, at))
         return self._decide_located(verb, located, now, at)
+
+    def _charge_known(self, asks: Sequence[Ask], now: int) -> list[Decision] | None:
+        """Charge keys whose states are exactly of their policies, each with one limit; None if one is not.
+
+        It does what `_decide` does, without the rest. Requires the lock.
+        """
+        tables = self._tables
+        found: list[tuple[Table, State, State | None]] = []
+        allowed = True
+        for policy, key, costs in asks:
+            table, limit = tables.get(policy.name), policy.only
+            entry = None if table is None else table.entries.get(key)
+            if entry is None or table is None or entry[0] is not limit or now >= table.due or not costs[0]:
+                return None
+            state = limit.charge(entry, limit, costs[0], now) if allowed else None
+            allowed = state is not None
+            found.append((table, entry, state))
+        decisions = []
+        for (policy, key, costs), (table, entry, state) in zip(asks, found, strict=True):
+            if state is not None and allowed:
+                table.entries[key] = state
+                decisions.append(Decision((True, now, policy.limits, (state,), ZERO_COSTS[1])))
+            else:
+                decisions.append(Decision((False, now, policy.limits, (entry,), costs)))
+        return decisions
 
     def _decide_located(self, verb: str, located: Sequence[LocatedAsk], now: int, at: int | None) -> list[Decision]:
         limits: list[Limit] = []
