@@ -348,11 +348,14 @@ class Gate(_Gate):
         """Run a flow."""
         return run(flow, self.perform)
 
-    def perform(self, step: Any) -> Any:  # noqa: ANN401 - a step of the engine, or a function to call
+    def perform(self, step: ApplyStep | Sleep | Callable[[], object]) -> object:
         """Execute a step of a flow."""
-        if type(step) is ApplyStep:
+        if isinstance(step, ApplyStep):
             return step.apply()
-        return self.clock.wait(*step) if type(step) is Sleep else step()
+        if isinstance(step, Sleep):
+            self.clock.wait(*step)
+            return None
+        return step()
 
     def acquire(
         self, target: object, cost: Cost | None = None, timeout: float | None = None, priority: float | None = None
@@ -399,11 +402,11 @@ class AsyncGate(_Gate):
         """Run a flow; to be awaited."""
         return run_async(flow, self.perform)
 
-    def perform(self, step: Any) -> Any:  # noqa: ANN401 - a step of the engine, or a function to call
+    def perform(self, step: ApplyStep | Sleep | Callable[[], object]) -> object:
         """Execute a step of a flow."""
-        if type(step) is ApplyStep:
+        if isinstance(step, ApplyStep):
             return apply_async(step)
-        return self.clock.wait_async(*step) if type(step) is Sleep else step()
+        return self.clock.wait_async(*step) if isinstance(step, Sleep) else step()
 
     def acquire(
         self, target: object, cost: Cost | None = None, timeout: float | None = None, priority: float | None = None
