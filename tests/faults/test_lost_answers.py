@@ -103,11 +103,12 @@ async def test_a_settlement_of_the_service_is_made_once(stores, clock):
     marked = shared.apply
 
     def apply(verb, asks, now=None, at=None, writes=()):
-        shared.lost = verb == "adjust"  # the mark is made, and then the answer is lost
+        shared.lost = verb == "adjust"  # the correction and the mark are made in one step; the answer is lost
         return marked(verb, asks, now, at, writes)
 
     shared.apply = apply
-    await decider.cancel(held.id)
+    with pytest.raises(StoreUnavailable):
+        await decider.cancel(held.id)
     shared.apply = marked
     await asyncio.to_thread(come_back, shared, guarded, clock)
     assert (await decider.usage(subject))["1h"].used == 4

@@ -103,11 +103,11 @@ def test_permits_granted_before_the_bus_was_read_count_against_a_reduction(known
 
 
 def test_a_reservation_without_a_timeout_is_bounded_by_the_share(joining):
-    joining.reserve("api", 40)
+    joining.reserve("api", cost=40)
     with pytest.raises(Denied) as caught:
-        joining.reserve("api", 40)
+        joining.reserve("api", cost=40)
     assert 0 < caught.value.decision.retry_after <= 5
-    joining.reserve("api", 10)
+    joining.reserve("api", cost=10)
 
 
 def test_a_denied_call_uses_nothing_of_the_share(joining):
