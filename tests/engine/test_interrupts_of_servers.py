@@ -151,7 +151,7 @@ def test_connecting(place):
 
 def test_a_limiter_on_a_url(place):
     """The guard in front of the store does not take an interruption for a lost store."""
-    limiter = Limiter(RULE, store=place.url)
+    limiter = Limiter(RULE, store=f"{place.url}{'&' if '?' in place.url else '?'}timeout=2")
     check(place, limiter, *CALLS["acquire"])
     assert limiter.store.metrics()["losses"] == 0
 
