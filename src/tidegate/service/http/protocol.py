@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from tidegate.errors import ConfigError
@@ -38,6 +38,8 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("the service needs httptools: pip install 'tidegate[service]'") from error
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from tidegate.service.http.app import App
     from tidegate.service.http.connections import Connections
     from tidegate.service.http.encoding import HttpWriter
@@ -97,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
         connections: Connections,
         heads: KnownHeads,
         writer: HttpWriter,
-        tasks: set[asyncio.Task[Reply]],
+        tasks: set[asyncio.Task[Any]],
     ) -> None:
         """Serve this app, within the bounds of these connections; `tasks` gets the running requests."""
         self.ticks_left: int = connections.read_ticks
@@ -122,7 +124,7 @@ class HttpConnection(asyncio.Protocol):
         self._write_paused = False
         self._unsent = 0  # bytes that the client had not read at the last check
         self._stopping = False  # the service stops: close after the requests that have arrived
-        self._task: asyncio.Task[Reply] | None = None  # handles the request
+        self._task: asyncio.Task[None] | None = None  # handles the request
         # The request that is being received or handled:
         self._counted = False  # as active; a request that is answered at once is not
         self._start = 0  # when it began, in steady time
@@ -426,23 +428,32 @@ class HttpConnection(asyncio.Protocol):
         if not self._counted:
             self._counted = True
             app.in_flight += 1
-        task = self._task = asyncio.get_running_loop().create_task(reply)  # type: ignore[arg-type]  # as checked
+        task = self._task = asyncio.get_running_loop().create_task(self._respond(reply))  # type: ignore[arg-type]  # as checked
         self._tasks.add(task)
         task.add_done_callback(self._handled)
 
-    def _handled(self, task: asyncio.Task[Reply]) -> None:
-        """Send the response of a task, and go on."""
+    async def _respond(self, running: Awaitable[Reply]) -> None:
+        """Send the response as soon as it is known, and go on.
+
+        Not in a callback of the task: if the client disconnected before it ran, the call would be charged without a
+        response, and could no longer be cancelled.
+        """
+        try:
+            reply = await running
+        except Exception as error:  # noqa: BLE001 - any error becomes a response
+            reply = self._app.refuse(error, self._head.path if self._head else "")
         self._task = None
+        if self.state is HANDLING:
+            self._answer(reply)
+            self._continue()
+
+    def _handled(self, task: asyncio.Task[None]) -> None:
+        """Forget a task that has ended."""
         self._tasks.discard(task)
         if task.cancelled():
+            self._task = None
             if self.state is HANDLING:  # the event loop ends
                 self.drop()
-            return
-        error = task.exception()
-        if self.state is not HANDLING:
-            return  # the client is gone
-        self._answer(task.result() if error is None else self._app.refuse(error, self._head.path if self._head else ""))
-        self._continue()
 
     def _end_request(self) -> None:
         """Count the request as no longer active."""
