@@ -7,7 +7,7 @@ OTHERS := $(filter-out $(MAIN),3.12 3.13)
 VENV   := .venv
 PY     := $(VENV)/bin/python
 BENCH  := .venv-bench
-# The SDKs of docs/llm.md are not in .venv: some of them need other versions of the same packages.
+# The SDKs of docs/howto/llm.md are not in .venv: some of them need other versions of the same packages.
 RECIPES := .venv-recipes
 # `make run` uses an environment without the packages that only tests need, unless .venv exists.
 RUN    := $(if $(wildcard $(PY)),$(VENV),.venv-run)
@@ -41,10 +41,10 @@ test-more: servers venv ## run what test-all adds to test
 test-package: servers venv ## run all tests of one package: make test-package PACKAGE=budget
 	@$(PY) -m pytest -n auto tests/$(PACKAGE) $(ARGS)
 
-test-recipes: ## run the recipes of docs/llm.md with the SDKs of OpenAI, Anthropic, Google, Mistral and others
+test-recipes: ## run the recipes of docs/howto/llm.md with the SDKs of OpenAI, Anthropic, Google, Mistral and others
 	@tools/make-venv $(RECIPES) $(MAIN) tests/recipes/requirements.lock
 	@tools/make-venv $(RECIPES)-openai2 $(MAIN) tests/recipes/requirements-openai2.lock
-	@echo "== recipes of docs/llm.md"
+	@echo "== recipes of docs/howto/llm.md"
 	@$(RECIPES)/bin/python -m pytest tests/recipes --ignore=tests/recipes/recipe_openai2.py
 	@$(RECIPES)-openai2/bin/python -m pytest tests/recipes/recipe_openai2.py
 
@@ -96,7 +96,7 @@ manifests: venv ## write deploy/kubernetes from the Helm chart
 	@mkdir -p deploy/kubernetes
 	@$(VENV)/bin/helm template tidegate deploy/helm/tidegate --namespace tidegate > deploy/kubernetes/tidegate.yaml
 
-cli-page: venv ## write docs/cli.md from the parser of the command line
+cli-page: venv ## write docs/reference/cli.md from the parser of the command line
 	@$(PY) tools/make_cli_page.py
 
 monitoring: venv ## write dashboards, alert rules and the runbook from deploy/monitoring.yaml

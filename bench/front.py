@@ -4,7 +4,7 @@
 
 HTTP requests are sent by wrk, over 32 connections. Install it by hand, for this bench only: `apt-get install -y wrk`.
 
-With --docs, the table is also written to docs/benchmarks.md.
+With --docs, the table is also written to docs/reference/benchmarks.md.
 
 All servers run at once and take turns in short slices. A server has one core, the client another. The figures that
 count are microseconds of the server's processor time per request (or per decision, for batches), their ratio to the
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few short rounds")
     parser.add_argument("--only", choices=sorted({case.part for case in CASES}), help="one part only")
-    parser.add_argument("--docs", action="store_true", help="write the table to docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="write the table to docs/reference/benchmarks.md")
     options = parser.parse_args()
     rounds, seconds = (3, 1.0) if options.quick else (9, 2.0)
     cases = [case for case in CASES if options.only in (None, case.part)]
@@ -152,7 +152,7 @@ def main() -> None:
     lines += ["", f"Load average of the machine at the end of the run: {os.getloadavg()[0]:.1f}."]
     print("\n".join(lines))
     if options.docs:
-        page = ROOT / "docs" / "benchmarks.md"
+        page = ROOT / "docs" / "reference" / "benchmarks.md"
         before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
         text = "\n".join((BEGIN, "", *lines, "", END))
         page.write_text(before + text + rest.partition(END)[2], encoding="utf-8")

@@ -174,7 +174,7 @@ def write(results: dict[str, Any], *, docs: bool) -> None:
         image = ROOT / "docs" / "images" / "bench-memory.svg"
         image.parent.mkdir(exist_ok=True)
         image.write_text(picture.memory(results), encoding="utf-8")
-        page = ROOT / "docs" / "benchmarks.md"
+        page = ROOT / "docs" / "reference" / "benchmarks.md"
         page.write_text(tables.into_page(page.read_text(encoding="utf-8"), results), encoding="utf-8")
         print(f"picture in {image.relative_to(ROOT)}, figures in {page.relative_to(ROOT)}")
 

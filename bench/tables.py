@@ -1,4 +1,4 @@
-"""Results as plain tables, for the terminal and for docs/benchmarks.md."""
+"""Results as plain tables, for the terminal and for docs/reference/benchmarks.md."""
 
 from __future__ import annotations
 

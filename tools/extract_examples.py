@@ -3,8 +3,8 @@
 The blocks of a page share their names. From the first block on that uses `await`, they are the body of a coroutine
 function. Where a block imports a name that another block imported from elsewhere, as pages for several frameworks do, a
 function begins that contains the rest of the page and has its own meaning for the name. Lines keep the numbers that
-they have in the page: build/examples/docs_waiting.py:30 is docs/waiting.md:30. A block with a title, which readers save
-as a file, is a module of its own.
+they have in the page: build/examples/docs_concepts_waiting.py:30 is docs/concepts/waiting.md:30. A block with a title,
+which readers save as a file, is a module of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Writes docs/cli.md from the parser of the command line: every command with its options and examples.
+"""Writes docs/reference/cli.md from the parser of the command line: every command with its options and examples.
 
-Writes the tables of the settings and the metrics in docs/service.md, too, from their declarations.
+Writes the tables of the settings and the metrics in docs/howto/service.md, too, from their declarations.
 
     python tools/make_cli_page.py
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from tidegate.cli.parser import CommandParser
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "cli.md"
-SETTINGS_PAGE: Final = PAGE.with_name("service.md")
+PAGE: Final = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
+SETTINGS_PAGE: Final = PAGE.parents[1] / "howto" / "service.md"
 TABLE_BEGIN: Final = "<!-- settings: written by make cli-page -->"
 TABLE_END: Final = "<!-- end of settings -->"
 METRICS_BEGIN: Final = "<!-- metrics: written by make cli-page -->"
@@ -129,7 +129,7 @@ def escape(text: str) -> str:
 
 
 def write_settings_page() -> str:
-    """Return docs/service.md with the tables of the settings and the metrics as they are declared."""
+    """Return docs/howto/service.md with the tables of the settings and the metrics as they are declared."""
     before, _, rest = SETTINGS_PAGE.read_text(encoding="utf-8").partition(f"{TABLE_BEGIN}\n")
     table = f"{write_table(OPTIONS)}\n{TABLE_SECTIONS}"
     page = f"{before}{TABLE_BEGIN}\n\n{table}\n\n{TABLE_END}{rest.partition(TABLE_END)[2]}"

@@ -149,7 +149,7 @@ def make_rules(name: str, part: dict[str, Any], known: set[str]) -> dict[str, An
                 "expr": check_metrics(fields["when"], known, alert),
                 "for": fields["for"],
                 "labels": {"severity": fields["severity"]},
-                "annotations": {"summary": fields["summary"], "runbook": f"docs/runbook.md#{alert.lower()}"},
+                "annotations": {"summary": fields["summary"], "runbook": f"docs/howto/runbook.md#{alert.lower()}"},
             }
         )
     return {"groups": [{"name": f"tidegate-{name}", "rules": rules}]}
@@ -178,7 +178,7 @@ def make_files() -> Iterator[tuple[Path, str]]:
         rules = yaml.safe_dump(make_rules(name, part, known), sort_keys=False, width=110, allow_unicode=True)
         head = f"# Generated from {SOURCE.relative_to(ROOT)} by {Path(__file__).relative_to(ROOT)}.\n"
         yield ROOT / "deploy" / "prometheus" / "rules" / f"{name}.rules.yml", head + rules
-    yield ROOT / "docs" / "runbook.md", make_runbook(parts)
+    yield ROOT / "docs" / "howto" / "runbook.md", make_runbook(parts)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ guide that describes it: a setting without such a row is an error.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 from functools import cache
@@ -91,8 +92,13 @@ def rows_of(page: str, first: str) -> tuple[Row, ...]:
 
 def relocate(text: str, page: str) -> str:
     """Change the links of a cell so that they work in a page of reference/."""
-    text = re.sub(r"\]\(#", f"](../{page}#", text)
-    return re.sub(r"\]\((?!\.\./|https?:)", "](../", text)
+
+    def change(link: re.Match[str]) -> str:
+        path, mark, anchor = link[1].partition("#")
+        place = posixpath.join(posixpath.dirname(page), path) if path else page
+        return f"]({posixpath.relpath(place, 'reference')}{mark}{anchor})"
+
+    return re.sub(r"\]\((?!https?:)([^()\s]+)\)", change, text)
 
 
 def row_of(name: str, places: Sequence[tuple[str, str]]) -> tuple[str, Row]:
@@ -109,7 +115,8 @@ def meaning_of(name: str, places: Sequence[tuple[str, str]]) -> str:
     """Return what the guides say about a setting, with a link."""
     page, row = row_of(name, places)
     text = part_of(row.meaning, "; ", row, name)
-    return f"{'see the guide' if text == 'see above' else text} ([guide](../{page}#{row.anchor}))"
+    guide = f"{posixpath.relpath(page, 'reference')}#{row.anchor}"
+    return f"{'see the guide' if text == 'see above' else text} ([guide]({guide}))"
 
 
 def default_of(name: str, places: Sequence[tuple[str, str]]) -> str:
@@ -171,7 +178,7 @@ def service_settings() -> list[str]:
         flag = "" if option.secret else option.flag
         names = "<br>".join(filter(None, (code(flag), code(variable))))
         rows.append([code(option.name), type_of(dict(option.kind.schema)), names, plain(option.help)])
-    rows += [[code(name), "", "", meaning_of(name, [("service.md", "setting")])] for name in SECTIONS]
+    rows += [[code(name), "", "", meaning_of(name, [("howto/service.md", "setting")])] for name in SECTIONS]
     return table(["setting", "type", "option, variable", "meaning"], rows)
 
 
@@ -186,34 +193,39 @@ class FileTable(NamedTuple):
 
 def file_tables() -> Iterator[FileTable]:
     """Return the settings of all files except that of the service."""
-    limits = ("limits.md", "attribute")
-    provider = (("outbound.md", "field"),)
+    limits = ("concepts/limits.md", "attribute")
+    provider = (("howto/outbound.md", "field"),)
     inbound = KINDS["inbound"].schema()["properties"]["rate_limiting"]["anyOf"][0]
     category = inbound["properties"]["categories"]["additionalProperties"]["anyOf"][0]
     egress = KINDS["egress"].schema()
     callers = egress["properties"]["callers"]["additionalProperties"]
-    member = (("money.md", "field of a member"), *provider)
+    member = (("howto/money.md", "field of a member"), *provider)
     yield FileTable("Provider file", (*LIMIT_FIELDS, *PROVIDER_FIELDS), KINDS["provider"].schema(), provider)
-    yield FileTable("Pool in a provider file", POOL_FIELDS, {}, (("money.md", "field of `pool`"),))
+    yield FileTable("Pool in a provider file", POOL_FIELDS, {}, (("howto/money.md", "field of `pool`"),))
     yield FileTable("Member of a pool", (*MEMBER_FIELDS, *KEY_FIELDS), {}, member)
-    yield FileTable("Profile", PROFILE_FIELDS, {}, (("outbound.md", "field of a profile"),))
-    yield FileTable("Source file", SOURCE_FIELDS, KINDS["source"].schema(), (("sources.md", "field of a source"),))
+    yield FileTable("Profile", PROFILE_FIELDS, {}, (("howto/outbound.md", "field of a profile"),))
     yield FileTable(
-        "Inbound file: `rate_limiting`", tuple(dict.fromkeys(SECTION_FIELDS)), inbound, (("inbound.md", "in `rate"),)
+        "Source file", SOURCE_FIELDS, KINDS["source"].schema(), (("howto/sources.md", "field of a source"),)
     )
-    places = (("inbound.md", "in a category"), limits)
+    yield FileTable(
+        "Inbound file: `rate_limiting`",
+        tuple(dict.fromkeys(SECTION_FIELDS)),
+        inbound,
+        (("howto/inbound.md", "in `rate"),),
+    )
+    places = (("howto/inbound.md", "in a category"), limits)
     yield FileTable("Inbound file: a category", tuple(dict.fromkeys(CATEGORY_FIELDS)), category, places)
-    yield FileTable("Egress file", EGRESS_FIELDS, egress, (("egress.md", "field of the egress"),))
-    yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("egress.md", "field of a caller"),))
+    yield FileTable("Egress file", EGRESS_FIELDS, egress, (("howto/egress.md", "field of the egress"),))
+    yield FileTable("Egress file: a caller", CALLER_FIELDS, callers, (("howto/egress.md", "field of a caller"),))
 
 
 def store_tables() -> Iterator[FileTable]:
     """Return the options in the URLs of stores."""
-    yield FileTable("Store URL: `memory://`", MEMORY_OPTIONS, {}, (("limits.md", "option"),))
-    yield FileTable("Store URL: `sqlite:///`", SQLITE_OPTIONS, {}, (("stores-sqlite.md", "option"),))
-    yield FileTable("Store URL: `redis://`, `valkey://`", REDIS_OPTIONS, {}, (("stores-redis.md", "option"),))
-    yield FileTable("Store URL: `postgresql://`", POSTGRES_OPTIONS, {}, (("stores-postgres.md", "option"),))
-    yield FileTable("URL of every shared store", OUTAGE_OPTIONS, {}, (("store-outages.md", "in the URL"),))
+    yield FileTable("Store URL: `memory://`", MEMORY_OPTIONS, {}, (("concepts/limits.md", "option"),))
+    yield FileTable("Store URL: `sqlite:///`", SQLITE_OPTIONS, {}, (("reference/stores-sqlite.md", "option"),))
+    yield FileTable("Store URL: `redis://`, `valkey://`", REDIS_OPTIONS, {}, (("reference/stores-redis.md", "option"),))
+    yield FileTable("Store URL: `postgresql://`", POSTGRES_OPTIONS, {}, (("reference/stores-postgres.md", "option"),))
+    yield FileTable("URL of every shared store", OUTAGE_OPTIONS, {}, (("concepts/store-outages.md", "in the URL"),))
 
 
 def budget_settings() -> list[str]:
@@ -226,9 +238,9 @@ def budget_settings() -> list[str]:
         variables = [variable, f"{variable}_FILE"] if name in FROM_FILES else [variable]
         if name == "tiers":
             variables = [VARIABLES[each] for each in VARIABLES if each.startswith("per_")]
-        meaning = meaning_of(first if name == "tiers" else name, [("budgets.md", "variable")])
+        meaning = meaning_of(first if name == "tiers" else name, [("howto/budgets.md", "variable")])
         rows.append([code(name), type_of(schema[name]), " ".join(map(code, filter(None, variables))), meaning])
-    config = meaning_of(CONFIG_VARIABLE, [("budgets.md", "variable")])
+    config = meaning_of(CONFIG_VARIABLE, [("howto/budgets.md", "variable")])
     rows.append(["", "", code(CONFIG_VARIABLE), config])
     return table(["setting", "type", "variable", "meaning"], rows)
 
@@ -287,7 +299,7 @@ def metrics_page() -> str:
         "",
         (
             f"{GENERATED} Labels are names from the configuration, never keys, addresses or paths. The last column "
-            "links to the [runbook](../runbook.md)."
+            "links to the [runbook](../howto/runbook.md)."
         ),
         "",
     ]
@@ -299,7 +311,7 @@ def metrics_page() -> str:
                 ", ".join(map(code, family.labels)),
                 plain(family.help),
                 ", ".join(
-                    f"[{name}](../runbook.md#{name.lower()})" for name in sorted(set(alerts.get(family.name, ())))
+                    f"[{name}](../howto/runbook.md#{name.lower()})" for name in sorted(set(alerts.get(family.name, ())))
                 ),
             ]
             for family in families
@@ -313,7 +325,7 @@ def metrics_page() -> str:
 
 def headers_page() -> str:
     """Write the header fields that tidegate sends and reads."""
-    gateway = [("egress.md", "header field of a re"), ("egress.md", "header field of a response")]
+    gateway = [("howto/egress.md", "header field of a re"), ("howto/egress.md", "header field of a response")]
     own = [value for name, value in sorted(vars(messages).items()) if str(value).startswith("X-Tidegate-")]
     described = {name for page, first in gateway for row in rows_of(page, first) for name in row.names}
     sent = [
@@ -342,7 +354,7 @@ def headers_page() -> str:
                 code(name),
                 meaning_of(name, gateway)
                 if name in described
-                else "a remark, such as what a tunnel hides ([guide](../egress.md#where-a-request-goes))",
+                else "a remark, such as what a tunnel hides ([guide](../howto/egress.md#where-a-request-goes))",
             ]
             for name in own
         ],

@@ -1,4 +1,4 @@
-"""Every setting, metric, option and public name is in docs/budgets.md."""
+"""Every setting, metric, option and public name is in docs/howto/budgets.md."""
 
 import argparse
 import re
@@ -14,7 +14,7 @@ from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES
 from tidegate.cli import COMMANDS
 from tidegate.cli import budget as command
 
-PAGE = (Path(__file__).parents[2] / "docs" / "budgets.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "budgets.md").read_text(encoding="utf-8")
 
 
 def command_options():
@@ -52,7 +52,7 @@ NAMES = {
 
 @cases(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
 def test_everything_is_documented(kind, name):
-    assert f"`{name}" in PAGE, f"the {kind} {name} is not in docs/budgets.md"
+    assert f"`{name}" in PAGE, f"the {kind} {name} is not in docs/howto/budgets.md"
 
 
 def test_every_documented_metric_exists_with_its_labels():

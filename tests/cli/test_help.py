@@ -1,4 +1,4 @@
-"""The help and its page: groups, examples that can be run, no wide lines; docs/cli.md has every option."""
+"""The help and its page: groups, examples that can be run, no wide lines; docs/reference/cli.md has every option."""
 
 import argparse
 import re

@@ -22,7 +22,7 @@ from tidegate.service.http.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-DOCS = ROOT / "docs" / "deploy.md"
+DOCS = ROOT / "docs" / "howto" / "deploy.md"
 CHART = DEPLOY / "helm" / "tidegate"
 TOKEN = "0123456789abcdef-{}"  # noqa: S105 - of a test
 DISABLED = "autoscaling.enabled=false,serviceMonitor.enabled=false,networkPolicy.enabled=false"

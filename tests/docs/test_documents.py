@@ -1,4 +1,4 @@
-"""docs/documents.md has every name of the five documents, and every name of tidegate on it exists.
+"""docs/reference/documents.md has every name of the five documents, and every name of tidegate on it exists.
 
 The documents are not part of the repository: NAMES lists the names that they define.
 """
@@ -30,7 +30,7 @@ from tidegate.service.api.verbs import VERBS
 from tidegate.service.http.openapi import document
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "documents.md"
+PAGE = ROOT / "docs" / "reference" / "documents.md"
 HEADER = ["name in the document", "tidegate", "page", "difference and reason"]
 
 NAMES = {

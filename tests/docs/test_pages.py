@@ -38,3 +38,9 @@ def test_each_recipe_has_a_test():
     named = {block.recipe for page in PAGES for block in blocks_of(page) if block.recipe and block.label == "python"}
     assert named
     assert [recipe for recipe in sorted(named) if f'"{recipe}"' not in tests] == []
+
+
+def test_pages_are_in_the_folder_of_what_the_reader_wants():
+    """At the top of docs/ is only the index."""
+    pages = [page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert {page.parts[0] for page in pages} == {"README.md", "tutorials", "howto", "concepts", "reference"}

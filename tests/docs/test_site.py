@@ -71,8 +71,8 @@ def test_the_reference_has_every_setting():
 
 
 def test_a_setting_that_no_guide_describes_is_an_error():
-    with pytest.raises(SystemExit, match=r"^egress\.md: no table describes the setting 'made_up'"):
-        site_reference.meaning_of("made_up", [("egress.md", "field of the egress")])
+    with pytest.raises(SystemExit, match=r"^howto/egress\.md: no table describes the setting 'made_up'"):
+        site_reference.meaning_of("made_up", [("howto/egress.md", "field of the egress")])
 
 
 def test_the_reference_has_every_metric_with_its_labels():
@@ -81,7 +81,7 @@ def test_the_reference_has_every_metric_with_its_labels():
 
 def test_the_page_of_the_command_line_has_every_command_and_exit_code():
     """tools/make_cli_page.py writes it from the parser."""
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert [line for line in COMMANDS if f"### tidegate {line}\n" not in page] == []
     codes = (EXIT_OK, EXIT_DENIED, EXIT_BAD_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED)
     assert [int(number) for number in re.findall(r"^\| (\d+) \| ", page, re.MULTILINE)] == list(codes)

@@ -9,7 +9,7 @@ from tests.docs.test_pages import PAGES
 from tests.docs.tutorial import Tutorial
 
 DOCS = Path(__file__).parents[2] / "docs"
-TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "egress.md"]
+TUTORIALS = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "howto" / "egress.md"]
 NEEDS_SDK = {"call-language-models.md"}  # tests/recipes follows it: its SDK is not in this environment
 
 

@@ -1,4 +1,4 @@
-"""The ASGI middleware in Litestar, as docs/frameworks.md shows it."""
+"""The ASGI middleware in Litestar, as docs/howto/frameworks.md shows it."""
 
 import asyncio
 

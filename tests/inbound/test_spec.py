@@ -204,4 +204,4 @@ def test_checklist_max_entries(make_app):
 
 
 def test_checklist_documentation():
-    assert "rate-limit-stats" in (ROOT / "docs" / "inbound.md").read_text(encoding="utf-8")
+    assert "rate-limit-stats" in (ROOT / "docs" / "howto" / "inbound.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The recipes of docs/llm.md: what a test runs is what the page shows."""
+"""The recipes of docs/howto/llm.md: what a test runs is what the page shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.docs.blocks import Block, blocks_of, run_blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "llm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "llm.md"
 
 
 def recipe_blocks(name: str, label: str = "python") -> list[Block]:

@@ -1,4 +1,4 @@
-"""The recipes of docs/llm.md for SDKs on httpx2."""
+"""The recipes of docs/howto/llm.md for SDKs on httpx2."""
 
 import re
 

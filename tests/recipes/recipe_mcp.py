@@ -1,4 +1,4 @@
-"""The recipes of docs/llm.md for MCP: a client within a quota, and a server with limited tools."""
+"""The recipes of docs/howto/llm.md for MCP: a client within a quota, and a server with limited tools."""
 
 import asyncio
 import os

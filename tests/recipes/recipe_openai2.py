@@ -1,4 +1,4 @@
-"""The recipes of docs/llm.md for SDKs on openai 2, and therefore on httpx; they have an environment of their own."""
+"""The recipes of docs/howto/llm.md for SDKs on openai 2, and so on httpx; they have an environment of their own."""
 
 import pytest
 

@@ -10,9 +10,9 @@ from tidegate.service.api.verbs import VERBS
 from tidegate.service.config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
-SERVICE = (ROOT / "docs/service.md").read_text(encoding="utf-8")
-CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
-WIRE = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
+SERVICE = (ROOT / "docs/howto/service.md").read_text(encoding="utf-8")
+CLI = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+WIRE = (ROOT / "docs/reference/wire.md").read_text(encoding="utf-8")
 
 
 @cases("name", KINDS)

@@ -31,7 +31,7 @@ async def test_tokens(tokens, sent, decides, administers, field):
         assert (await service.http.get("/healthz")).status_code == 200
 
 
-# The paths that docs/service.md lists for the decision token. A new path has to be added here and there.
+# The paths that docs/howto/service.md lists for the decision token. A new path has to be added here and there.
 WITHOUT_TOKEN = {"/healthz", "/readyz", "/openapi.json"}
 WITH_DECISION = {
     *("/v1/acquire", "/v1/peek", "/v1/reserve", "/v1/lease", "/v1/commit", "/v1/cancel", "/v1/release", "/v1/batch"),

@@ -53,11 +53,11 @@ async def test_without_a_decision_token_other_host_names_are_refused(tokens):
         assert response.status_code == 403
 
 
-# ---- the scrape configuration in docs/service.md ---------------------------------------------------------------------
+# ---- the scrape configuration in docs/howto/service.md ---------------------------------------------------------------
 
 
 def scrape_configuration():
-    text = (ROOT / "docs/service.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/howto/service.md").read_text(encoding="utf-8")
     return text.partition("scrape_configs:")[2].partition("```")[0]
 
 

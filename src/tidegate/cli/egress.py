@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run only the egress gateway: programs in any language call providers through it, within the quotas."
     )
-    parser.add_argument("config", metavar="FILE", help="the YAML file of the gateway (see docs/egress.md)")
+    parser.add_argument("config", metavar="FILE", help="the YAML file of the gateway (see docs/howto/egress.md)")
     parser.add_argument("--listen", metavar="ADDRESS", help="the address to listen on, instead of the one in the file")
 
 

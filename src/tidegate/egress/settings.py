@@ -6,7 +6,7 @@
     callers:
       research: {token: "${RESEARCH_TOKEN}", providers: [openai], limits: [100/1m], max_priority: 5}
 
-docs/egress.md lists all fields.
+docs/howto/egress.md lists all fields.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class RateLimitMiddleware:
     ) -> None:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
-        # Public name: docs/inbound.md uses `middleware.request_limiter.store`.
+        # Public name: docs/howto/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
         self._routes = self.request_limiter.routes = AppRoutes(app, self.request_limiter.has_default_limits)
 

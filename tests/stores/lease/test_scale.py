@@ -1,4 +1,4 @@
-"""The simulation for docs/sizing.md: no limit is exceeded with churn and a lost shard, and its oracle finds excess."""
+"""The simulation for docs/concepts/sizing.md: with churn and a lost shard, no limit is exceeded; the oracle works."""
 
 import pytest
 

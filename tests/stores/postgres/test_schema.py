@@ -155,7 +155,7 @@ def test_the_error_of_a_role_without_create_says_what_to_do(server, open_store, 
     with pytest.raises(StoreUnavailable, match=r"permission denied.*; let the owner of the database grant CREATE"):
         guest.apply_one("acquire", TEN, "k", ONE)
     open_store().apply_one("acquire", TEN, "k", ONE)
-    for grant in (  # as docs/stores-postgres.md shows
+    for grant in (  # as docs/reference/stores-postgres.md shows
         f'grant usage on schema "{schema}" to guest',
         f'grant select, insert, update, delete on all tables in schema "{schema}" to guest',
         f'grant usage on all sequences in schema "{schema}" to guest',

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of both middlewares; docs/inbound.md has the table."""
+    """The keyword arguments of both middlewares; docs/howto/inbound.md has the table."""
 
     key: KeyOf | None  # returns the key of a request; None: limit by address
     plan: PlanOf | None  # returns the plan of a request; None: the category's own limits

@@ -138,7 +138,7 @@ def options_of(settings: type) -> tuple[ServiceOption, ...]:
 
 
 def write_table(options: tuple[ServiceOption, ...]) -> str:
-    """Write the table of the settings in docs/service.md."""
+    """Write the table of the settings in docs/howto/service.md."""
     lines = ["| setting | meaning | default |", "|---|---|---|"]
     for option in options:
         if option.in_file:
@@ -147,7 +147,7 @@ def write_table(options: tuple[ServiceOption, ...]) -> str:
         names = f"`{option.name}`" if file is None else f"`{option.name}`, `{file.name}`"
         meaning = option.summary if file is None else f"{option.summary}; or a {file.summary}"
         repeatable = f"; option `{option.flag}`, repeatable" if option.many else ""
-        label = option.link.partition("#")[0] or option.link.strip("#").replace("-", " ")
+        label = option.link.partition("#")[0].rpartition("/")[2] or option.link.strip("#").replace("-", " ")
         link = f" ([{label}]({option.link}))" if option.link else ""
         lines.append(f"| {names} | {meaning}{repeatable}{link} | {option.default} |")
     return "\n".join(lines)

@@ -131,7 +131,8 @@ class Settings:
         None, read_address, "address of the gRPC server for Envoy", ADDRESS, group=COMMON_GROUP, link="proxies.md",
     )
     resp: ListenAddress | None = setting(
-        None, read_address, "address of the server for Redis clients", ADDRESS, group=COMMON_GROUP, link="resp.md",
+        None, read_address, "address of the server for Redis clients", ADDRESS, group=COMMON_GROUP,
+        link="../reference/resp.md",
     )
     egress: ListenAddress | None = setting(
         None, read_address, "address of the egress gateway, through which programs call the providers", ADDRESS,
@@ -170,7 +171,8 @@ class Settings:
     lease: Lease | None = setting(
         None, read_lease,
         "take permits from the store in advance: true, false, or the duration of a lease such as 1s",
-        Kind({"type": ["boolean", "string", "number"]}, "TIME"), shown="false", group=STORE_GROUP, link="leases.md",
+        Kind({"type": ["boolean", "string", "number"]}, "TIME"), shown="false", group=STORE_GROUP,
+        link="../concepts/leases.md",
     )
     name: str = setting(
         "", read_name, "name of the service among those that share its store; its history is stored under this name",
@@ -257,7 +259,7 @@ class Settings:
     )
     bus: str | None = setting(
         None, read_url, "URL of the bus on which sources share capacity reductions", URL, private=True,
-        group=SOURCES_GROUP, link="bus.md", file=(read_url_file, "file with the URL of the bus"),
+        group=SOURCES_GROUP, link="../reference/bus.md", file=(read_url_file, "file with the URL of the bus"),
     )
     budget: bool | Path = setting(
         False,  # noqa: FBT003 - the default comes first

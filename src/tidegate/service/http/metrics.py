@@ -140,7 +140,7 @@ def render(source: StatusSource, reloads: dict[str, int], more: Iterable[Family]
 
 
 def write_table() -> str:
-    """Write the table of the metrics in docs/service.md."""
+    """Write the table of the metrics in docs/howto/service.md."""
     rows = [
         f"| `{metric.name}{'{' + ','.join(metric.labels) + '}' if metric.labels else ''}` | {metric.help} |"
         for metric in METRICS.values()

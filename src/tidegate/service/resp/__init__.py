@@ -1,1 +1,1 @@
-"""The RESP port: any Redis client is a client of the service. docs/resp.md describes the commands for users."""
+"""The RESP port: any Redis client is a client of the service. docs/reference/resp.md describes its commands."""

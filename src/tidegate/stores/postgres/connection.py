@@ -23,7 +23,7 @@ ADVICE: Final = {
     "25006": "this server is read-only: use the primary, or several hosts with target_session_attrs=read-write",
     "28": "check the user and password in the store's URL",
     "3D000": "create the database, or use another one in the store's URL",
-    "42501": "let the owner of the database grant CREATE on it, or create the schema as docs/stores-postgres.md shows",
+    "42501": "let its owner grant CREATE on it, or create the schema: docs/reference/stores-postgres.md",
     "53100": "the server's disk is full: free some space",
     "53300": "raise the server's max_connections or lower pool_size in the store's URL",
     "57014": "the server is overloaded or the key is locked: raise timeout in the store's URL if that is normal",
