@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-all test-more test-package test-recipes test-others test-mutants lint format docs site release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-all test-more test-package test-recipes test-others test-mutants lint format docs page site release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,9 +84,14 @@ screenshots: venv servers ## write screenshots of the dashboard in ten situation
 docs: venv ## run every code block of the README and the docs
 	@$(PY) -m pytest tests/docs $(ARGS)
 
+page: venv ## run the code blocks of one page and check its links: make page PAGE=docs/concepts/waiting.md
+	@$(PY) -m tools.check_page $(PAGE)
+
 site: ## build the documentation site into site/, strictly: every link and anchor must resolve
 	@tools/make-venv .venv-site $(MAIN) tools/site.lock
+	@.venv-site/bin/python tools/site_pages.py write build/pages
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/python -m mkdocs build --strict --clean $(ARGS)
+	@.venv-site/bin/python tools/site_pages.py check site
 
 release: ## build sdist and wheel, try each extra on each Python, check licences, write an SBOM; publishes nothing
 	@tools/make-venv .venv-release $(MAIN) tools/release.lock

@@ -1,37 +1,32 @@
-"""Hooks of MkDocs: what `make site` adds to the pages in docs/.
+"""Writes the pages of the site as plain Markdown files, so that any generator can build it.
+
+    python tools/site_pages.py write FOLDER
+    python tools/site_pages.py check SITE      # no page loads anything from another server
+
+The folder has the pages of docs/, and:
 
 - The reference pages, from the code (`site_reference`), and the pictures of the algorithms (`site_pictures`).
 - The pages in the root of the repository, such as ARCHITECTURE.md, under project/.
 - A page under files/ for each file or folder of the repository that a page links to, so that no link leaves the site.
-- Anchors as on GitHub, so that a link works in both places.
 - A stylesheet.
-
-The build fails if a page loads anything from another server.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from mkdocs.exceptions import PluginError  # noqa: E402 - found in the environment of the site
-from mkdocs.structure.files import File  # noqa: E402 - as above
-
-from tests.docs.links import CODE, LINK, anchor_of  # noqa: E402 - found in ROOT
+from tests.docs.links import CODE, LINK  # noqa: E402 - found in ROOT
 from tools.site_pictures import LIMITS, draw  # noqa: E402 - found in ROOT
 from tools.site_reference import all_pages  # noqa: E402 - found in ROOT
-
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
 
 PROJECT_PAGES: Final = {name: f"project/{name.lower()}" for name in (
     "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
@@ -40,7 +35,7 @@ HOME: Final = "README.md"
 LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".lua": "lua", ".sql": "sql",
                     ".mjs": "js", ".conf": "nginx", ".tpl": "yaml", ".toml": "toml"}  # fmt: skip
 MAX_SHOWN_BYTES: Final = 200_000  # of a file
-STYLESHEET: Final = "assets/site.css"
+STYLESHEET: Final = "assets/site.css"  # named in mkdocs.yml
 STYLES: Final = """/* names in tables are not broken; a table that is too wide scrolls */
 .md-typeset table:not([class]) td:not(:last-child) code { white-space: nowrap; }
 """
@@ -50,23 +45,24 @@ LOADED: Final = re.compile(
 )
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Write anchors as GitHub does, and use the stylesheet."""
-    config.extra_css.append(STYLESHEET)
-    config.mdx_configs.setdefault("toc", {})["slugify"] = lambda heading, _separator: anchor_of(heading)
-    return config
+def main(action: str, folder: str) -> None:
+    """Write the pages, or check the site."""
+    {"write": write, "check": check}[action](Path(folder))
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/, and the stylesheet."""
-    files.append(File.generated(config, STYLESHEET, content=STYLES))
-    for path, text in all_pages().items():
-        files.append(File.generated(config, path, content=text))
-    waiting = [(f"docs/{page.src_uri}", page.content_string) for page in files.documentation_pages()]
+def write(folder: Path) -> None:
+    """Write all pages and pictures into an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
+    texts = all_pages() | {STYLESHEET: STYLES}
+    waiting = [(f"docs/{path.relative_to(folder)}", path.read_text(encoding="utf-8")) for path in folder.rglob("*.md")]
+    for source, text in waiting:
+        path = source.removeprefix("docs/")
+        texts[path] = without_recipes(draw_pictures(relink(text, source, path), source))
     for name, path in PROJECT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         waiting.append((name, text))
-        files.append(File.generated(config, path, content=relink(text, name, path)))
+        texts[path] = relink(text, name, path)
     seen = set()
     while waiting:
         source, text = waiting.pop()
@@ -75,30 +71,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 seen.add(target)
                 inside = f"{target}/index.md" if (ROOT / target).is_dir() else target
                 path, described = place_of(target), describe(target)
-                files.append(File.generated(config, path, content=relink(described, inside, path)))
+                texts[path] = relink(described, inside, path)
                 waiting.append((inside, described))
-    return files
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Change links to files outside docs/, insert pictures, remove what only tests need from code blocks."""
-    path = page.file.src_uri
-    if page.file.generated_by is None:
-        markdown = relink(markdown, f"docs/{path}", path)
-    markdown = re.sub(r"^( *```\w+) recipe=\S+", r"\1", markdown, flags=re.MULTILINE)
-    return PICTURE.sub(lambda found: draw(found[1]) if found[1] in LIMITS else fail(path, found[1]), markdown)
+def draw_pictures(text: str, source: str) -> str:
+    """Insert the pictures that a page names."""
+    for name in PICTURE.findall(text):
+        if name not in LIMITS:
+            raise SystemExit(f"{source}: there is no picture {name!r}: {', '.join(LIMITS)}")
+    return PICTURE.sub(lambda found: draw(found[1]), text)
 
 
-def fail(path: str, name: str) -> str:
-    """Refuse a picture that does not exist."""
-    raise PluginError(f"{path}: there is no picture {name!r}: {', '.join(LIMITS)}")
+def without_recipes(text: str) -> str:
+    """Remove what only tests need from code blocks."""
+    return re.sub(r"^( *```\w+) recipe=\S+", r"\1", text, flags=re.MULTILINE)
 
 
-def on_post_build(config: MkDocsConfig) -> None:
+def check(site: Path) -> None:
     """Check that no page loads anything from another server."""
-    for page in Path(config.site_dir).rglob("*.html"):
+    for page in site.rglob("*.html"):
         if found := LOADED.search(page.read_text(encoding="utf-8")):
-            raise PluginError(f"{page}: loads something from another server: {found[0]}")
+            raise SystemExit(f"{page}: loads something from another server: {found[0]}")
 
 
 # ---- links to files of the repository --------------------------------------------------------------------------------
@@ -171,3 +168,7 @@ def describe(target: str) -> str:
 def readable(path: Path) -> bool:
     """Return whether a file is text of a reasonable size."""
     return path.is_file() and path.stat().st_size < MAX_SHOWN_BYTES and b"\0" not in path.read_bytes()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
