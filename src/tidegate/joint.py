@@ -79,12 +79,13 @@ class Charged(NamedTuple):
 def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charged]:
     """Apply a verb to all asks or to none, and call the observers."""
     asks = [(each.limiter, each.ask()) for each in asked]
-    if len(asks) == 1:
-        limiter, ask = asks[0]
-        decisions = yield ApplyStep(limiter.store, verb, (ask,), limiter.current_time())
-        return Charged(asks, [limiter.observe(verb, ask, decisions[0])])
     groups = group_asks(asks)
-    if VERBS[verb].charges and len(groups) > 1:
+    if len(groups) == 1:
+        limiter = asks[0][0]
+        own = [ask for _, ask in asks]
+        decisions: list[Decision] = yield ApplyStep(limiter.store, verb, own, limiter.current_time())
+        return Charged(asks, observe_all(verb, asks, decisions))
+    if VERBS[verb].charges:
         verb = "hold"  # only a marked charge can be cancelled exactly
     found: dict[int, Decision] = {}
     made: list[tuple[ApplyStep, list[Decision]]] = []
@@ -107,15 +108,27 @@ def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charg
     if denied is not None and VERBS[verb].changes:
         yield from cancel_flow(made, verb)
         found = {place: found[place] for place in denied}
-    own = [asks[place] for place in sorted(found)]
-    return Charged(
-        own,
-        [limiter.observe(verb, ask, found[place]) for place, (limiter, ask) in zip(sorted(found), own, strict=True)],
-    )
+    charged = [asks[place] for place in sorted(found)]
+    return Charged(charged, observe_all(verb, charged, [found[place] for place in sorted(found)]))
+
+
+def observe_all(
+    verb: str, asks: Sequence[tuple[BaseLimiter, Ask]], decisions: Sequence[Decision]
+) -> Sequence[Decision]:
+    """Call the observers; return the decisions as the caller sees them."""
+    if not any([limiter.observed for limiter, _ in asks]):  # noqa: C419 - a generator costs more
+        return decisions
+    rows = zip(asks, decisions, strict=True)
+    return [limiter.observe(verb, ask, decision) for (limiter, ask), decision in rows]
 
 
 def group_asks(asks: Sequence[tuple[BaseLimiter, Ask]]) -> list[list[int]]:
     """Return the places of the asks that one step can decide, in an order that is the same in every process."""
+    store = asks[0][0].store
+    if all([limiter.store is store and ask[0].mode == "enforce" for limiter, ask in asks]):  # noqa: C419 - as above
+        slots = store.key_slots([ask for _, ask in asks])
+        if slots.count(slots[0]) == len(slots):
+            return [[*range(len(asks))]]
     groups: dict[tuple[int, int], list[int]] = {}
     alone: list[list[int]] = []
     for place, (limiter, ask) in enumerate(asks):
@@ -174,14 +187,17 @@ class LimiterGroup:
             limiter.check_open()
             policy = limiter.policy
             return [self._store.apply_one(verb, policy, key, policy.one, limiter.current_time())]
-        asks, observed = [], False
+        asks: list[Ask] = []
+        observed = False
         for place, limiter in enumerate(limiters):
             policy = limiter.policy
-            if policy.mode == "shadow" and len(limiters) > 1:  # it never denies, so it is asked by itself
-                return None
-            limiter.check_open()
+            if limiter.observed:
+                if policy.mode == "shadow" and len(limiters) > 1:  # it never denies, so it is asked by itself
+                    return None
+                observed = True
+            if limiter.queues.closed:
+                limiter.check_open()
             asks.append((policy, keys[place], policy.one if costs is None else policy.costs(costs[place])))
-            observed = observed or limiter.observed
         decisions = self._store.apply(verb, asks, limiters[0].current_time())
         if not observed:
             return decisions
@@ -255,8 +271,7 @@ class JointCall:
         charged: list[Charged] = []
         for number, own, found in zip(numbers, asks.groups(), groups, strict=False):
             pairs = [(each.limiter, ask) for each, ask in zip(self.alternatives[number], own, strict=True)]
-            seen = [one.observe(verb, ask, decision) for (one, ask), decision in zip(pairs, found, strict=True)]
-            charged.append(Charged(pairs, seen))
+            charged.append(Charged(pairs, observe_all(verb, pairs, found)))
         if not charged[-1].allowed:
             return soonest([each.join() for each in charged])
         if VERBS[verb].changes:

@@ -255,7 +255,8 @@ class BaseReservation:
                 error = error or raised
                 continue
             for charge, ask, decision in zip(charges, step.asks, decisions, strict=True):
-                charge.limiter.observe("adjust", ask, decision)
+                if charge.limiter.observed:
+                    charge.limiter.observe("adjust", ask, decision)
             step.store.wake(step.asks)
         if error is not None:
             try:

@@ -221,20 +221,22 @@ class Denial(NamedTuple):
 class Places:
     """The queues in which a call waits: for each of its alternatives, one for each key."""
 
-    __slots__ = ("_alternatives", "everything", "queues")
+    __slots__ = ("_alternatives", "everything")
 
     def __init__(self, alternatives: Sequence[Sequence[tuple[WaitQueues, Key]]]) -> None:
         """Wait for the first of these that is allowed."""
         self._alternatives = alternatives
         self.everything: Sequence[int] = tuple(range(len(alternatives)))
-        self.queues: Sequence[tuple[WaitQueues, Key]] = alternatives[0]
-        if len(alternatives) > 1 or len(self.queues) > 1:
-            found = {(id(queues), key): (queues, key) for places in alternatives for queues, key in places}
-            self.queues = tuple(found.values())
+
+    @property
+    def queues(self) -> Sequence[tuple[WaitQueues, Key]]:
+        """Each of the queues once."""
+        found = {(id(queues), key): (queues, key) for places in self._alternatives for queues, key in places}
+        return tuple(found.values())
 
     def open_to(self, waiter: Waiter | None) -> Sequence[int]:
         """Return the numbers of the alternatives in whose queues the waiter is the first; None: no call waits."""
-        if waiter is None and not any(queues.occupied for queues, _ in self.queues):
+        if waiter is None and not any([queues.occupied for places in self._alternatives for queues, _ in places]):  # noqa: C419 - a generator costs more
             return self.everything
         return tuple(
             number
@@ -250,10 +252,7 @@ class Places:
     @property
     def wakes(self) -> int:
         """A number that changes with every wake-up."""
-        wakes = 0
-        for queues, _ in self.queues:
-            wakes += queues.wakes
-        return wakes
+        return sum([queues.wakes for places in self._alternatives for queues, _ in places])
 
     def check_open(self) -> None:
         """Raise Closed if a limiter was closed."""

@@ -63,7 +63,7 @@ def assert_reads_are_views(decision):
     """Check the numbers that a Decision computes one by one against its views."""
     waits = [view[1] for view in decision.views]
     retry = -1 if -1 in waits else max(waits)
-    assert decision.remaining == min(view[0] for view in decision.views)
+    assert decision.remaining == max(0, min(view.remaining for view in decision.views))
     assert decision.retry == retry
     assert decision.retry_after == (0.0 if decision.allowed else None if retry < 0 else retry / SECOND)
     assert decision.allowed == decision.within_limits == (not any(waits))

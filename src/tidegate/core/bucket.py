@@ -8,6 +8,7 @@ microseconds: so long that capacity + max_elapsed * rate is at most MAX_INTEGER.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import MAX_INTEGER, ceil_div
@@ -156,7 +157,7 @@ def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: i
         taken = level - limit.floor if delta > (level - limit.floor) // limit.scale else delta * limit.scale
         level -= taken
         if at is not None:
-            marks = tuple((t, top - taken if t >= at else top) for t, top in marks)
+            marks = tuple([(t, top - taken if t >= at else top) for t, top in marks])
     else:
         peak = level
         if at is not None:
@@ -167,7 +168,7 @@ def adjust_bucket(state: State | None, limit: Limit, delta: int, now: int, at: i
         if not credit:
             return state
         if at is not None:
-            marks = tuple((t, max(top, peak + credit) if t <= at else top + credit) for t, top in marks)
+            marks = tuple([(t, max(top, peak + credit) if t <= at else top + credit) for t, top in marks])
         level += credit
     return (limit, level, now, marks) if level < limit.capacity else None
 
@@ -178,9 +179,12 @@ def mark_bucket(state: State) -> State:
     A mark is (since, level): the highest level of the bucket since that instant. Earlier marks are higher.
     """
     limit, level, at, marks = state
-    marks = (*(mark for mark in marks if mark[0] < at), (at, level))
+    while marks and marks[-1][0] >= at:
+        marks = marks[:-1]
+    marks = (*marks, (at, level))
     if len(marks) > MAX_MARKS:  # merge the two closest marks into the higher one: a refund may be smaller, never larger
-        least = min(range(1, len(marks)), key=lambda i: marks[i - 1][1] - marks[i][1])
+        gaps = [before[1] - after[1] for before, after in pairwise(marks)]
+        least = gaps.index(min(gaps)) + 1
         marks = marks[:least] + marks[least + 1 :]
     return limit, level, at, marks
 

@@ -115,6 +115,9 @@ class Decision(
                 return 0  # a limit that denies one permit has none
             limit = limits[0]
             remaining = limit.remaining_of(results[0], limit, at)
+        elif costs is not None:
+            pairs = zip(limits, results, strict=True)
+            remaining = min([limit.remaining_of(state, limit, at) for limit, state in pairs])
         else:
             remaining = min([view[0] for view in self.views])  # a list: a generator costs as much as the view
         return remaining if remaining > 0 else 0  # noqa: FURB136 - max() would cost a third of the view
@@ -230,10 +233,15 @@ def join_decisions(decisions: Sequence[Decision]) -> Decision:
     """Return one decision about all limits of several, which were made together: allowed if all of them are."""
     if len(decisions) == 1:
         return decisions[0]
-    limits = tuple(limit for each in decisions for limit in each.policy_limits)
-    views = [view for each in decisions for view in each.views]
+    limits = tuple([limit for each in decisions for limit in each.policy_limits])
+    at, allowed = decisions[0].at, all(each.allowed for each in decisions)
     kind = LocalDecision if any(isinstance(each, LocalDecision) for each in decisions) else Decision
-    return kind.of_views(decisions[0].at, limits, views, within_limits=all(each.allowed for each in decisions))
+    if all(each[1] == at and each[4] is not None for each in decisions):  # their views can be computed later
+        states = [state for each in decisions for state in each[3]]
+        costs = [cost for each in decisions for cost in each[4] or ()]
+        return kind((allowed, at, limits, states, costs))
+    views = [view for each in decisions for view in each.views]
+    return kind.of_views(at, limits, views, within_limits=allowed)
 
 
 # ---- verbs: apply to the states of all limits of a key at once -------------------------------------------------------

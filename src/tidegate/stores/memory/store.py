@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tidegate.clock import yield_thread
 from tidegate.core.algorithms import NEVER, View
-from tidegate.core.decision import VERBS, ZERO_COSTS, Decision, States
+from tidegate.core.decision import VERBS, ZERO_COSTS, Decision, States, acquire
 from tidegate.errors import ConfigError
 from tidegate.fork import at_fork
 from tidegate.stores.base import Alternatives, Store, decide_in_turn
@@ -121,7 +121,7 @@ class MemoryStore(Store):
         access = StoreAccess(self.token, self._ns, self._insert)
         return build_try_acquire(limit, policy.limits, self._prepare_table(policy), access, try_acquire)
 
-    def apply_one(  # noqa: C901, PLR0912 - with the lock written out
+    def apply_one(  # noqa: C901, PLR0911, PLR0912 - with the lock written out
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
@@ -145,18 +145,24 @@ class MemoryStore(Store):
             if now >= table.due or not (entry[0] is limit or entry[0] is limits):
                 return self._decide(verb, ((policy, key, costs),), now, at)[0]
             # A key with a state of exactly this policy: what _decide does, without the rest.
-            if limit is not None and verb == "acquire" and costs[0]:  # nor the lists of `acquire`
-                state = limit.charge(entry, limit, costs[0], now)
-                if state is None:
-                    return Decision((False, now, limits, (entry,), costs))
-                table.entries[key] = state
-                return Decision((True, now, limits, (state,), ZERO_COSTS[1]))
+            if verb == "acquire":
+                if limit is None:
+                    allowed, states, left = acquire(limits, entry[1], costs, now)
+                    if allowed:
+                        table.entries[key] = (limits, states)
+                    return Decision((allowed, now, limits, states, left))
+                if costs[0]:  # nor the lists of `acquire`
+                    state = limit.charge(entry, limit, costs[0], now)
+                    if state is None:
+                        return Decision((False, now, limits, (entry,), costs))
+                    table.entries[key] = state
+                    return Decision((True, now, limits, (state,), ZERO_COSTS[1]))
             traits = VERBS[verb]
             before = entry[1] if limit is None else (entry,)
             allowed, states, left = traits.decide(limits, before, costs, now, at)
             decision = Decision((allowed, now, limits, states, left))
             if not traits.changes:
-                return decision.with_views()
+                return keep_views(decision)
             if traits.clears:
                 self._forget(table, key)
             elif allowed and traits.charges:  # it leaves a state for each limit that has one
@@ -219,8 +225,8 @@ class MemoryStore(Store):
 
     def _decide(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision]:
         """Decide asks together. Requires the lock."""
-        if verb == "acquire" and len(asks) == len({(policy.name, key) for policy, key, _ in asks}):
-            known = self._charge_known(asks, now)
+        if verb not in ("peek", "reset") and asks:
+            known = self._decide_known(verb, asks, now, at)
             if known is not None:
                 return known
         located: list[LocatedAsk] = []
@@ -239,30 +245,55 @@ class MemoryStore(Store):
             return merged.split(self._decide_located(verb, located, now, at))
         return self._decide_located(verb, located, now, at)
 
-    def _charge_known(self, asks: Sequence[Ask], now: int) -> list[Decision] | None:
-        """Charge keys whose states are exactly of their policies, each with one limit; None if one is not.
+    def _decide_known(self, verb: str, asks: Sequence[Ask], now: int, at: int | None) -> list[Decision] | None:
+        """Charge or correct different keys whose states are exactly of their policies; None if one is not.
 
         It does what `_decide` does, without the rest. Requires the lock.
         """
-        tables = self._tables
-        found: list[tuple[Table, State, State | None]] = []
-        allowed = True
-        for policy, key, costs in asks:
-            table, limit = tables.get(policy.name), policy.only
-            entry = None if table is None else table.entries.get(key)
-            if entry is None or table is None or entry[0] is not limit or now >= table.due or not costs[0]:
-                return None
-            state = limit.charge(entry, limit, costs[0], now) if allowed else None
-            allowed = state is not None
-            found.append((table, entry, state))
-        decisions = []
-        for (policy, key, costs), (table, entry, state) in zip(asks, found, strict=True):
-            if state is not None and allowed:
-                table.entries[key] = state
-                decisions.append(Decision((True, now, policy.limits, (state,), ZERO_COSTS[1])))
+        tables, decide = self._tables, VERBS[verb].decide
+        rows: list[tuple[Table, Key, TableEntry, TableEntry | None]] = []
+        decisions: list[Decision] = []
+        try:
+            for policy, key, costs in asks:
+                table = tables[policy.name]
+                entry = table.entries[key]
+                limit, limits = policy.only, policy.limits
+                if now >= table.due or not (entry[0] is limit or entry[0] is limits):
+                    return None
+                if limit is not None and decide is acquire and costs[0]:  # without the lists of `acquire`
+                    after = limit.charge(entry, limit, costs[0], now)
+                    if after is None:
+                        return self._deny_known(asks, now)
+                    decisions.append(Decision((True, now, limits, (after,), ZERO_COSTS[1])))
+                    rows.append((table, key, entry, after))
+                    continue
+                allowed, states, left = decide(limits, entry[1] if limit is None else (entry,), costs, now, at)
+                if not allowed:
+                    return self._deny_known(asks, now)
+                after = states[0] if limit is not None else (limits, states) if any(states) else None
+                decisions.append(Decision((True, now, limits, states, left)))
+                rows.append((table, key, entry, after))
+        except KeyError:
+            return None
+        if has_twice(rows):
+            return None
+        for table, key, _, after in rows:
+            if after is None:
+                self._forget(table, key)
             else:
-                decisions.append(Decision((False, now, policy.limits, (entry,), costs)))
+                table.entries[key] = after
         return decisions
+
+    def _deny_known(self, asks: Sequence[Ask], now: int) -> list[Decision] | None:
+        """Deny different keys that have states, since one of them has no permits left; None if they are not such."""
+        decisions: list[Decision] = []
+        found: set[int] = set()
+        for policy, key, costs in asks:
+            entry = self._tables[policy.name].entries[key]  # the caller catches KeyError
+            found.add(id(entry))
+            states = (entry,) if entry[0] is policy.only else read_entry(entry, policy)
+            decisions.append(Decision((False, now, policy.limits, states, costs)))
+        return decisions if len(found) == len(asks) else None
 
     def _decide_located(self, verb: str, located: Sequence[LocatedAsk], now: int, at: int | None) -> list[Decision]:
         limits: list[Limit] = []
@@ -285,8 +316,8 @@ class MemoryStore(Store):
             end += len(own_limits)
             own_states = changed[start:end]
             decision = Decision((allowed, now, own_limits, own_states, left[start:end]))
-            if not changes:  # the next charge may overwrite a log, so the views are computed now
-                decision = decision.with_views()
+            if not changes:
+                decision = keep_views(decision)
             elif clears:
                 self._forget(table, key)
             elif changed is not states:
@@ -436,3 +467,18 @@ class MemoryStore(Store):
         """Return the number of keys, its limit, and the number of calls whose key found no room."""
         entries = self._count() if self._counting else self._entries
         return {"entries": entries, "max_entries": self.max_entries, "overflowed": self._overflowed}
+
+
+def has_twice(rows: Sequence[tuple[Table, Key, TableEntry, TableEntry | None]]) -> bool:
+    """Return whether two rows are of the same entry: a call has the same key twice."""
+    if len(rows) == 2:  # noqa: PLR2004 - the usual call; faster than a set
+        return rows[0][2] is rows[1][2]
+    return len({id(entry) for _, _, entry, _ in rows}) < len(rows)
+
+
+def keep_views(decision: Decision) -> Decision:
+    """Compute the views of a decision whose states are not stored, if the next charge overwrites one: that of a log."""
+    for limit in decision.policy_limits:
+        if limit.rules.logged:
+            return decision.with_views()
+    return decision
