@@ -52,7 +52,7 @@ def test_lost_connections_are_reestablished(server, subject):
             heard = joined(bus, subject)
             for cut in range(3):
                 proxy.reset()
-                until(lambda cut=cut: bus.metrics()["connections"] >= cut + 2, "a new connection")
+                until(lambda cut=cut: bus.metrics()["connections"] >= cut + 2, "a new connection", 10)
                 assert bus.wait(20)
                 bus.publish(subject, b"%d" % cut)
                 until(lambda cut=cut: any(e.payload == b"%d" % cut for e in heard), "arrival")

@@ -83,7 +83,7 @@ class Simulation:
         return Providers.of({"domain": "llm.test", "limits": limits, "profile": profile, "strict": True})
 
     def open_gate(self):
-        return Gate(self.known, self.store, timeout=0, tokenizer=lambda _text: INPUT)
+        return Gate(self.known, self.store, timeout=0, tokenizer=lambda _text: INPUT, jitter=self.random.random)
 
     # ---- time --------------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ log: logging.Logger = logging.getLogger(__name__)
 MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
 STEP_TIMEOUT: Final = 2.0  # seconds per operation on a server
+CANCELLATION_TIMEOUT: Final = 0.1  # seconds after which a task that goes on is cancelled again
 EXIT_TIMEOUT: Final = 2.0  # seconds for which the end of the process waits for a connection, and then for sending
 LATE_SUFFIX: Final = ".late"
 REREAD_RETAINED_AFTER: Final = (1, 3, 10)  # seconds after connecting
@@ -331,9 +332,7 @@ class NetworkBus(Bus):
                 woken.cancel()
             await lost
         finally:
-            for task in (lost, *self._checks):
-                task.cancel()
-            await asyncio.gather(lost, *self._checks, return_exceptions=True)
+            await _cancel_all([lost, *self._checks])
             self._checks.clear()
 
     async def _send_one(self, connection: BusConnection) -> bool:
@@ -449,6 +448,15 @@ class NetworkBus(Bus):
             reason = redact_text(error) or type(error).__name__
             log.warning("the bus at %s cannot retain messages for later subscribers: %s", self.address, reason)
         self._counts["unretained"] += 1
+
+
+async def _cancel_all(tasks: list[asyncio.Future[None]]) -> None:
+    """Cancel until each task has ended: redis-py loses a cancellation that arrives when its connection fails."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=CANCELLATION_TIMEOUT)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _close_quietly(close: Callable[[], Awaitable[None]]) -> None:

@@ -66,8 +66,8 @@ FAULTS = (
     Fault("a calendar window ends late", "while l.bounds[i + 1] <= now loop", "while l.bounds[i + 1] < now loop"),
     Fault(
         "never is only a long time",
-        "        retry := -1;\n    elsif cost > remaining",
-        "        retry := 1;\n    elsif cost > remaining",
+        "        retry := -1;\n    elsif cost > greatest(0, remaining)",
+        "        retry := 1;\n    elsif cost > greatest(0, remaining)",
         11,
     ),
     Fault(
