@@ -98,6 +98,11 @@ def test_very_long_periods_are_rejected(text):
         ("7500/month timezone=Europe/Berlin reset_day=15 reset_hour=9",
          Limit(7500, "month", "calendar_window", timezone="Europe/Berlin", reset_day=15, reset_hour=9)),
         ("5/1d calendar_window", Limit(5, "day", "calendar_window")),
+        ("5/day", Limit(5, "day", "calendar_window")),
+        ("5 per Week timezone=Europe/Berlin", Limit(5, "week", "calendar_window", timezone="Europe/Berlin")),
+        ("5/1 day", Limit(5, "1d", "token_bucket")),
+        ("5/24h sliding_log", Limit(5, "1d", "sliding_log")),
+        ("5/minute", Limit(5, "1m", "token_bucket")),
         ("5/1h calendar_window", Limit(5, "hour", "calendar_window")),
         ("10 concurrent-requests/5m concurrency", Limit(10, "5m", "concurrency", unit="concurrent-requests")),
         ('5/1s name="two words" unit="a \\"b\\" \\\\"', Limit(5, "1s", name="two words", unit='a "b" \\')),
@@ -139,6 +144,11 @@ OPTIONS = "expected unit=, name=, burst=, margin=, timezone=, reset_day= or rese
         ("60/1m colour=red", f"{OPTIONS} (at column 7 of '60/1m colour=red')"),
         ("0/1m", "quota: must be an integer from 1 to 2**53 - 1, not 0 (at column 1 of '0/1m')"),
         ("60/0s", f"period: {BETWEEN} '0s' (at column 4 of '60/0s')"),
+        ("60/day sliding_log", ("period: a calendar day needs the algorithm calendar_window, not sliding_log; for a "
+         "duration, use '1d' (at column 4 of '60/day sliding_log')")),
+        ("60/month token_bucket", ("period: a calendar month needs the algorithm calendar_window, not token_bucket; "
+         "for a duration, use '30d' (at column 4 of '60/month token_bucket')")),
+        ("60/days", "period: expected 'day', a calendar day, or '1d', not 'days' (at column 4 of '60/days')"),
         ("60/2d calendar_window",
          ("period: must be minute, hour, day, week, month or year for a calendar_window, not '2d' "
          "(at column 4 of '60/2d calendar_window')")),
@@ -291,3 +301,10 @@ def test_maximal_length_of_calendar_periods():
     lengths = {period: Limit(1, period, "calendar_window").length // 60_000_000 for period in PERIODS}
     day = 24 * 60
     assert lengths == {"minute": 1, "hour": 60, "day": day, "week": 7 * day, "month": 31 * day, "year": 366 * day}
+
+
+def test_the_bare_words_of_the_calendar_choose_the_algorithm_of_a_limit():
+    assert [Limit(5, word).algorithm for word in PERIODS] == ["token_bucket"] * 2 + ["calendar_window"] * 4
+    assert Limit(5, "1d").algorithm == Limit(5, timedelta(days=1)).algorithm == "token_bucket"
+    with pytest.raises(ConfigError, match="a calendar week needs the algorithm calendar_window, not fixed_window"):
+        Limit(5, "week", "fixed_window")

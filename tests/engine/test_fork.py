@@ -23,7 +23,7 @@ pytestmark = [
 CHILDREN = 12
 CALLS = 20  # of each child
 QUOTA = 10**8  # more than threads can spend before the last child has ended
-LIMIT = Limit(QUOTA, "day", "fixed_window")  # the window opens with the first call, and outlasts the test
+LIMIT = Limit(QUOTA, "1d", "fixed_window")  # the window opens with the first call, and outlasts the test
 numbers = count(1)
 
 
@@ -255,7 +255,7 @@ def test_a_child_forks_children_while_its_threads_decide(place, lease, children,
 
 
 def test_a_child_does_not_wait_behind_the_calls_that_wait_in_its_parent(place, children):
-    limiter = Limiter(Limit(1, "day", "fixed_window"), store=place.url)
+    limiter = Limiter(Limit(1, "1d", "fixed_window"), store=place.url)
 
     def work():
         assert limiter.waiting == 0
@@ -300,7 +300,7 @@ def prefork_job(_number):
 @pytest.mark.parametrize("place", ["sqlite", "redis", "postgres"], indirect=True)
 def test_workers_of_a_prefork_pool_share_the_limit(place, lease):
     quota, before, jobs = 60, 10, 80
-    with Limiter(Limit(quota, "day", "fixed_window"), store=place.url, lease=lease) as limiter:
+    with Limiter(Limit(quota, "1d", "fixed_window"), store=place.url, lease=lease) as limiter:
         prefork[:] = [limiter]
         assert take(limiter, before) == before
         pool = multiprocessing.get_context("fork").Pool(3, maxtasksperchild=10)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.core.algorithms import ALGORITHMS
-from tidegate.core.limit import CALENDAR_PERIODS, PER_WORDS, PERIOD_UNITS
+from tidegate.core.limit import CALENDAR_PERIODS, CALENDAR_WORDS, PER_WORDS, PERIOD_UNITS
 
 
 def any_case(word: str) -> str:
@@ -35,7 +35,8 @@ def _parts() -> str:
 LETTER: Final = r"[A-Za-z_\u0080-\uffff]"
 NOT_ZERO: Final = r"(?!(?:[0_.]+\s*[A-Za-zµ]+)+(?:\s|$))"
 COUNT: Final = r"\d+(?:_\d+)*(?:\.\d+)?"
-LENGTH: Final = rf"{NOT_ZERO}(?:(?:{COUNT})?\s*{_either(list(PERIOD_UNITS))}|{_parts()})"
+BARE: Final = _either(list(CALENDAR_WORDS))  # calendar periods; `days` is refused
+LENGTH: Final = rf"(?!{BARE}s?(?:\s|$)){NOT_ZERO}(?:(?:{COUNT})?\s*{_either(list(PERIOD_UNITS))}|{_parts()})"
 CALENDAR: Final = (
     f"(?:{'|'.join(''.join(any_case(c) if c != 'm' else '[mM]' for c in name) for name in CALENDAR_PERIODS)})"
 )
@@ -76,9 +77,7 @@ MONEY: Final = rf"{CURRENCY}(?:_micros)?"
 _MARGIN: Final = rf"(?=(?:\s+{WORD})*\s+sliding_log(?:\s|$)|(?!(?:\s+{WORD})*\s+margin=))"  # of a sliding log only
 _FIXED_END: Final = rf"{LENGTH}{ONCE}{_MARGIN}(?:\s+(?:{FIXED_OPTIONS}))*\s*"
 _CALENDAR_END: Final = rf"{CALENDAR}{ONCE}(?:\s+(?:{CALENDAR_OPTIONS}))*\s*"
-_BY_CALENDAR: Final = (
-    rf"(?=.*\scalendar_window(?:\s|$)|.*{PER_WORDS}\s*(?:{any_case('month')}|{any_case('year')})(?:\s|$))"
-)
+_BY_CALENDAR: Final = rf"(?=.*\scalendar_window(?:\s|$)|.*{PER_WORDS}\s*{BARE}(?:\s|$))"
 MONEY_LIMIT_TEXT: Final = (
     rf"{_counts(MONEY)}{_starts(QUOTA)}(?:{_FIXED_END}|{_CALENDAR_END})"
     rf"|{_counts(CURRENCY)}{_starts(DECIMAL)}(?:{_FIXED_END}|{_CALENDAR_END})"

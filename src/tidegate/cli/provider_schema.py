@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Final, get_args
 
 from tidegate.cli.period_patterns import (
+    BARE,
     CALENDAR_PERIOD,
     FIXED_PERIOD,
     LIMIT_TEXT,
@@ -125,7 +126,7 @@ def mapping(values: JsonSchema, **more: object) -> JsonSchema:
 
 COUNT: Final = integer(0)
 QUOTA: Final = integer(1)
-PERIOD: Final = pattern(rf"{FIXED_PERIOD}|{CALENDAR_PERIOD}", "30s, 5m, 1h, 1d, …, month or year")
+PERIOD: Final = pattern(rf"{FIXED_PERIOD}|{CALENDAR_PERIOD}", "30s, 5m, 1h, 1d, …; day, week, month, year")
 LENGTH: Final = pattern(FIXED_PERIOD, "30s, 5m, 1h, …")
 LIMIT_VALUES: Final[dict[str, JsonSchema]] = {
     "limit": amount(exclusiveMinimum=0),
@@ -160,7 +161,7 @@ def limit_rules() -> JsonSchema:
     }
     defaults = {"timezone": {"const": "UTC"}, "reset_day": {"const": 1}, "reset_hour": {"const": 0}}
     fixed = {"properties": {**defaults, "period": LENGTH}}
-    other = when(has("algorithm"), fixed, has_period(rf"{FIXED_PERIOD}|month|year"))
+    other = when(has("algorithm"), fixed, has_period(rf"{FIXED_PERIOD}|{BARE}"))
     first_day = {"properties": {"reset_day": {"const": 1}}}
     rules = [
         {"required": ["limit", "period"]},

@@ -41,6 +41,8 @@ CALENDAR_PERIODS: Final = {
     "1y": "year",
 }
 NO_FIXED_LENGTH: Final = ("month", "months", "year", "years")
+# Periods of the calendar if they have no number: `day`, not `1 day` or `24h`.
+CALENDAR_WORDS: Final = {"day": "1d", "week": "1w", "month": "30d", "year": "365d"}  # with similar durations
 PERIOD = re.compile(r"\s*(?P<count>\d+(?:_\d+)*(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)\s*")
 PERIOD_PARTS = re.compile(r"\s*(?:\d+[^\W\d_]+){2,}\s*")  # 1h30m
 PER_WORDS: Final = r"(?:/|\bper\b|\bevery\b|\bin\b)"
@@ -61,7 +63,8 @@ class Limit:
     """`quota` permits per `period`, counted by `algorithm`, in `unit`.
 
     A Limit is immutable data; usage is a State, which a Store keeps. `burst` is for token buckets: how many permits may
-    accumulate (the quota by default). `timezone`, `reset_day` and `reset_hour` are for calendar windows. For
+    accumulate (the quota by default). `timezone`, `reset_day` and `reset_hour` are for calendar windows, which the bare
+    periods `day`, `week`, `month` and `year` are (UTC, unless set); `1d` is a duration of 24 hours. For
     `concurrency`, the quota is the number of slots, and the period is how long a holder may keep one before the limit
     assumes that it crashed.
 
@@ -73,7 +76,7 @@ class Limit:
 
     quota: int
     period: str | timedelta | float
-    algorithm: str = "token_bucket"
+    algorithm: str = ""  # by default token_bucket; calendar_window for the bare periods
     unit: str = "requests"
     burst: int = 0
     name: str = ""
@@ -103,6 +106,8 @@ class Limit:
 
     def __post_init__(self) -> None:
         """Check the arguments and compute the derived numbers."""
+        if not self.algorithm:
+            self._set(algorithm=default_algorithm(self.period))
         rules = algorithms.ALGORITHMS.get(self.algorithm)
         if rules is None:
             raise ConfigError(_unknown_algorithm(self.algorithm), field="algorithm")
@@ -120,6 +125,7 @@ class Limit:
         if rules.by_calendar:
             self._set_calendar()
         else:
+            self._check_bare_word()
             length = parse_period(self.period)
             if (self.timezone, self.reset_day, self.reset_hour) != ("UTC", 1, 0):
                 message = "requires the algorithm calendar_window, like reset_day and reset_hour"
@@ -141,6 +147,16 @@ class Limit:
     def _set(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _check_bare_word(self) -> None:
+        """Refuse `day` and `days`, which are no durations."""
+        if word := calendar_word(self.period):
+            duration = f"for a duration, use {CALENDAR_WORDS[word]!r}"
+            message = f"a calendar {word} needs the algorithm calendar_window, not {self.algorithm}; {duration}"
+            raise ConfigError(message, field="period")
+        if isinstance(self.period, str) and (word := calendar_word(self.period.strip().removesuffix("s"))):
+            message = f"expected {word!r}, a calendar {word}, or {CALENDAR_WORDS[word]!r}, not {self.period!r}"
+            raise ConfigError(message, field="period")
 
     def _set_calendar(self) -> None:
         period = CALENDAR_PERIODS.get(self.period.strip().lower()) if isinstance(self.period, str) else None
@@ -191,8 +207,8 @@ class Limit:
         """Parse a limit such as `60/1m`, `100/hour`, `5 per 30s`, `500/1d sliding_log`.
 
         After the period come the name of the algorithm and options as `name=value`: `burst=20`, `unit=tokens`,
-        `name=tpm`, `timezone=Europe/Berlin`, `reset_day=15`, `reset_hour=9`, `margin=300ms`. A month or
-        year is a calendar window.
+        `name=tpm`, `timezone=Europe/Berlin`, `reset_day=15`, `reset_hour=9`, `margin=300ms`. The bare periods day,
+        week, month and year are calendar windows.
         """
         if not isinstance(text, str):
             raise ConfigError(f"expected a string such as '60/1m', not {text!r}", field="limit")
@@ -210,9 +226,8 @@ class Limit:
             if name in options:
                 raise ConfigError(with_position(text, match.start("rest") + word.start(), f"duplicate {name}"))
             options[name] = value
-        if period.lower() in CALENDAR_PERIODS and period.lower() in NO_FIXED_LENGTH:
-            options.setdefault("algorithm", "calendar_window")
-        if options.get("algorithm") != "calendar_window":
+        options.setdefault("algorithm", default_algorithm(period))
+        if options["algorithm"] != "calendar_window" and not calendar_word(period.removesuffix("s")):
             try:
                 _read_period(period)
             except _LimitTextError as error:
@@ -241,6 +256,17 @@ class Limit:
             defaults = {"timezone": "UTC", "reset_day": 1, "reset_hour": 0}
             words += [f"{n}={getattr(self, n)}" for n, default in defaults.items() if getattr(self, n) != default]
         return " ".join(words)
+
+
+def calendar_word(period: object) -> str | None:
+    """Return the calendar period that a bare word names: `day`, `week`, `month` or `year`; None for other periods."""
+    word = period.strip().lower() if isinstance(period, str) else ""
+    return word if word in CALENDAR_WORDS else None
+
+
+def default_algorithm(period: object, otherwise: str = "token_bucket") -> str:
+    """Return the algorithm of a limit that names none: calendar_window for the bare periods."""
+    return "calendar_window" if calendar_word(period) else otherwise
 
 
 def parse_period(period: str | timedelta | float) -> int:

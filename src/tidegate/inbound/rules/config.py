@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
 
 from tidegate.core import Limit
 from tidegate.core.algorithms import ALGORITHMS
+from tidegate.core.limit import default_algorithm
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import AddressSet
 from tidegate.inbound.rules.block_rule import read_block
@@ -367,7 +368,8 @@ def _limit(
     period: str | float = 60 * _get(fields, "window_minutes", ConfigValue.number, default=minutes)
     if "window" in fields:
         period = fields["window"].string()
-    algorithm = fields["algorithm"].choice(*ALGORITHMS) if "algorithm" in fields else algorithm
+    default = default_algorithm(period, algorithm)
+    algorithm = fields["algorithm"].choice(*ALGORITHMS) if "algorithm" in fields else default
     strings = {option: fields[option].string() for option in ("unit", "timezone") if option in fields}
     numbers = {option: fields[option].integer(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
     window = fields.get("window") or fields.get("window_minutes")

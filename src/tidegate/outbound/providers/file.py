@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.bounds import SECOND
-from tidegate.core.calendar import PERIODS
-from tidegate.core.limit import NO_FIXED_LENGTH, Limit, parse_period
+from tidegate.core.limit import Limit, default_algorithm, parse_period
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.hosts import normal_host
 from tidegate.outbound.providers.model_fields import (
@@ -266,14 +265,16 @@ def _limit(location: ConfigValue, fields: Fields, algorithm: str | None = None, 
     quota = fields["limit"].millionths() if in_currency else fields["limit"].integer()
     if "algorithm" in fields:
         algorithm = fields["algorithm"].choice(*ALGORITHMS)
-    elif period in NO_FIXED_LENGTH or (money and period in PERIODS) or any(each in fields for each in CALENDAR_FIELDS):
+    elif any(each in fields for each in CALENDAR_FIELDS):
         algorithm = "calendar_window"
     elif "burst" in fields:
         algorithm = "token_bucket"
+    else:
+        algorithm = default_algorithm(period, algorithm or "sliding_log")
     texts = {option: fields[option].string() for option in ("unit", "timezone", "name") if option in fields}
     numbers = {option: fields[option].integer(0) for option in ("burst", "reset_day", "reset_hour") if option in fields}
     with location.locate_errors(**{**fields, "quota": fields["limit"]}):
-        limit = Limit(quota, period, algorithm or "sliding_log", **texts, **numbers)  # type: ignore[arg-type]  # by name
+        limit = Limit(quota, period, algorithm, **texts, **numbers)  # type: ignore[arg-type]  # by name
         return to_micros(limit, prices, MILLION) if in_currency else limit
 
 

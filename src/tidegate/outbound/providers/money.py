@@ -6,10 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.bounds import MAX_INTEGER
-from tidegate.core.calendar import PERIODS
-from tidegate.core.limit import LIMIT, Limit
+from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError
 from tidegate.outbound.providers.prices import CURRENCY, MICROS, MILLION
 
@@ -31,32 +29,17 @@ def is_money(unit: str) -> bool:
 
 
 def parse_limit(text: str, prices: Prices | None) -> Limit:
-    """Parse a limit that may count the currency of the prices; its amount may then have decimals.
-
-    A period without a number (`day`, not `1d`) is a calendar window of a limit that counts money.
-    """
+    """Parse a limit that may count the currency of the prices; its amount may then have decimals."""
     amount = AMOUNT.fullmatch(text)
     scale = 1 if amount is None else 10 ** len(amount["part"])
     # An amount with decimals is read without its dot, and divided afterwards.
     whole = text if amount is None else f"{amount['whole']}{amount['part']}{amount['rest']}"
-    if prices is not None and _is_calendar(whole, prices):
-        whole += " calendar_window"
     limit = Limit.parse(whole)
     found = to_micros(limit, prices, scale)
     if scale > 1 and found is limit:
         check_unit(limit.unit, prices)
         raise ConfigError(f"expected a whole number of {limit.unit}, in {text!r}", field="limit")
     return found
-
-
-def _is_calendar(text: str, prices: Prices) -> bool:
-    """Return whether a limit counts money in a period such as `day`, and names no algorithm."""
-    match = LIMIT.fullmatch(text)
-    if match is None or match["period"].strip().lower() not in PERIODS:
-        return False
-    words = match["rest"].split()
-    units = [match["unit"], *(word.removeprefix("unit=") for word in words if word.startswith("unit="))]
-    return (prices.currency in units or prices.unit in units) and not ALGORITHMS.keys() & set(words)
 
 
 def to_micros(limit: Limit, prices: Prices | None, scale: int = 1) -> Limit:

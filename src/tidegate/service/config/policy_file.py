@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, cast, get_args
 
 from tidegate.core import Limit
 from tidegate.core.algorithms import ALGORITHMS
+from tidegate.core.limit import default_algorithm
 from tidegate.errors import ConfigError
 from tidegate.policy import Policy
 from tidegate.policy.model import Mode, OnStoreError
@@ -110,8 +111,7 @@ def _limit(setting: ConfigValue, text: str | None) -> Limit:
     strings = {name: fields[name].string() for name in ("unit", "name", "timezone") if name in fields}
     integers = {name: fields[name].integer(0) for name in ("burst", "reset_day", "reset_hour") if name in fields}
     quota, period = fields["quota"].integer(), _read_period(fields["period"])
-    calendar = period in ("month", "year")
-    algorithm = _choice(fields, "algorithm", ALGORITHMS, "calendar_window" if calendar else "token_bucket")
+    algorithm = _choice(fields, "algorithm", ALGORITHMS, default_algorithm(period))
     with setting.locate_errors(**fields):
         return Limit(quota, period, algorithm, **strings, **integers)  # type: ignore[arg-type]  # by name
 
