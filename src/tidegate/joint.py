@@ -1,7 +1,7 @@
 """Charges several limiters together, all or nothing, now or after waiting; a call of one limiter is the simple case.
 
     acquire_flow ──► nobody waits for the keys of an alternative: ask at once
-         │           denied, or somebody waits: wait_flow, in the queue of each key
+         │           denied, or somebody waits: wait_flow, in the queues of the keys that do not let it pass
          ▼
     JointCall.ask_flow ──► the first that is allowed, of the alternatives that nobody ahead waits for
          ▼
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy.model import Cost
     from tidegate.stores.base import Store
-    from tidegate.waiting import Step
+    from tidegate.waiting import QueuePlace, Step
 
     JointFlow = Flow[Step, Decision]
 
@@ -74,6 +74,14 @@ class Charged(NamedTuple):
     def join(self) -> Decision:
         """Return one decision about all limits."""
         return join_decisions(self.decisions)
+
+    def denying(self) -> list[QueuePlace]:
+        """Return the queues of the keys whose limits denied it."""
+        rows = zip(self.asks, self.decisions, strict=True)
+        places = [((limiter.queues, ask[1]), decision) for (limiter, ask), decision in rows if not decision.allowed]
+        if len(places) > 1:  # a denial is about all keys of a step
+            places = [(place, decision) for place, decision in places if decision.violated] or places
+        return [place for place, _ in places]
 
 
 def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charged]:
@@ -223,16 +231,18 @@ class LimiterGroup:
 class JointCall:
     """One call: alternatives, each of one or more asks that are charged together, and what was charged."""
 
-    __slots__ = ("alternatives", "charged", "chosen")
+    __slots__ = ("alternatives", "charged", "chosen", "denying")
 
     def __init__(self, alternatives: Sequence[Sequence[LimiterAsk]]) -> None:
         """Ask for the first alternative that is allowed."""
         self.alternatives: Sequence[Sequence[LimiterAsk]] = alternatives
         self.charged: Charged | None = None
         self.chosen: int = 0  # the place of the alternative that was charged
+        self.denying: list[QueuePlace] = []  # the queues of the keys that denied the last ask
 
     def ask_flow(self, verb: str, numbers: Sequence[int]) -> JointFlow:
         """Apply a verb to the first of some alternatives that is allowed; returns it, or the soonest denial."""
+        self.denying = []
         if len(numbers) == 1:
             return (yield from self._try_flow(verb, numbers[0]))
         together = self._one_step(numbers)
@@ -248,7 +258,9 @@ class JointCall:
 
     def _try_flow(self, verb: str, place: int) -> JointFlow:
         charged = yield from charge_flow(verb, self.alternatives[place])
-        if VERBS[verb].changes and charged.allowed:
+        if not charged.allowed:
+            self.denying += charged.denying()
+        elif VERBS[verb].changes:
             self.charged, self.chosen = charged, place
         return charged.join()
 
@@ -273,13 +285,14 @@ class JointCall:
             pairs = [(each.limiter, ask) for each, ask in zip(self.alternatives[number], own, strict=True)]
             charged.append(Charged(pairs, observe_all(verb, pairs, found)))
         if not charged[-1].allowed:
+            self.denying = [place for each in charged for place in each.denying()]
             return soonest([each.join() for each in charged])
         if VERBS[verb].changes:
             self.charged, self.chosen = charged[-1], numbers[len(charged) - 1]
         return charged[-1].join()
 
     def places(self) -> Places:
-        """Return the queues in which it waits."""
+        """Return the queues in which it may have to wait."""
         return Places([[(each.limiter.queues, each.key) for each in alternative] for alternative in self.alternatives])
 
     def is_impossible(self) -> bool:
@@ -347,14 +360,14 @@ def acquire_flow(
         decision: Decision = yield from call.ask_flow(verb, numbers)
         if decision.allowed:
             return decision
-        denied = Denial(decision, wakes, numbers)
+        denied = Denial(decision, wakes, call.denying, numbers)
     if denied is not None and ((timeout is not None and timeout <= 0) or is_final(call, denied)):
         return raise_if_denied(call, denied.decision, timeout)
     steady = first.clock.steady
     now = steady()
     deadline = None if timeout is None else now + max(0, round(timeout * SECOND))
     waiter = Waiter((now if arrived is None else arrived) - ahead, make_signal())
-    decision = yield from wait_flow(places, waiter, verb, call.ask_flow, deadline, call.max_sleep, steady, denied)
+    decision = yield from wait_flow(call, places, waiter, verb, deadline, steady, denied)
     return raise_if_denied(call, decision, timeout)
 
 

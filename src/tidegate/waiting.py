@@ -1,14 +1,17 @@
 """Fair waiting for permits.
 
-Each key has its own wait queue. A call that waits for several keys stands in the queue of each of them. It asks the
-store only while it is the first in all of its queues: then it sleeps for exactly the `retry_after` of the decision, and
-asks again; the others sleep until they are first. A call with alternatives stands in the queues of all of them, and
-asks for those alternatives in whose queues it is the first. So no call polls, one permit wakes one waiter, calls with a
-small cost do not overtake one with a large cost, and calls that share no key do not wait for each other.
+Each key has its own wait queue. A call stands in the queues of the keys that did not let it pass when it last asked:
+their limits denied it, or a call ahead of it waits there. It asks the store when no call ahead of it waits for one of
+its keys: then it sleeps for exactly the `retry_after` of the decision, and asks again; the others sleep until they are
+first. A call with alternatives asks for those for which this holds. So no call polls, one permit wakes one waiter,
+calls with a small cost do not overtake one with a large cost, and a call that waits for one of its keys holds up none
+of those that need only the others.
 
 Queues are ordered by time of arrival, moved forward by `ageing` seconds for each step of priority. Equal priorities are
 served in order of arrival, and a waiter is overtaken only by higher priorities that arrive within that time. The order
-is the same in every queue, so calls with several keys never wait for each other in a circle.
+is the same in every queue, so calls with several keys never wait for each other in a circle. The price: while a call
+waits for one key, later calls may take the permits of another one that it needs, too. Then it waits for that key next,
+ahead of those that arrived later.
 
 A signal handler may raise at any instruction, so a call can end without leaving its queues. It holds a lock for as long
 as it waits (`Waiter.running`): `with` releases it whatever happens. A waiter whose lock is free has ended, and is
@@ -19,9 +22,8 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections.abc import Callable, Generator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import ref
 
 from tidegate.core.algorithms import NEVER
@@ -31,6 +33,8 @@ from tidegate.flow import Flow
 from tidegate.fork import at_fork, fork_safe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
     from tidegate.clock import Signal
     from tidegate.policy import Key
     from tidegate.stores.base import Ask, Store
@@ -72,20 +76,32 @@ class Sleep(NamedTuple):
 
 Step = ApplyStep | Sleep
 WaitFlow = Flow[Any, Decision]  # yields Steps, or what the flow that asks yields
-# Applies a verb to the keys of a call: to those of the alternatives with these numbers.
-AskFlow = Callable[[str, Sequence[int]], Generator[Any, Any, Decision]]
+QueuePlace = tuple["WaitQueues", "Key"]  # a queue in which a call waits
 
 
 class Waiter:
-    """One waiting call: its position in the order, and the signal that wakes it."""
+    """One waiting call: its position in the order, the signal that wakes it, and the queues in which it stands."""
 
-    __slots__ = ("__weakref__", "order", "running", "signal")
+    __slots__ = ("__weakref__", "joined", "order", "running", "signal")
 
     def __init__(self, rank: int, signal: Signal) -> None:
         """Create the waiter of a call; a lower rank is served first."""
         self.order: tuple[int, int] = rank, next(NUMBERS)
         self.signal: Signal = signal
         self.running: threading.Lock = threading.Lock()  # held while the call waits
+        self.joined: list[QueuePlace] = []
+
+    def stand_in(self, places: Sequence[QueuePlace]) -> bool:
+        """Stand in these queues and in no other; returns whether it joined one. Raises Closed."""
+        joined = self.joined
+        new = [place for place in places if place not in joined]
+        for place in new:
+            joined.append(place)  # before it joins: a signal handler may raise
+            place[0].join(place[1], self)
+        for place in [place for place in joined if place not in places]:
+            place[0].leave(place[1], self)
+            joined.remove(place)
+        return bool(new)
 
 
 class QueueEntry(NamedTuple):
@@ -127,8 +143,13 @@ class WaitQueues:
 
     def waiting(self, key: Key) -> int:
         """Return the number of calls that wait for a key."""
+        return len(self.waiters((key,)))
+
+    def waiters(self, keys: Iterable[Key] | None = None) -> set[Waiter]:
+        """Return the calls that wait for these keys; None: for any."""
         with self._lock:
-            return sum(entry.alive() is not None for entry in self._queues.get(key, ()))
+            found = [queue for key, queue in self._queues.items() if keys is None or key in keys]
+            return {waiter for queue in found for entry in queue if (waiter := entry.alive()) is not None}
 
     def join(self, key: Key, waiter: Waiter) -> None:
         """Add a waiter to the queue of a key; raises Closed."""
@@ -146,6 +167,13 @@ class WaitQueues:
         """Return the first waiter of a key."""
         with self._lock:
             return self._first(key)
+
+    def is_passable(self, key: Key, waiter: Waiter | None) -> bool:
+        """Return whether no call ahead of this one waits for the key; None: a call that arrives now."""
+        if key not in self._queues:
+            return True
+        first = self.first(key)
+        return first is None or (waiter is not None and waiter.order <= first.order)
 
     def leave(self, key: Key, waiter: Waiter) -> None:
         """Remove a waiter from the queue of a key; if it was the first, wake the next one."""
@@ -211,43 +239,51 @@ def wake_waiters(queue: Sequence[QueueEntry]) -> None:
 
 
 class Denial(NamedTuple):
-    """A decision that denied a call, the `wakes` of its queues before it was made, and the alternatives it is about."""
+    """A decision that denied a call, and the `wakes` of its queues before it was made.
+
+    `places` are the queues of the keys that denied it, `numbers` the alternatives that it is about.
+    """
 
     decision: Decision
     wakes: int
+    places: Sequence[QueuePlace]
     numbers: Sequence[int] = (0,)
 
 
 class Places:
-    """The queues in which a call waits: for each of its alternatives, one for each key."""
+    """The queues in which a call may have to wait: for each of its alternatives, one for each key."""
 
     __slots__ = ("_alternatives", "everything")
 
-    def __init__(self, alternatives: Sequence[Sequence[tuple[WaitQueues, Key]]]) -> None:
+    def __init__(self, alternatives: Sequence[Sequence[QueuePlace]]) -> None:
         """Wait for the first of these that is allowed."""
         self._alternatives = alternatives
         self.everything: Sequence[int] = tuple(range(len(alternatives)))
 
     @property
-    def queues(self) -> Sequence[tuple[WaitQueues, Key]]:
+    def queues(self) -> Sequence[QueuePlace]:
         """Each of the queues once."""
         found = {(id(queues), key): (queues, key) for places in self._alternatives for queues, key in places}
         return tuple(found.values())
 
     def open_to(self, waiter: Waiter | None) -> Sequence[int]:
-        """Return the numbers of the alternatives in whose queues the waiter is the first; None: no call waits."""
+        """Return the numbers of the alternatives that a call may ask for; None: a call that arrives now."""
         if waiter is None and not any([queues.occupied for places in self._alternatives for queues, _ in places]):  # noqa: C419 - a generator costs more
             return self.everything
         return tuple(
             number
             for number, places in enumerate(self._alternatives)
-            if all(queues.first(key) is waiter for queues, key in places)
+            if all(queues.is_passable(key, waiter) for queues, key in places)
         )
+
+    def occupied_before(self, waiter: Waiter) -> list[QueuePlace]:
+        """Return the queues in which other calls are ahead."""
+        return [(queues, key) for queues, key in self.queues if not queues.is_passable(key, waiter)]
 
     @property
     def waiting(self) -> int:
         """The number of calls that wait in these queues."""
-        return sum([queues.waiting(key) for queues, key in self.queues])
+        return len({waiter for queues, key in self.queues for waiter in queues.waiters((key,))})
 
     @property
     def wakes(self) -> int:
@@ -260,68 +296,74 @@ class Places:
             if queues.closed:
                 raise Closed("the limiter was closed while this call waited")
 
-    def leave(self, waiter: Waiter) -> None:
-        """Leave all queues."""
-        for queues, key in self.queues:
-            queues.leave(key, waiter)
+
+class WaitingCall(Protocol):
+    """What waits: a call that asks for one or more alternatives."""
+
+    @property
+    def denying(self) -> Sequence[QueuePlace]:
+        """The queues of the keys that denied the last ask."""
+
+    def ask_flow(self, verb: str, numbers: Sequence[int]) -> Generator[Any, Any, Decision]:
+        """Apply a verb, with the current policies, to the keys of the alternatives with these numbers."""
+
+    def max_sleep(self, verb: str) -> int:
+        """Return how long it may sleep at most, where permits may come back without a wake-up in this process."""
 
 
 def wait_flow(
+    call: WaitingCall,
     places: Places,
     waiter: Waiter,
     verb: str,
-    ask_flow: AskFlow,
     deadline: int | None,
-    max_sleep: Callable[[str], int],
     steady: Callable[[], int],
     denied: Denial | None = None,
 ) -> WaitFlow:
-    """Wait for permits.
+    """Wait for permits; `denied` is a decision that was made before.
 
-    `ask_flow` applies a verb, with the current policies. `max_sleep` of the verb bounds each sleep where permits may
-    come back without a wake-up in this process. `denied` is a decision that was made before the call joined its queues.
     Returns the decision that ended the wait: allowed, impossible, or denied at the deadline.
     """
     with waiter.running:
         try:
-            for queues, key in places.queues:
-                queues.join(key, waiter)
-            return (yield from _wait_flow(places, waiter, verb, ask_flow, deadline, max_sleep, steady, denied))
+            return (yield from _wait_flow(call, places, waiter, verb, deadline, steady, denied))
         finally:
-            places.leave(waiter)
+            waiter.stand_in(())
 
 
 def _wait_flow(
+    call: WaitingCall,
     places: Places,
     waiter: Waiter,
     verb: str,
-    ask_flow: AskFlow,
     deadline: int | None,
-    max_sleep: Callable[[str], int],
     steady: Callable[[], int],
     denied: Denial | None,
 ) -> WaitFlow:
     while True:
-        decision: Decision | None = None
         waiter.signal.clear()
         places.check_open()
         until = deadline
         numbers = places.open_to(waiter)
-        if numbers:
-            seen = denied is not None and denied.wakes == places.wakes and denied.numbers == numbers
-            if denied is not None and seen:  # after the signal was cleared: none is missed
-                decision = denied.decision
-            else:
-                decision = yield from ask_flow(verb, numbers)
+        if not numbers:
+            denied = None
+        elif denied is None or denied.wakes != places.wakes or denied.numbers != numbers:
+            wakes = places.wakes  # after the signal was cleared: none is missed
+            denied = Denial((yield from call.ask_flow(verb, numbers)), wakes, call.denying, numbers)
+        if denied is not None:
+            decision = denied.decision
             never = decision.retry == NEVER
             if decision.allowed or (never and numbers == places.everything):
                 return decision
-            most = max_sleep(verb)
+            most = call.max_sleep(verb)
             again = steady() + (most if never else min(decision.retry, most))
             until = again if deadline is None else min(deadline, again)
-        denied = None
         if deadline is not None and steady() >= deadline:
-            return deny_unserved((yield from ask_flow("peek", places.everything))) if decision is None else decision
+            return deny_unserved((yield from call.ask_flow("peek", places.everything))) if denied is None else decision
+        occupied = () if numbers == places.everything else places.occupied_before(waiter)
+        if waiter.stand_in([*occupied, *(() if denied is None else denied.places)]):
+            continue  # what it waits for may have happened before it joined the queue
+        denied = None
         yield Sleep(waiter.signal, until)
 
 

@@ -306,7 +306,7 @@ async def test_a_call_waits_until_all_have_room(clock):
         assert clock.now() == START + 30
 
 
-async def test_a_call_waits_behind_those_that_share_a_key_only(clock):
+async def test_a_call_waits_behind_those_that_wait_for_one_of_its_keys(clock):
     store = MemoryStore(clock=clock)
     a, b, c = (AsyncLimiter("1/10s", name=name, store=store) for name in "abc")
     await a.acquire("k")
@@ -317,30 +317,56 @@ async def test_a_call_waits_behind_those_that_share_a_key_only(clock):
         order.append(name)
 
     tasks = []
-    for name, limiters in {"ab": (a, b), "b": (b,), "c": (c,)}.items():
+    for name, limiters in {"ab": (a, b), "ac": (a, c), "b": (b,), "a": (a,)}.items():
         tasks.append(asyncio.create_task(call(name, *limiters)))
         await settle()
-    assert order == ["c"], "b has room, but the call before it waits for b too"
-    clock.advance(10)
-    await settle()
-    assert order == ["c", "ab"]
-    clock.advance(10)
-    await settle()
-    assert order == ["c", "ab", "b"]
+    assert order == ["b"], "the calls ahead of it wait for a only"
+    assert (a.waiting, b.waiting, c.waiting) == (3, 0, 0)
+    for expected in ("ab", "ac", "a"):
+        clock.advance(10)
+        await settle()
+        assert order[-1] == expected
+    await asyncio.gather(*tasks)
+
+
+async def test_a_call_that_another_key_denies_next_is_ahead_of_those_that_arrived_later(clock):
+    store = MemoryStore(clock=clock)
+    a, b = AsyncLimiter("1/10s fixed_window", name="a", store=store), AsyncLimiter("1/30s", name="b", store=store)
+    await a.acquire("k")
+    served = {}
+
+    async def call(name, *limiters):
+        await reserve_async([(limiter, "k", 1) for limiter in limiters], timeout=None)
+        served[name] = clock.now() - START
+
+    tasks = []
+    for name, limiters in {"ab": (a, b), "b": (b,), "later b": (b,), "a": (a,), "later a": (a,)}.items():
+        tasks.append(asyncio.create_task(call(name, *limiters)))
+        await settle()
+        clock.advance(1)
+    assert served == {"b": 1}
+    for _ in range(70):
+        clock.advance(1)
+        await settle()
+    # At 10 s, b denies the first call, which no longer holds up those that wait for a. From 31 s on it has both.
+    assert served == {"b": 1, "a": 10, "later a": 20, "ab": 31, "later b": 61}
     await asyncio.gather(*tasks)
 
 
 async def test_a_cancelled_waiter_leaves_all_queues(clock):
     store = MemoryStore(clock=clock)
     a, b = AsyncLimiter("1/10s", name="a", store=store), AsyncLimiter("1/10s", name="b", store=store)
+    c = AsyncLimiter("1/10s", name="c", store=store)
     await a.acquire("k")
-    task = asyncio.ensure_future(reserve_async([(a, "k", 1), (b, "k", 1)], timeout=None).__aenter__())
+    await b.acquire("k")
+    asks = [(limiter, "k", 1) for limiter in (a, b, c)]
+    task = asyncio.ensure_future(reserve_async(asks, timeout=None).__aenter__())
     await settle()
-    assert (a.waiting, b.waiting) == (1, 1)
+    assert (a.waiting, b.waiting, c.waiting) == (1, 1, 0)
     task.cancel()
     await settle()
     assert (a.waiting, b.waiting) == (0, 0)
-    assert (await b.usage("k"))["10s"].used == 0
+    assert (await c.usage("k"))["10s"].used == 0
 
 
 def test_threads_with_keys_in_both_orders_do_not_wait_for_each_other():

@@ -699,7 +699,14 @@ async def test_a_call_that_waits_does_not_use_a_key_that_was_rejected(store):
         body = {"model": "m", "max_tokens": 200}
         for _ in range(2):
             await client.post(URL, json=body)
-        await asyncio.wait_for(asyncio.gather(*(client.post(URL, json=body) for _ in range(4))), 20)
+            store.clock.advance(5)  # b has room later than a, and then shows that the key of a is rejected
+        calls = []
+        for number in range(4):
+            calls.append(asyncio.create_task(client.post(URL, json=body)))
+            while transport.gate.metrics()["waiting"] <= number:
+                await asyncio.sleep(0)
+            store.clock.advance(1)
+        await asyncio.wait_for(asyncio.gather(*calls), 20)
     assert Counter(sent) == {"a": 2, "b": 5}
 
 

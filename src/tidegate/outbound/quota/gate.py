@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.gate_call import GateCall
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
+    from tidegate.waiting import Waiter
 
 R = TypeVar("R")
 P = TypeVar("P", PendingCharge, AsyncPendingCharge)
@@ -300,11 +301,13 @@ class _Gate:
 
     def metrics(self) -> dict[str, int]:
         """Return counters: sent, unlimited, denied here, refused by the provider, retried; and corrections learned."""
-        waiting = sum(account.limiter.waiting for account in self.accounts) + len(self._reserver.queues)
+        waiting: set[Waiter] = set()
+        for limiter in self.planner.limiters:
+            waiting |= limiter.queues.waiters()
         return {
             **{name: self._counts[name] for name in COUNTER_NAMES},
             **({} if self.spending is None else self.spending.counts),
-            "waiting": waiting,
+            "waiting": len(waiting),
             "accounts": len(self._accounts),
         }
 
@@ -312,14 +315,13 @@ class _Gate:
         """Return the current capacity of the narrowest limit of each account, by its key."""
         return {account.resource: account.capacity for account in self.accounts}
 
-    def _close(self) -> list[Account]:
-        self._reserver.queues.close()
-        accounts = self._accounts.close()
+    def _close(self) -> None:
+        for limiter in (*(account.limiter for account in self._accounts.close()), *self.planner.ceilings):
+            limiter.reject_calls()
         if self.bus is not None and self._owns_bus:
             self.bus.close()
         if self.spending is not None and self._owns_spending:
             self.spending.close()
-        return accounts
 
     def _store_apply(self) -> Callable[..., Any]:
         raise NotImplementedError
@@ -381,8 +383,7 @@ class Gate(_Gate):
 
     def close(self) -> None:
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
-        for account in self._close():
-            account.limiter.close()
+        self._close()
         self._opened.close()
 
     def _store_apply(self) -> Callable[..., Any]:
@@ -434,8 +435,7 @@ class AsyncGate(_Gate):
 
     async def close(self) -> None:
         """Refuse further requests, wake waiters with Closed, and close the store and bus that were opened here."""
-        for account in self._close():
-            await account.limiter.close()
+        self._close()
         await self._opened.close_async()
 
     def _store_apply(self) -> Callable[..., Any]:

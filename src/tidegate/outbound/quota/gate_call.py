@@ -6,8 +6,8 @@ GateCall           asks the engine for the first candidate with room, all or not
 left out           accounts that are paused, because the provider refused a call, until they may be asked
 changed            if the files change, or a key is rejected, while a call waits, `CandidatesChanged` ends its wait; the
                    gate finds its candidates again, and the call is queued by the time of its arrival
-wait queues        a call with one key waits in the queue of its account, one with several in a queue for this set of
-                   keys: calls of a team whose ceiling is reached do not hold up others
+wait queues        a call waits for the accounts and ceilings that denied it (see `tidegate.waiting`): calls of a team
+                   whose ceiling is reached do not hold up others
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from tidegate.core.bounds import MAX_DURATION, SECOND
 from tidegate.errors import Denied
 from tidegate.joint import JointCall, LimiterAsk, soonest
 from tidegate.outbound.quota.charge import CallLabel, Charge
-from tidegate.policy.key import join_key
-from tidegate.waiting import Places, WaitQueues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,7 +33,8 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.cost import CallPlan
     from tidegate.outbound.quota.exchange import OutboundRequest, RequestOptions
     from tidegate.outbound.quota.planner import CallPlanner
-    from tidegate.policy import Cost, Key
+    from tidegate.policy import Cost
+    from tidegate.waiting import Places, QueuePlace
 
 
 class Candidate(NamedTuple):
@@ -93,23 +92,6 @@ class CandidatesChanged(Exception):  # noqa: N818 - not an error: the call conti
     """The candidates of a waiting call have changed."""
 
 
-class CallQueues(WaitQueues):
-    """The wait queues of calls with several keys, one for each set of keys: permits of any of them wake it."""
-
-    def queue_of(self, asked: Iterable[LimiterAsk]) -> Key:
-        """Return the name of the queue of a call."""
-        return tuple(sorted({join_key(each.key) for each in asked}))
-
-    def wake(self, key: Key) -> None:
-        """Wake the first waiter of each queue that waits for the key."""
-        self.wakes += 1
-        if self._queues:
-            name = join_key(key)
-            for queue in tuple(self._queues):
-                if name in queue:
-                    super().wake(queue)
-
-
 class GateCall(JointCall):
     """One call through a gate: what is asked for, the accounts that may send it, and what was charged.
 
@@ -131,7 +113,6 @@ class GateCall(JointCall):
     def __init__(
         self,
         planner: CallPlanner,
-        queues: CallQueues,
         provider: Provider,
         request: OutboundRequest,
         options: RequestOptions,
@@ -140,7 +121,6 @@ class GateCall(JointCall):
     ) -> None:
         """Find the candidates of a request to the provider of a `target`: a URL, domain or name. Raises Denied."""
         self._planner = planner
-        self._queues = queues
         self.provider: Provider = provider
         self.request: OutboundRequest = request
         self.options: RequestOptions = options
@@ -207,37 +187,43 @@ class GateCall(JointCall):
                 return "hold"
         return "acquire"
 
-    def ask_flow(self, verb: str, _numbers: Sequence[int] = ()) -> JointFlow:
-        """Ask the store for the first candidate with room; raises CandidatesChanged."""
+    def ask_flow(self, verb: str, numbers: Sequence[int] = ()) -> JointFlow:
+        """Ask the store for the first of some candidates (none: all) with room; raises CandidatesChanged."""
         if self.waits and verb != "peek":
             self._check_current()
         candidates = self.candidates
         paused: list[Decision] = []
-        numbers: list[int] = []
-        for number, candidate in enumerate(candidates):
+        waits_for: list[QueuePlace] = []
+        open_numbers: list[int] = []
+        for number in numbers or range(len(candidates)):
+            candidate = candidates[number]
             account = candidate.account
             account.recover()
             if account.is_paused():
                 paused.append(account.deny_paused(candidate.asks[0].cost))
+                waits_for.append((account.limiter.queues, account.key))
             else:
-                numbers.append(number)
-        if not numbers:
+                open_numbers.append(number)
+        if not open_numbers:
+            self.denying = waits_for
             return soonest(paused)
-        asks = candidates[numbers[0]].asks
+        asks = candidates[open_numbers[0]].asks
         self._only = None
-        if verb == "acquire" and len(numbers) == 1 and len(asks) == 1:
+        if verb == "acquire" and len(open_numbers) == 1 and len(asks) == 1:
             # As `charge_flow` does, but a store in memory answers this in a quarter of the time.
             limiter, key, cost = asks[0]
             decision: Decision = yield partial(limiter.try_acquire, key, cost)  # type: ignore[misc, attr-defined]  # JointFlow has only the engine's steps; a Limiter or AsyncLimiter
-            self.chosen, self._only = numbers[0], (asks[0], decision)
+            self.chosen, self._only = open_numbers[0], (asks[0], decision)
+            self.denying = [(limiter.queues, key)]
         else:
-            decision = yield from super().ask_flow(verb, numbers)
+            decision = yield from super().ask_flow(verb, open_numbers)
         if decision.allowed:
             self.candidate = candidates[self.chosen]
             return decision
         if decision.retry == NEVER:
-            waits = [wait for number in numbers if (wait := candidates[number].recovery_wait()) is not None]
+            waits = [wait for number in open_numbers if (wait := candidates[number].recovery_wait()) is not None]
             decision = retry_after_recovery(decision, min(waits)) if waits else decision
+        self.denying += waits_for
         return soonest([*paused, decision])
 
     def make_charge(self) -> Charge:
@@ -254,11 +240,11 @@ class GateCall(JointCall):
             raise CandidatesChanged
 
     def places(self) -> Places:
-        """Return the queue in which it waits: one for all of its candidates."""
+        """Return the queues in which it may have to wait."""
         candidates = self.candidates
         if len(candidates) == 1 and len(candidates[0].asks) == 1:
             return candidates[0].account.places
-        return Places((((self._queues, self._queues.queue_of(each for one in candidates for each in one.asks)),),))
+        return super().places()
 
     def max_sleep(self, _verb: str) -> int:
         """Return how long it may sleep at most: a capacity recovers, and the first waiter reads changed files."""

@@ -201,6 +201,11 @@ class CallPlanner:
         """The limiters of ceilings that calls were charged to."""
         return tuple(self._ceilings.values())
 
+    @property
+    def limiters(self) -> list[Limiter | AsyncLimiter]:
+        """The limiters of accounts and of ceilings."""
+        return [*(account.limiter for account in tuple(self.accounts.values())), *tuple(self._ceilings.values())]
+
     def open_account(self, provider: Provider, key: Key) -> Account:
         """Return the account of a key, opened if needed, with the current limits of the provider."""
         return self.accounts.open(provider, key)

@@ -9,7 +9,7 @@ from tidegate.errors import Denied
 from tidegate.joint import acquire_flow
 from tidegate.limiter import seconds
 from tidegate.outbound.quota.charge import quiet_flow
-from tidegate.outbound.quota.gate_call import CallQueues, CandidatesChanged, GateCall, denial, label_of
+from tidegate.outbound.quota.gate_call import CandidatesChanged, GateCall, denial, label_of
 from tidegate.waiting import Denial
 
 if TYPE_CHECKING:
@@ -39,27 +39,24 @@ class Reserver:
         counts: Counter[str],
     ) -> None:
         """Charge in a store; `spending` records what calls cost."""
-        self.queues: CallQueues = CallQueues()
         self._planner = planner
         self._store = store
         self._clock = store.clock
         self._make_signal = make_signal
         self._spending = spending
         self._counts = counts
-        store.wait_queues.add(self.queues)
         planner.on_change = self.wake_all
 
     def wake_all(self) -> None:
         """Let waiting calls find their candidates again: the provider files have changed."""
-        self.queues.wake_all()
-        for account in tuple(self._planner.accounts.values()):
-            account.limiter.queues.wake_all()
+        for limiter in self._planner.limiters:
+            limiter.queues.wake_all()
 
     def open_call(
         self, provider: Provider, request: OutboundRequest, options: RequestOptions, target: object, changes: int
     ) -> GateCall:
         """Return a call to a provider; raises Denied if no member of its pool may be asked."""
-        return GateCall(self._planner, self.queues, provider, request, options, target, changes)
+        return GateCall(self._planner, provider, request, options, target, changes)
 
     def reserve_flow(self, call: GateCall) -> CallFlow[Charge]:
         """Wait for permits; if the capacity turns out to be lower than known, return them and wait again.
@@ -107,7 +104,7 @@ class Reserver:
             decision = yield from call.ask_flow(verb, numbers)
             if decision.allowed:
                 return
-            denied = Denial(decision, wakes, numbers)
+            denied = Denial(decision, wakes, call.denying, numbers)
         call.waits = True
         timeout, priority = call.options.timeout, call.options.priority
         if timeout is not None:
