@@ -4,9 +4,10 @@ import httpx
 
 from tidegate.cli.output import Output
 from tidegate.cli.top import draw_members, pool_members
+from tidegate.observe.counters import Counters
 from tidegate.outbound import AsyncGate, Providers
 from tidegate.outbound.httpx import AsyncRateLimitTransport
-from tidegate.service.dashboard.panels import pools_panel
+from tidegate.service.dashboard.panels import PoolsPanel
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -31,7 +32,7 @@ async def test_each_member_has_its_room_state_refusals_and_cost():
     async with httpx.AsyncClient(transport=transport) as client:
         for _ in range(2):
             await client.post("https://api.test/v1/chat/completions", json={"model": "m", "max_tokens": 50})
-        rows = await pools_panel(transport.gate)()
+        rows = await PoolsPanel(transport.gate, Counters())()
     found = {row["member"]: (row["state"], row["refused"], row["cost_micros"]) for row in rows}
     assert found == {
         "a": ("paused", 1, 0),
@@ -57,7 +58,7 @@ async def test_a_member_with_limits_of_models_shows_those_of_all_its_accounts():
     transport = AsyncRateLimitTransport(known, store, answer, timeout=0)
     async with httpx.AsyncClient(transport=transport) as client:
         await client.post("https://api.test/v1/chat/completions", json={"model": "m", "max_tokens": 50})
-        rows = await pools_panel(transport.gate)()
+        rows = await PoolsPanel(transport.gate, Counters())()
     assert [(row["member"], row["cost_micros"]) for row in rows] == [("a", 250_000), ("b", 0)]
     assert [(limit["used"], limit["quota"]) for row in rows for limit in row["limits"]] == [(1, 5), (0, 7)]
 
@@ -66,7 +67,7 @@ async def test_a_pool_without_prices_shows_no_cost_and_another_currency_is_named
     members = [{"name": "a"}, {"name": "b", "profile": "openai", "price": {**PRICES, "currency": "eur"}}]
     known = Providers.of({"domain": "api.test", "name": "models", "limits": ["5/1m"], "pool": {"members": members}})
     gate = AsyncGate(known)
-    rows = await pools_panel(gate)()
+    rows = await PoolsPanel(gate, Counters())()
     await gate.close()
     lines = draw_members(rows, Output())
     assert [line.split()[-2:] for line in lines[1:]] == [["0", "-"], ["0.00", "eur"]]

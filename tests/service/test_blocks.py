@@ -49,8 +49,8 @@ async def test_a_blocked_key_is_denied_until_the_block_ends():
         assert (await app_service.post("acquire", BAD)).json()["retry_after"] == 0.001
         app_service.clock.advance(0.001)
         assert (await app_service.post("acquire", BAD)).json()["remaining"] == 4  # its limits went on meanwhile
-        assert app_service.decider.stats.counts["api"].denied == 2
-        assert app_service.decider.stats.violated["api", "blocked"] == 2
+        assert app_service.decider.stats.totals().counts["api"].denied == 2
+        assert app_service.decider.stats.totals().violated["api", "blocked"] == 2
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])

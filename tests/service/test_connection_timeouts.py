@@ -60,7 +60,7 @@ async def test_an_incomplete_body_times_out(request_, dripping):
         assert (client.statuses(), client.problems()) == ([408], ["timeout"])
         assert client.responses()[0][1]["connection"] == "close"
         assert it.service.app.in_flight == 0
-        assert it.service.decider.stats.errors["timeout"] == 1
+        assert it.service.decider.stats.errors.totals()["timeout"] == 1
         # The client may read that before the connection is closed, but cannot keep it open.
         assert (client.state, client.eof) == ("open", True)
         client.send(b"more")

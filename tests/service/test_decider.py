@@ -53,7 +53,9 @@ async def test_acquire_peek_usage_reset(decider):
     assert await used(decider, "api") == {"1m": 0}
     count = decider.stats.count("api")
     assert (count.allowed, count.denied) == (2, 1)
-    assert [(each.policy, each.key, each.violated) for each in decider.stats.recent.values()] == [("api", "k", ("1m",))]
+    assert [(each.policy, each.key, each.violated) for each in decider.stats.recent_denials()] == [
+        ("api", "k", ("1m",))
+    ]
 
 
 async def test_waiting_is_served_when_permits_come_back(decider, clock):

@@ -135,7 +135,7 @@ async def test_one_descriptor_over_its_limit_denies_all_and_charges_none(envoy):
         assert await envoy.codes(login, ip) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT, CODE_OK])
     assert await envoy.codes(ip) == (CODE_OK, [CODE_OK])
     assert await envoy.codes(ip) == (CODE_OVER_LIMIT, [CODE_OVER_LIMIT])
-    counts = {name: (count.allowed, count.denied) for name, count in envoy.decider.stats.counts.items()}
+    counts = {name: (count.allowed, count.denied) for name, count in envoy.decider.stats.totals().counts.items()}
     assert counts == {"edge/path=%2Flogin": (2, 5), "edge/ip": (3, 1)}
 
 
@@ -223,7 +223,7 @@ async def test_a_message_that_cannot_be_parsed_is_refused(envoy, sent):
     assert error.value.details() == (
         "cannot parse the message: expected a RateLimitRequest of Envoy's rate limit service v3"
     )
-    assert envoy.decider.stats.errors == {"bad-field": 1}
+    assert envoy.decider.stats.errors.totals() == {"bad-field": 1}
 
 
 async def test_an_unexpected_exception_is_logged_and_not_sent(envoy, monkeypatch, caplog):
@@ -232,14 +232,14 @@ async def test_an_unexpected_exception_is_logged_and_not_sent(envoy, monkeypatch
         await envoy.call(({"ip": "1"},))
     assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "see the log of the service")
     assert "TypeError" in caplog.text
-    assert envoy.decider.stats.errors == {"internal": 1}
+    assert envoy.decider.stats.errors.totals() == {"internal": 1}
 
 
 async def test_unknown_domains_leave_no_state(envoy):
     for number in range(50):
         codes = await envoy.codes(({"ip": "1"}, {"limit": (1, 2)}), domain=f"invented {number}")
         assert codes == (CODE_OK, [CODE_OK])
-    assert envoy.decider.stats.counts == {}
+    assert envoy.decider.stats.totals().counts == {}
     assert envoy.decider.store._tables == {}  # noqa: SLF001 - no public method shows the state of a policy
 
 

@@ -137,7 +137,7 @@ async def test_invalid_requests_name_the_problem_and_the_field(service, verb, bo
         f"/v1/{verb}", content=json.dumps(body), headers={"content-type": "application/json"}
     )
     assert problem(response) == (kind, pointer)
-    assert service.decider.stats.errors[kind] == 1
+    assert service.decider.stats.errors.totals()[kind] == 1
 
 
 async def test_errors_are_classified_by_type_whatever_the_names_of_policies():

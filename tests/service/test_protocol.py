@@ -193,7 +193,7 @@ async def test_input_that_is_not_http_1_is_refused(sent):
     async with running() as it:
         client = await it.ask(sent)
         assert (client.statuses(), client.problems()) == ([400], ["bad-request"])
-        assert (client.eof, it.service.decider.stats.errors["bad-request"]) == (True, 1)
+        assert (client.eof, it.service.decider.stats.errors.totals()["bad-request"]) == (True, 1)
         client.send(GET)
         await it.settle()
         assert client.statuses() == [400]

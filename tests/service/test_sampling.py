@@ -13,8 +13,8 @@ from tests.service.harness import InProcessService
 from tidegate import StoreUnavailable
 from tidegate.core.decision import LocalDecision
 from tidegate.service.decisions.audit import AuditLog, Origin
-from tidegate.service.runtime.shared_memory import WorkerMemory
-from tidegate.service.runtime.worker_stats import SharedStats
+from tidegate.service.decisions.stats import DECISIONS, Stats
+from tidegate.service.runtime.shared_memory import SharedCounters, WorkerMemory
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -64,7 +64,7 @@ async def test_metrics_and_the_overview_while_threads_add_policies():
                 for path in ("/metrics", "/v1/overview"):
                     assert (await service.http.get(path)).status_code == 200
             await asyncio.sleep(0)  # what the threads left to the event loop is counted
-            counts = service.decider.stats.counts
+            counts = service.decider.stats.totals().counts
             assert {count.allowed for count in counts.values()} == {THREADS}
             assert len(counts) == POLICIES
 
@@ -78,7 +78,8 @@ def test_threads_that_add_rows_to_shared_memory_lose_no_count(monkeypatch):
     monkeypatch.setattr("tidegate.service.runtime.shared_memory.crc32", switch_threads_then_crc32)
     for _ in range(ROUNDS):
         memory = WorkerMemory.create(1, 0)
-        stats = SharedStats(memory.areas[0].counters, ManualClock(start=0))
+        area = memory.areas[0].counters
+        stats = Stats(SharedCounters([area], 0, ManualClock(start=0)))
 
         def count(first, stats=stats):
             for number in range(first, POLICIES, THREADS):
@@ -88,8 +89,8 @@ def test_threads_that_add_rows_to_shared_memory_lose_no_count(monkeypatch):
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            list(memory.areas[0].counters.rows())
-        assert len(list(memory.areas[0].counters.rows())) == len(stats.counts) == POLICIES
+            area.rows(DECISIONS.name)
+        assert len(area.rows(DECISIONS.name)) == len(stats.totals(own=True).counts) == POLICIES
         memory.close()
 
 

@@ -6,11 +6,11 @@ import signal
 import pytest
 
 from tests.servers.process import until
-from tidegate.service.dashboard.status import ProcessReport, merge_near, merge_store
-from tidegate.service.decisions.stats import LATENCY_BUCKETS
+from tidegate.observe.counters import CopiedCounts, Counters, RowKind
+from tidegate.service.dashboard.status import STORE, ProcessReport, merge_near, merge_store
+from tidegate.service.decisions.stats import LAST_DENIED, LATENCY_BUCKETS, Stats
 from tidegate.service.runtime import shared_memory
-from tidegate.service.runtime.shared_memory import CounterArea, SharedMessage, WorkerMemory
-from tidegate.service.runtime.worker_stats import SharedStats, add_up, read_totals
+from tidegate.service.runtime.shared_memory import CounterArea, SharedCounters, SharedMessage, WorkerMemory
 from tidegate.service.runtime.workers import SPAWN_CONTEXT
 from tidegate.testing import ManualClock
 
@@ -22,86 +22,126 @@ def area(size=2**16):
 # ---- counters --------------------------------------------------------------------------------------------------------
 
 
+PAIR = RowKind("pair", 2)
+BUSY = RowKind("busy", gauge=True)
+
+
+def table(*areas, number=0, clock=None):
+    return SharedCounters(areas, number, clock or ManualClock())
+
+
 def test_a_row_continues_where_the_process_before_has_ended():
+    memory, clock = area(), ManualClock()
+    first = table(CounterArea(memory), clock=clock).row(PAIR, "é\ud800")
+    first[0] += 3
+    first[1] += 1
+    clock.advance(5)
+    second = table(CounterArea(memory), clock=clock)
+    second.row(PAIR, "é\ud800")[0] += 2
+    assert second.own(PAIR) == {("é\ud800",): [2, 0]}
+    assert second.totals(PAIR) == {("é\ud800",): [5, 1]}
+
+
+def test_current_values_end_with_their_process():
     memory = area()
-    first = CounterArea(memory).row(("a", "é\ud800"), 2, 5)
-    first.write(0, 3)
-    first.write(1, 1)
-    second = CounterArea(memory).row(("a", "é\ud800"), 2, 9)
-    assert (second.start, second.created) == ((3, 1), 5)
-    second.write(0, 2)
-    assert [(name, list(row.values)) for name, row in CounterArea(memory).rows()] == [(("a", "é\ud800"), [5, 1])]
+    first = table(CounterArea(memory))
+    first.row(BUSY, "a")[0] += 3
+    first.row(PAIR, "a")[0] += 3
+    parent = CounterArea(memory)
+    assert table(parent).totals(BUSY) == {("a",): [3]}
+    parent.clear_gauges()
+    second = table(CounterArea(memory))
+    second.row(BUSY, "a")[0] += 1
+    assert (second.totals(BUSY), second.totals(PAIR)) == ({("a",): [1]}, {("a",): [3, 0]})
 
 
 def test_other_processes_see_new_rows():
     memory = area()
-    writer, reader = CounterArea(memory), CounterArea(memory)
-    assert list(reader.rows()) == []
+    writer, reader = table(CounterArea(memory)), table(CounterArea(memory))
+    kinds = [RowKind("row", width) for width in (1, 2, 3)]
+    assert reader.totals(kinds[0]) == {}
     for number in range(50):
-        writer.row(("row", str(number)), 1 + number % 3, number).write(0, number)
-        assert [row.values[0] for _, row in reader.rows()] == list(range(number + 1))
+        writer.row(kinds[number % 3], str(number))[0] = number
+        assert sorted(row[0] for row in reader.totals(kinds[0]).values()) == list(range(number + 1))
 
 
-def test_a_full_area_counts_locally():
+def test_a_full_area_counts_locally(caplog):
     memory = area(4096)
-    writer = CounterArea(memory)
-    rows = [writer.row(("row", str(number)), 4, 0) for number in range(100)]
-    assert writer.full
-    rows[-1].write(3, 7)
-    assert rows[-1].values[3] == 7
-    shared = dict(CounterArea(memory).rows())
+    writer = table(CounterArea(memory))
+    for number in range(100):
+        writer.row(PAIR, str(number))[1] += 7
+    assert writer.own(PAIR)["99",] == [0, 7]
+    shared = CounterArea(memory).rows("pair")
     assert 0 < len(shared) < 100
-    assert ("row", "99") not in shared
+    assert ("99",) not in shared
+    assert len(caplog.records) == 1
 
 
 def test_a_row_that_was_not_finished_is_replaced():
     """A process that is killed while it appends a row has not yet changed the number of integers in use."""
     memory = area()
-    CounterArea(memory).row(("whole",), 1, 0).write(0, 1)
+    table(CounterArea(memory)).row(PAIR, "whole")[0] += 1
     used = bytes(memory[:8])
-    CounterArea(memory).row(("torn",), 2, 0).write(0, 99)
+    table(CounterArea(memory)).row(PAIR, "torn")[0] += 99
     memory[:8] = used  # as if the process had been killed before
-    row = CounterArea(memory).row(("next",), 1, 0)
-    assert row.start == (0,)
-    assert [name for name, _ in CounterArea(memory).rows()] == [("whole",), ("next",)]
+    following = table(CounterArea(memory))
+    assert list(following.row(PAIR, "next")) == [0, 0]
+    assert set(following.totals(PAIR)) == {("whole",), ("next",)}
 
 
 def test_totals_have_the_same_order_in_every_worker():
-    areas = [CounterArea(area()), CounterArea(area())]
-    clock = ManualClock()
-    stats = [SharedStats(each, clock) for each in areas]
+    areas, clock = [CounterArea(area()), CounterArea(area())], ManualClock()
+    tables = [table(*areas, number=number, clock=clock) for number in range(2)]
+    stats = [Stats(each) for each in tables]
     for worker, policy in [(1, "b"), (0, "c"), (1, "a"), (0, "b"), (1, "c")]:
         clock.advance(1)
         stats[worker].count(policy).allowed += 1
-        assert list(read_totals(add_up(areas)).counts)[:1] == ["b"]
-        assert list(read_totals(add_up(areas)).counts) == list(read_totals(add_up(areas[::-1])).counts)
-    totals = read_totals(add_up(areas))
+        orders = [list(each.totals().counts) for each in stats]
+        assert orders[0] == orders[1]
+        assert orders[0][0] == "b"
+    totals = stats[0].totals()
     assert {name: count.allowed for name, count in totals.counts.items()} == {"b": 2, "c": 2, "a": 1}
     assert list(totals.counts) == ["b", "c", "a"]
 
 
 def test_all_counts_are_added_and_outlive_a_process():
     areas = [CounterArea(area()), CounterArea(area())]
-    for number, part in enumerate((areas[0], areas[1], areas[0]), start=1):  # the third replaces the first
-        stats = SharedStats(part, ManualClock())
+    for number, worker in enumerate((0, 1, 0), start=1):  # the third replaces the first
+        counters = table(*areas, number=worker)
+        stats = Stats(counters)
         count = stats.count("api")
         count.allowed += number
         count.denied += 10 * number
-        stats.errors["busy"] += number
-        stats.violated["api", "1m"] += number
-        stats.last_denied["api"] = {1: 500, 2: 900, 3: 600}[number]
+        stats.errors.add("busy", amount=number)
+        stats.violated.add("api", "1m", amount=number)
+        counters.row(LAST_DENIED, "api")[0] = {1: 500, 2: 900, 3: 600}[number]
         for _ in range(number):
             stats.latency["acquire"].add(30)
-        stats.write_store({"failures": number, "entries": number, "lease_used_requests": number})
-        assert (count.allowed, count.shadow, stats.errors["busy"]) == (number, 0, number)  # of this process only
-    totals = read_totals(rows := add_up(areas))
+        source, copied = Labelled(), CopiedCounts(counters, STORE)
+        copied.copy(source, ("failures",), 1)
+        copied.copy(source, ("failures",), number)
+        own = stats.totals(own=True)
+        assert (own.counts["api"].allowed, own.counts["api"].shadow, own.errors) == (number, 0, {"busy": number})
+    totals = stats.totals()
     assert (totals.counts["api"].allowed, totals.counts["api"].denied) == (6, 60)
     assert (totals.errors, totals.violated) == ({"busy": 6}, {("api", "1m"): 6})
     assert totals.last_denied == {"api": 900}
     assert (totals.latency["acquire"].total, sum(totals.latency["acquire"].counts)) == (180, 6)
     assert totals.latency["acquire"].counts[LATENCY_BUCKETS.index(50)] == 6
-    kept = {name[1]: values[0] for name, values in rows.items() if name[0] == "store"}
-    assert kept == {"failures": 6, "lease_used_requests": 6}
+    assert copied.totals() == {"failures": 6}
+
+
+class Labelled:
+    """An object that keeps counts itself."""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_table_of_one_process_counts_as_the_shared_one(shared):
+    counters = table(CounterArea(area())) if shared else Counters()
+    counters.row(PAIR, "a")[1] += 2
+    counters.row(PAIR, "b")[0] -= 1
+    assert counters.totals(PAIR) == counters.own(PAIR) == {("a",): [0, 2], ("b",): [-1, 0]}
+    assert counters.row(PAIR, "a") is counters.row(PAIR, "a")
 
 
 def test_current_values_of_stores_are_merged():
@@ -154,13 +194,13 @@ def test_a_message_that_was_not_finished_is_not_read():
 
 def count_for_ever(memory, number):
     """Count in a process of its own, until it is killed."""
-    row = memory.areas[number].counters.row(("count",), 2, 0)
+    row = SharedCounters([memory.areas[number].counters], 0, ManualClock()).row(PAIR)
     value = 0
     while True:
         value += 1
-        row.write(0, value)
-        memory.areas[number].report.write(b"%d" % value * 1000)
-        row.write(1, value)
+        row[0] += 1
+        memory.areas[number].message.write(b"%d" % value * 1000)
+        row[1] += 1
 
 
 def test_a_killed_process_loses_nothing():
@@ -177,22 +217,22 @@ def test_a_killed_process_loses_nothing():
         before, after = values(area)
         assert 0 <= before - after <= 1 + killed  # each may have been killed between the two
         seen.append(before)
-        data = area.report.read()
+        data = area.message.read()
         assert data is not None
         assert data == data[: len(data) // 1000] * 1000
     assert seen[1] > seen[0] + 100
-    assert list(memory.areas[0].counters.rows()) == []
+    assert memory.areas[0].counters.rows("pair") == {}
     memory.close()
 
 
 def values(area):
-    return next((tuple(row.values) for _, row in area.counters.rows()), None)
+    return next((tuple(row.values) for row in area.counters.rows("pair").values()), None)
 
 
 @pytest.mark.parametrize("workers", [1, 256])
 def test_unused_memory_is_not_allocated(workers):
     memory = WorkerMemory.create(workers, 0)
-    memory.areas[-1].counters.row(("a",), 1, 0).write(0, 1)
-    memory.areas[-1].report.write(b"x")
+    SharedCounters([memory.areas[-1].counters], 0, ManualClock()).row(PAIR)[0] += 1
+    memory.areas[-1].message.write(b"x")
     assert os.fstat(memory._descriptor).st_blocks * 512 < 2**20  # noqa: SLF001 - the size is not visible otherwise
     memory.close()

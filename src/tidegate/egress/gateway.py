@@ -374,7 +374,6 @@ class EgressGateway:
             counts.input_tokens += meter.parts.get("input", 0)
             counts.output_tokens += meter.parts.get("output", 0)
             counts.cost_micros += meter.money
-            counts.publish()
 
     def _answer_headers(self, exchange: EgressExchange, result: SendResult[UpstreamResponse]) -> CIMultiDict[str]:
         upstream, outcome = result.response, result.outcome
@@ -410,7 +409,6 @@ class EgressGateway:
         if exchange.counts is not None:
             exchange.counts.active -= 1
             exchange.counts.gone += exchange.problem == "client-gone"
-            exchange.counts.publish()
         if self._tracing is not None:
             self._tracing.end(exchange)
         if self._log is not None and exchange.caller:

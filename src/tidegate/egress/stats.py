@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
+from tidegate.observe.counters import Counters, RowField, RowKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from tidegate.observe.counters import Row
     from tidegate.observe.text_format import Family, Sample
 
 MAX_PAIRS: Final = 10_000  # of callers and providers that are counted separately
@@ -48,57 +49,72 @@ WAITED: Final = ("tidegate_egress_waited_seconds_total", "counter", "Time that r
 FIRST_BYTE: Final = ("tidegate_egress_first_byte_seconds", "histogram", "Time to the first byte of a response.")
 
 
-@dataclass(slots=True)
+COUNTED: Final = (*(name for _, kind, _, name in COUNTERS if kind == "counter"), "waited", "first_byte_sum")
+CURRENT: Final = ("active", "waiting")
+TRAFFIC: Final = RowKind("egress", len(COUNTED) + len(FIRST_BYTE_BUCKETS) + 1)  # by caller and provider
+IN_PROGRESS: Final = RowKind("egress in progress", len(CURRENT), gauge=True)  # as above
+
+
 class TrafficCounts:
-    """The counts of one caller at one provider."""
+    """The counts of one caller at one provider; `waited` and `first_byte_sum` are microseconds."""
 
-    requests: int = 0
-    denied: int = 0
-    refused: int = 0
-    failed: int = 0
-    gone: int = 0
-    tunnels: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_micros: int = 0
-    active: int = 0
-    waiting: int = 0
-    waited: int = 0  # microseconds
-    first_byte: list[int] = field(default_factory=lambda: [0] * (len(FIRST_BYTE_BUCKETS) + 1))
-    first_byte_sum: int = 0
+    __slots__ = ("current", "row")
+    (
+        requests,
+        denied,
+        refused,
+        failed,
+        gone,
+        tunnels,
+        input_tokens,
+        output_tokens,
+        cost_micros,
+        waited,
+        first_byte_sum,
+    ) = (RowField(place) for place in range(len(COUNTED)))
+    active, waiting = (RowField(place, "current") for place in range(len(CURRENT)))
 
-    def publish(self) -> None:
-        """Do nothing; a worker of a service writes the counts to the memory that it shares with the others."""
+    def __init__(self, row: Row, current: Row) -> None:
+        """Count in these rows: what only grows, and what is in progress."""
+        self.row: Row = row
+        self.current: Row = current
+
+    @property
+    def first_byte(self) -> list[int]:
+        """The histogram of the times to the first byte of a response."""
+        return list(self.row[len(COUNTED) :])
 
     def record_first_byte(self, elapsed: int) -> None:
         """Count the time to the first byte of a response, in microseconds."""
-        self.first_byte[bisect_left(FIRST_BYTE_BUCKETS, elapsed)] += 1
+        self.row[len(COUNTED) + bisect_left(FIRST_BYTE_BUCKETS, elapsed)] += 1
         self.first_byte_sum += elapsed
 
 
 class EgressStats:
     """The counts of a gateway."""
 
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.pairs: dict[tuple[str, str], TrafficCounts] = {}
+    def __init__(self, counters: Counters | None = None) -> None:
+        """Count in this table. Default: a table of this process."""
+        self._counters = Counters() if counters is None else counters
+        self._pairs: dict[tuple[str, str], TrafficCounts] = {}
 
     def counts(self, caller: str, provider: str) -> TrafficCounts:
-        """Return the counts of a caller at a provider."""
-        found = self.pairs.get((caller, provider))
+        """Return the counts of a caller at a provider in this process."""
+        pair = caller, provider
+        found = self._pairs.get(pair)
         if found is None:
-            pair = (caller, provider) if len(self.pairs) < MAX_PAIRS else OTHERS
-            found = self.pairs.get(pair)
-            if found is None:
-                found = self.pairs[pair] = self._new_counts(*pair)
+            pair = pair if len(self._pairs) < MAX_PAIRS else OTHERS
+            rows = (self._counters.row(kind, *pair) for kind in (TRAFFIC, IN_PROGRESS))
+            found = self._pairs[pair] = TrafficCounts(*rows)
         return found
 
-    def _new_counts(self, _caller: str, _provider: str) -> TrafficCounts:
-        return TrafficCounts()
-
-    def totals(self) -> Mapping[tuple[str, str], TrafficCounts]:
-        """Return the counts that are shown, by caller and provider: those of this process."""
-        return self.pairs
+    def totals(self) -> dict[tuple[str, ...], TrafficCounts]:
+        """Return the counts of all processes that share the table, by caller and provider."""
+        current = self._counters.totals(IN_PROGRESS)
+        none = [0] * len(CURRENT)
+        return {
+            pair: TrafficCounts(row, current.get(pair, none)) for pair, row in self._counters.totals(TRAFFIC).items()
+        }
 
     def families(self) -> list[Family]:
         """Return all counts as metrics."""
@@ -125,8 +141,9 @@ class EgressStats:
 
 def median(counts: TrafficCounts) -> int:
     """Return the upper bound of the bucket that contains the median time to the first byte; 0 if there is none."""
-    total = sum(counts.first_byte)
-    for edge, reached in zip((*FIRST_BYTE_BUCKETS, FIRST_BYTE_BUCKETS[-1]), accumulate(counts.first_byte), strict=True):
+    histogram = counts.first_byte
+    total = sum(histogram)
+    for edge, reached in zip((*FIRST_BYTE_BUCKETS, FIRST_BYTE_BUCKETS[-1]), accumulate(histogram), strict=True):
         if total and 2 * reached >= total:
             return edge
     return 0

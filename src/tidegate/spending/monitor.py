@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,6 +11,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.core.decision import LocalDecision
 from tidegate.errors import ConfigError
 from tidegate.fork import fork_safe
+from tidegate.observe.counters import Counters, LabelledCounts, RowKind
 from tidegate.spending.ledger import Ledger
 from tidegate.spending.milestones import FULL_PERCENT, Milestones
 from tidegate.spending.report import format_amount
@@ -19,13 +19,14 @@ from tidegate.spending.webhook import Webhook
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tidegate.core import Decision
 
 log: logging.Logger = logging.getLogger("tidegate.spending")
 
 DEFAULT_MILESTONES: Final = (50, 80, 100)
+WARNED: Final = RowKind("money warnings")  # by percentage
 
 
 class CeilingUsage(NamedTuple):
@@ -40,14 +41,6 @@ class CeilingUsage(NamedTuple):
     def debt(self) -> int:
         """By how much the ceiling was passed."""
         return max(0, self.used - self.quota)
-
-
-class WarningCounts(Counter[str]):
-    """How often each milestone was reported in this process, by its percentage."""
-
-    def totals(self) -> Mapping[str, int]:
-        """Return the counts of all workers of a service: here, of this process."""
-        return self
 
 
 class Spending:
@@ -78,7 +71,9 @@ class Spending:
         self._milestones = {fixed: Milestones(milestones, fixed=fixed) for fixed in (True, False)}
         self._lock = fork_safe(threading.Lock())
         self._spent = 0
-        self.warnings: WarningCounts = WarningCounts({str(percent): 0 for percent in milestones})
+        self.warnings: LabelledCounts = LabelledCounts(Counters(), WARNED)
+        for percent in milestones:
+            self.warnings.add(str(percent), amount=0)
 
     def record(
         self,
@@ -121,8 +116,7 @@ class Spending:
                 self._warn(ceiling, milestones.percents[-1], usage, denied=True)
 
     def _warn(self, ceiling: str, percent: int, usage: CeilingUsage, *, denied: bool = False) -> None:
-        with self._lock:
-            self.warnings[str(percent)] += 1
+        self.warnings.add(str(percent))
         message = "%d %% of %s is used or reserved: %s of %s"
         if denied:
             message = "%d %% of %s counts as reached, because it denied a call: %s of %s is used or reserved"
@@ -134,7 +128,7 @@ class Spending:
     @property
     def counts(self) -> dict[str, int]:
         """What was spent in this process, and how often each milestone was reported."""
-        warned = {f"warned_{percent}": count for percent, count in self.warnings.items() if count}
+        warned = {f"warned_{percent}": count for percent, count in self.warnings.own().items() if count}
         return {"spent_micros": self._spent, **warned}
 
     def close(self) -> None:

@@ -8,14 +8,22 @@ import tracemalloc
 import pytest
 
 from tests.service.harness import START, InProcessService
+from tidegate.errors import StoreUnavailable
 from tidegate.service.dashboard import history
 from tidegate.service.dashboard.history import MAX_POLICIES, MAX_TOP_BYTES, DecisionHistory
 from tidegate.service.dashboard.recent_denials import describe_recent, last_episode
-from tidegate.service.dashboard.stored_history import StoredHistory, decode_minute, encode_minute
+from tidegate.service.dashboard.stored_history import (
+    MAX_MINUTE_BYTES,
+    StoredHistory,
+    decode_minute,
+    describe_minute,
+    encode_minute,
+)
 from tidegate.service.decisions import denied_keys
 from tidegate.service.decisions.denied_keys import DeniedKeys
 from tidegate.service.decisions.stats import Stats
 from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores.values import Collection
 from tidegate.testing import ManualClock
 
 SECOND = 1_000_000
@@ -30,7 +38,7 @@ class Source:
         self.lost = False
 
     def totals(self):
-        return self.stats
+        return self.stats.totals()
 
     def waiting_by_policy(self):
         return {}
@@ -303,12 +311,75 @@ async def test_a_minute_of_many_policies_fits(recorded, source, clock):
         source.add(f"a-policy-with-a-long-name-that-does-not-compress-{number * 7919}", number, number)
     source.top = [row("k" * 1000, 9), row("short", 8)]
     run(recorded, clock, 60, step=60)
-    fields = decode_minute(encode_minute(recorded))
+    data = encode_minute({**describe_minute(recorded), "minute": 7})
+    fields = decode_minute(data, 7)
+    assert len(data) <= MAX_MINUTE_BYTES
+    assert decode_minute(data, 8) is None  # that of another day
     assert fields["total"][:2] == [sum(range(MAX_POLICIES))] * 2
     assert len(fields["policies"]) > 20
     assert [each["key"] for each in fields["top"]] == ["short"]
 
 
-@pytest.mark.parametrize("data", [None, b"", b"x", b"\x78\x9c", json.dumps({"total": [1]}).encode()])
+async def test_a_minute_takes_few_bytes(recorded, source, clock):
+    for number in range(20):
+        source.add(f"policy-{number}", 7919 * number, 101 * number)
+    source.top = [row(f"user:{number}", 9 * number, f"policy-{number}") for number in range(5)]
+    run(recorded, clock, 60, step=60)
+    assert len(encode_minute({**describe_minute(recorded), "minute": 28_800_000})) < 400
+
+
+async def test_processes_of_one_name_add_up_their_minutes(tmp_path, clock):
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    sources = [Source(), Source()]
+    histories = [DecisionHistory(each, clock) for each in sources]
+    stored = [StoredHistory(store, each, "edge") for each in histories]
+    for minute in range(3):
+        for number, each in enumerate(sources, start=1):
+            each.add("api", number * (minute + 1), number)
+            each.add(f"only-{number}", 1, 0)
+        clock.advance(60)
+        assert [await each.write() for each in stored] == [1, 1]
+    after = DecisionHistory(Source(), clock)
+    assert await StoredHistory(store, after, "edge").restore() == 3
+    assert list(after.minutes.policies["api"].admitted.values) == [3, 6, 9]
+    assert list(after.minutes.total.denied.values) == [3, 3, 3]
+    assert set(after.minutes.policies) == {"api", "only-1", "only-2"}
+    store.close()
+
+
+async def test_minutes_of_an_outage_are_written_when_it_has_ended(tmp_path, source, clock, monkeypatch):
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    stored = StoredHistory(store, DecisionHistory(source, clock), "edge")
+
+    async def fail(*_arguments, **_options):
+        raise StoreUnavailable("for a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "get_value_async", fail)
+        for minute in range(3):
+            source.add("api", minute + 1, 0)
+            clock.advance(60)
+            assert await stored.write() == 0
+    source.add("api", 4, 0)
+    clock.advance(60)
+    assert await stored.write() == 4
+    after = DecisionHistory(Source(), clock)
+    assert await StoredHistory(store, after, "edge").restore() == 4
+    assert list(after.minutes.policies["api"].admitted.values) == [1, 2, 3, 4]
+    store.close()
+
+
+async def test_a_day_is_a_ring(tmp_path, source, clock):
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    stored = StoredHistory(store, DecisionHistory(source, clock), "edge")
+    for _ in range(50):
+        source.add("api", 1, 0)
+        clock.advance(1800)
+        assert await stored.write() == 30
+    assert len(await store.list_values_async(Collection("tidegate.history.edge"))) == 1440
+    store.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\x78\x9c", json.dumps({"total": [1]}).encode()])
 def test_an_invalid_minute_is_ignored(data):
-    assert decode_minute(data) is None
+    assert decode_minute(data, 7) is None

@@ -248,7 +248,7 @@ async def test_tokens():
         other = await service.connect()
         assert (await other.ask("HELLO", "3", "AUTH", "default", ADMIN))["proto"] == 3
         assert await allowed_commands(other) == ["list", "OK"]
-        assert service.decider.stats.errors["unauthorized"] > 5
+        assert service.decider.stats.errors.totals()["unauthorized"] > 5
 
 
 async def test_an_admin_token_alone_leaves_decisions_open():
@@ -282,7 +282,7 @@ async def test_a_stopping_or_busy_service_refuses_and_counts():
         service.app.stop()
         assert str(await client.ask("TG.ACQUIRE", "api", "k")).startswith("TRYAGAIN stopping")
         assert str(await client.ask("TG.RESET", "api", "k")).startswith("TRYAGAIN stopping")
-        errors = service.decider.stats.errors
+        errors = service.decider.stats.errors.totals()
         assert (errors["busy"], errors["stopping"], service.app.in_flight) == (3, 2, 0)
 
 

@@ -59,7 +59,7 @@ async def test_invalid_bytes_end_the_connection_with_an_error_after_earlier_repl
         assert await client.read() == "PONG"
         assert str(await client.read()).startswith("ERR Protocol error: ")
         assert await read_end(client) == b""
-        assert service.decider.stats.errors["bad-request"] == 1
+        assert service.decider.stats.errors.totals()["bad-request"] == 1
         client.close()
         await until(lambda: not len(service.connections))
         assert await (await service.connect()).ask("PING") == "PONG"
@@ -76,7 +76,7 @@ async def test_an_http_request_closes_the_connection_at_once(line, caplog):
             again.writer.write(line + b"\r\n")
             assert await read_end(again) in (b"", b"reset")
         assert caplog.text.count("an HTTP request was sent to the RESP port") == 1  # a client cannot flood the log
-        assert service.decider.stats.errors["bad-request"] == 2
+        assert service.decider.stats.errors.totals()["bad-request"] == 2
         assert (await (await service.connect()).ask("TG.ACQUIRE", "slow", "k"))[0] == 1  # not charged
 
 

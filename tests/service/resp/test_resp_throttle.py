@@ -61,7 +61,7 @@ async def test_the_limits_that_are_kept_are_bounded(monkeypatch):
         cache = service.resp._commands._throttle._policy.cache_info()  # noqa: SLF001 - no public attribute shows it
         assert (cache.currsize, cache.maxsize) == (3, 3)
         assert await client.ask("CL.THROTTLE", "user1", 9, 1, 60, 0) == [0, 10, 9, -1, 60]  # its usage was kept
-        assert set(service.decider.stats.counts) == {"tidegate.throttle"}
+        assert set(service.decider.stats.totals().counts) == {"tidegate.throttle"}
 
 
 @cases(
@@ -95,5 +95,5 @@ async def test_denials_are_counted_and_pipelines_are_decided_in_order():
     async with connected() as (service, client):
         replies = await client.ask_all(*[("CL.THROTTLE", "user", 4, 1, 60)] * 7)
         assert [reply[0] for reply in replies] == [0] * 5 + [1] * 2
-        count = service.decider.stats.counts["tidegate.throttle"]
+        count = service.decider.stats.totals().counts["tidegate.throttle"]
         assert (count.allowed, count.denied) == (5, 2)

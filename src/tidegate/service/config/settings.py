@@ -176,7 +176,7 @@ class Settings:
     )
     name: str = setting(
         "", read_name, "name of the service among those that share its store; its history is stored under this name",
-        Kind(STRING_SCHEMA, "NAME"), shown="host name and port",
+        Kind(STRING_SCHEMA, "NAME"), shown="host name and port; for the history, the port",
     )
     workers: int = setting(
         1, read_workers, "number of processes", INTEGER.with_bounds(maximum=MAX_WORKERS), group=COMMON_GROUP,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.service.dashboard.status import StatusSource
-    from tidegate.service.decisions.stats import LatencyHistogram, Stats
+    from tidegate.service.decisions.stats import LatencyHistogram, Totals
 
 MINUTE: Final = 60  # seconds
 HISTORY_SECONDS: Final = 300  # of the finest tier
@@ -125,7 +125,7 @@ class HistoryTier:
         """The number of steps that are known."""
         return len(self.state.values)
 
-    def add(self, steady: int, totals: Stats, waiting: Mapping[str, int], *, store_lost: bool) -> int:
+    def add(self, steady: int, totals: Totals, waiting: Mapping[str, int], *, store_lost: bool) -> int:
         """Add the steps that have passed since the last call; return their number."""
         tick = steady // (self.step * SECOND)
         passed = tick - self.tick
@@ -135,16 +135,14 @@ class HistoryTier:
         steps = min(passed, self.length)
         known = self.steps
         admitted = denied = 0
-        for name, count in totals.counts.copy().items():  # threads of gRPC may add some meanwhile
-            allowed = count.allowed + count.shadow
-            refused = count.denied + count.local  # `local`: denied because the store was unavailable
-            admitted, denied = admitted + allowed, denied + refused
+        for name, count in totals.counts.items():
+            admitted, denied = admitted + count.admitted, denied + count.refused
             policy = self.policies.get(name)
             if policy is None:
                 if len(self.policies) >= MAX_POLICIES:
                     continue
                 policy = self.policies[name] = PolicyHistory(self.length, known)
-            policy.add(steps, allowed, refused, waiting.get(name, 0))
+            policy.add(steps, count.admitted, count.refused, waiting.get(name, 0))
         self.total.add(steps, admitted, denied, sum(waiting.values()))
         self.state.extend([RUNNING | STORE_LOST * store_lost] * steps)
         self._add_latency(steps, totals.latency)

@@ -21,17 +21,16 @@ from tidegate.service.dashboard.findings import find_all
 from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, DecisionHistory
 from tidegate.service.dashboard.proxy_requests import describe_routes
 from tidegate.service.dashboard.recent_denials import describe_recent
-from tidegate.service.dashboard.status import ProcessStatus
+from tidegate.service.dashboard.status import StatusSource
 from tidegate.service.decisions.audit import describe_entry
-from tidegate.service.decisions.near_limit import MAX_SAMPLES_PER_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tidegate.policy import Policy
-    from tidegate.service.dashboard.status import ServiceStatus, StatusSource
+    from tidegate.service.dashboard.status import ServiceStatus
     from tidegate.service.decisions.service_directory import ServiceDirectory, ServiceRecord
-    from tidegate.service.decisions.stats import Stats
+    from tidegate.service.decisions.stats import Totals
     from tidegate.service.http.app import App, Panel
 
 log: logging.Logger = logging.getLogger("tidegate.service")
@@ -55,7 +54,7 @@ class Overview:
         self._app = app
         self._decider = app.decider
         self._clock = app.decider.store.clock
-        self.source: StatusSource = ProcessStatus(app)
+        self.source: StatusSource = StatusSource(app)
         self.history: DecisionHistory = DecisionHistory(self.source, self._clock)
         self.directory: ServiceDirectory | None = None  # of the services that share the store
         self._decider.stats.denied_keys.align(self._clock.ns() // 1000, self._clock.steady())
@@ -75,6 +74,8 @@ class Overview:
         delay = SECOND - self._clock.steady() % SECOND
         self._timer = asyncio.get_running_loop().call_later(delay / SECOND, self.start)
         self.history.sample()
+        for count in self._app.on_sample:
+            count()
 
     def close(self) -> None:
         """Stop the timer."""
@@ -86,7 +87,6 @@ class Overview:
         """Return the body of the response for a query string."""
         since = read_since(query)
         self.history.sample()
-        self._decider.stats.near_limit.samples_left = MAX_SAMPLES_PER_SECOND
         self.source.mark_viewed()
         snapshot = await self._get_snapshot()
         return json.dumps({**snapshot, **self._history_since(since)}, separators=(",", ":")).encode()
@@ -208,7 +208,7 @@ class Overview:
         }
         return {**snapshot, "findings": [finding._asdict() for finding in find_all(snapshot)]}
 
-    async def _read_panels(self, totals: Stats) -> dict[str, object]:
+    async def _read_panels(self, totals: Totals) -> dict[str, object]:
         routes = describe_routes(self._decider.policies, totals)
         panels = await read_panels(self._app.panels)
         return {"inbound": routes, **panels} if routes else panels
@@ -257,10 +257,10 @@ class Overview:
 
     def count_decisions(self) -> tuple[int, int]:
         """Return how many calls the service has admitted and denied."""
-        counts = self.source.totals().counts.copy().values()
-        return sum(count.allowed + count.shadow for count in counts), sum(count.denied for count in counts)
+        counts = self.source.totals().counts.values()
+        return sum(count.admitted for count in counts), sum(count.refused for count in counts)
 
-    def _describe_policies(self, totals: Stats, status: ServiceStatus) -> list[dict[str, Any]]:
+    def _describe_policies(self, totals: Totals, status: ServiceStatus) -> list[dict[str, Any]]:
         """Describe the configured policies, then the policies of descriptors that have been used."""
         described = {
             name: (entry.policy, entry.rollout, len(entry.overrides))
@@ -281,8 +281,8 @@ class Overview:
                 "rollout": rollout,
                 "overrides": overrides,
                 "searchable": name in self._decider.policies.entries,
-                "admitted": 0 if count is None else count.allowed + count.shadow,
-                "denied": 0 if count is None else count.denied + count.local,  # as in the history
+                "admitted": 0 if count is None else count.admitted,
+                "denied": 0 if count is None else count.refused,
                 "shadow": 0 if count is None else count.shadow,
                 "waiting": status.waiting_by_policy[name],
             })  # fmt: skip

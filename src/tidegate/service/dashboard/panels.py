@@ -1,7 +1,7 @@
 """Panels of other components on the dashboard. A panel is a function that is called once a second while a page is open.
 
     app.panels["sources"] = sources_panel(service)     # a tidegate.outbound.sources.SourceRunner
-    app.panels["pools"] = pools_panel(gate)            # the members of providers with a pool
+    app.panels["pools"] = PoolsPanel(gate, counters)   # the members of providers with a pool
     app.panels["budgets"] = budget_panel(budget, …)    # one or more TaskBudget
     app.panels["swarm"] = swarm_panel(bus, secret)     # the agents on a bus
     app.panels["bus"] = bus_panel(bus, url)            # the state of a bus, with or without a swarm
@@ -22,7 +22,8 @@ from tidegate.budget.alerts.forecast import Forecast, forecast
 from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import StoreUnavailable
-from tidegate.outbound.quota.account_report import describe_account, describe_members
+from tidegate.observe.counters import CopiedCounts, RowKind
+from tidegate.outbound.quota.account_report import describe_account, describe_members, list_members, member_key
 from tidegate.service.dashboard.capacity_history import MAX_RESOURCES, CapacityHistory
 from tidegate.swarm.presence import Agent, Watcher
 from tidegate.urls import redact
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
 
     from tidegate.budget import TaskBudget
     from tidegate.bus import Bus, Event
+    from tidegate.observe.counters import Counters
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.outbound.sources import SourceRunner
+    from tidegate.policy import Key
 
     Panel = Callable[[], Awaitable[object] | object]
-    MemberTotals = Callable[[], Mapping[tuple[str, str], Mapping[str, int]]]
 
 MAX_ROWS: Final = 200  # sources, accounts, agents
 MAX_REDUCTIONS: Final = 50
+MEMBERS: Final = RowKind("members", 2)  # by pool and member: refused, cost_micros
 MILLISECOND: Final = 1000  # microseconds
 MAX_TEXT_LENGTH: Final = 200  # characters of a string that another agent sent
 SAMPLE_INTERVAL: Final = 10 * SECOND  # between two samples of the capacity of a swarm, if no page is open
@@ -70,15 +73,33 @@ async def _describe_providers(gate: AsyncGate) -> dict[str, Any]:
     return {"providers": [await describe_account(gate, account) for account in accounts], "counts": gate.metrics()}
 
 
-def pools_panel(gate: AsyncGate, totals: MemberTotals | None = None) -> Panel:
-    """Return a panel of the members of pools; `totals` returns their refusals and cost in all workers."""
+class PoolsPanel:
+    """A panel of the members of pools, with their refusals and cost in all processes of the service."""
 
-    async def read() -> list[dict[str, Any]]:
-        members = await describe_members(gate)
-        counts = {} if totals is None else totals()
-        return [{**each, **counts.get((each["pool"], each["member"]), {})} for each in members]
+    def __init__(self, gate: AsyncGate, counters: Counters) -> None:
+        """Count in this table."""
+        self._gate = gate
+        self._counters = counters
+        self._copied = CopiedCounts(counters, MEMBERS)
 
-    return read
+    def count(self) -> None:
+        """Count what the accounts of members have counted since the last call."""
+        members: dict[Key, tuple[str, str]] = {
+            member_key(member): (provider.name, member.name) for provider, member in list_members(self._gate)
+        }
+        for account in self._gate.accounts:
+            labels = members.get(account.key[:2])
+            if labels is not None:
+                self._copied.copy(account, labels, account.refused, account.spent)
+
+    async def __call__(self) -> list[dict[str, Any]]:
+        """Return what is left of the limits of each member, and its counts."""
+        self.count()
+        counts = self._counters.totals(MEMBERS)
+        found = await describe_members(self._gate)
+        for each in found:
+            each["refused"], each["cost_micros"] = counts.get((each["pool"], each["member"]), (0, 0))
+        return found
 
 
 def _describe_source(row: Mapping[str, Any], now: int) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from tidegate.policy.limit_text import describe_limit
 
 if TYPE_CHECKING:
     from tidegate.service.decisions.policies import ServicePolicies
-    from tidegate.service.decisions.stats import Stats
+    from tidegate.service.decisions.stats import Totals
 
 MAX_ROUTES: Final = 200
 
 
-def describe_routes(policies: ServicePolicies, totals: Stats) -> list[dict[str, Any]]:
+def describe_routes(policies: ServicePolicies, totals: Totals) -> list[dict[str, Any]]:
     """Describe the descriptors that have been used, those with the most denied requests first."""
     found: list[dict[str, Any]] = []
     for domain in policies.domains.values():
@@ -24,7 +24,7 @@ def describe_routes(policies: ServicePolicies, totals: Stats) -> list[dict[str, 
                     "category": domain.name,
                     "route": variant.policy.name.removeprefix(domain.name).lstrip("/") or "all",
                     "limits": [describe_limit(limit) for limit in variant.policy.limits],
-                    "admitted": count.allowed + count.shadow,
+                    "admitted": count.admitted,
                     "denied": count.denied,
                 })  # fmt: skip
     found.sort(key=lambda route: (-route["denied"], -route["admitted"]))

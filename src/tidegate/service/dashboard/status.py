@@ -1,7 +1,7 @@
 """The values that /metrics and /v1/overview show: of one process, or of all workers of a service together.
 
 A process describes its current values in a `ProcessReport`. `merge_reports` combines the reports of several processes.
-Counters are not in a report: see `StatusSource.totals`.
+Counters are not in a report: see `tidegate.observe.counters`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,41 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
+from tidegate.observe.counters import CopiedCounts, RowKind
 from tidegate.service.decisions.denied_keys import MAX_TOP, merge_top, place_of
+from tidegate.service.decisions.near_limit import MAX_SAMPLES_PER_SECOND
 from tidegate.service.decisions.row_selection import select_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from tidegate.clock import Clock
     from tidegate.policy import Key
-    from tidegate.service.decisions.stats import RecentDenial, Stats
+    from tidegate.service.decisions.stats import RecentDenial, Totals
     from tidegate.service.http.app import App
 
 MAX_DENIALS: Final = 50
 MAX_NEAR_LIMIT: Final = 12
-MAX_REPORTED_POLICIES: Final = 200  # with waiting calls
 MILLISECOND: Final = 1000  # microseconds
 # Of the store, merged by maximum: all processes report the same fact.
 MAXIMUM_METRICS: Final = ("store_lost", "processes", "share_ppm")
+# Of the store, counted since the start of a process; all others are current values.
+STORE_COUNTERS: Final = frozenset((
+    *("transactions", "waits", "failures", "scripts", "calls", "refunded", "refunds_failed", "overflowed"),
+    *("losses", "returns", "probes", "corrections_dropped"),
+    *("allowed_without_store", "denied_without_store"),
+))  # fmt: skip
+LEASE_COUNTERS: Final = ("lease_granted_", "lease_used_", "lease_returned_", "lease_lost_")
+STORE: Final = RowKind("store")  # by name
 
 
 @dataclass
 class ProcessReport:
-    """The current values of one process. All of them can be written as JSON."""
+    """The current values of one process."""
 
     process_id: int
     since: int  # milliseconds since 1970
@@ -49,8 +59,6 @@ class ProcessReport:
     failed_checks: list[tuple[str, str]] = field(default_factory=list)  # of /readyz: kind of the problem, detail
     top: list[dict[str, Any]] = field(default_factory=list)  # the keys that were denied most, see `DeniedKey`
     denied: dict[str, tuple[int, int]] = field(default_factory=dict)  # in the last minute: denials and keys of policies
-    # of the egress gateway: caller, provider, active and waiting requests
-    egress: list[tuple[str, str, int, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -68,104 +76,91 @@ class ServiceStatus:
     denied: dict[str, tuple[int, int]]
 
 
-class StatusSource(Protocol):
-    """Where /metrics and /v1/overview get their values."""
-
-    process_id: int  # of the service: with several workers, their parent process
-    started_at: int  # of the service, in milliseconds since 1970
-
-    def totals(self) -> Stats:
-        """Return the counters, and nothing else of the Stats."""
-
-    def status(self) -> ServiceStatus:
-        """Return the current values."""
-
-    def waiting_by_policy(self) -> Mapping[str, int]:
-        """Return the number of waiting calls, by policy."""
-
-    def failed_checks(self) -> Iterable[tuple[str, str]]:
-        """Return why /readyz fails: the kinds of the problems, and their details."""
-
-    def top_denied(self) -> list[dict[str, Any]]:
-        """Return the keys that were denied most in the last minute."""
-
-    def store_lost(self) -> bool:
-        """Return whether the store is unavailable."""
-
-    def mark_viewed(self) -> None:
-        """Record that a client reads the overview: from now on, keys near a limit are recorded for a while."""
-
-
-class ProcessStatus:
-    """The values of a service that runs in one process."""
+class StatusSource:
+    """Where /metrics and /v1/overview get their values: of a service that runs in one process."""
 
     def __init__(self, app: App) -> None:
         """Show the values of this app."""
-        self._app = app
-        self.process_id: int = os.getpid()
-        self.started_at: int = app.decider.store.clock.ns() // 1_000_000
+        self.app = app
+        self.clock: Clock = app.decider.store.clock
+        self.process_id: int = os.getpid()  # of the service: with several workers, their parent process
+        self.started_at: int = self.clock.ns() // 1_000_000  # of the service, in milliseconds since 1970
+        self._since = self.started_at  # of this process
+        self._store_counts = CopiedCounts(app.decider.stats.counters, STORE)
 
-    def totals(self) -> Stats:
-        """Return the counters of the process."""
-        return self._app.decider.stats
+    def other_reports(self) -> list[ProcessReport]:
+        """Return the reports of the other workers."""
+        return []
 
-    def status(self) -> ServiceStatus:
-        """Return the current values of the process."""
-        report = report_process(self._app, self.started_at)
-        return merge_reports([report], report.store, report.at)
+    def failed_checks(self) -> list[tuple[str, str]]:
+        """Return why /readyz fails: the kinds of the problems, and their details."""
+        others = (each for report in self.other_reports() for each in report.failed_checks)
+        return [*self.app.failed_checks(), *self.unresponsive_workers(), *others]
 
-    def waiting_by_policy(self) -> Mapping[str, int]:
-        """Return the number of waiting calls of the process, by policy."""
-        return self._app.decider.waiting_by_policy()
-
-    def failed_checks(self) -> Iterable[tuple[str, str]]:
-        """Return the failed checks of the process."""
-        return self._app.failed_checks()
-
-    def top_denied(self) -> list[dict[str, Any]]:
-        """Return the keys of the process that were denied most."""
-        return describe_top(self._app)
-
-    def store_lost(self) -> bool:
-        """Return whether the store is unavailable."""
-        return self._app.decider.store.unavailable
+    def unresponsive_workers(self) -> Iterable[tuple[str, str]]:
+        """Return a failed check for each worker that hangs."""
+        return ()
 
     def mark_viewed(self) -> None:
-        """Do nothing: the overview itself notifies the only process."""
+        """Record that a client reads the overview: keys near a limit are recorded for a while."""
+        self.app.decider.stats.near_limit.samples_left = MAX_SAMPLES_PER_SECOND
 
+    def totals(self) -> Totals:
+        """Return the counters."""
+        return self.app.decider.stats.totals()
 
-def report_process(app: App, since: int) -> ProcessReport:
-    """Describe the current values of this process, which has run since this time."""
-    decider, stats = app.decider, app.decider.stats
-    clock = decider.store.clock
-    waiting = {name: count for name, count in decider.waiting_by_policy().items() if count}
-    return ProcessReport(
-        process_id=os.getpid(),
-        since=since,
-        at=clock.steady(),
-        waiting=decider.waiting,
-        in_flight=app.in_flight,
-        waiting_by_policy=dict(list(waiting.items())[:MAX_REPORTED_POLICIES]),
-        store=decider.store.metrics(),
-        near=[near._asdict() for near in stats.near_limit.nearest(clock.ns() // 1000, MAX_NEAR_LIMIT)],
-        reset_keys=list(stats.near_limit.removed),
-        denials=[
-            describe_denial(denial)
-            for denial in select_rows(
-                reversed(stats.recent.values()), attrgetter("at"), attrgetter("policy"), MAX_DENIALS
-            )
-        ],
-        failed_checks=app.failed_checks(),
-        top=describe_top(app),
-        denied=dict(list(stats.denied_keys.count_by_policy(clock.ns() // 1000).items())[:MAX_REPORTED_POLICIES]),
-        egress=app.egress_gauges(),
-    )
+    def status(self) -> ServiceStatus:
+        """Return the current values; those of other workers are as old as their reports."""
+        return merge_reports([self.report(), *self.other_reports()], self._store_counts.totals(), self.clock.steady())
 
+    def waiting_by_policy(self) -> Counter[str]:
+        """Return the number of waiting calls, by policy."""
+        found = Counter(self.app.decider.waiting_by_policy())
+        for report in self.other_reports():
+            found.update(report.waiting_by_policy)
+        return found
 
-def describe_top(app: App) -> list[dict[str, Any]]:
-    """Describe the keys that this process denied most in the last minute, for JSON."""
-    clock = app.decider.store.clock
-    return [row._asdict() for row in app.decider.stats.denied_keys.top(clock.ns() // 1000, clock.steady())]
+    def top_denied(self) -> list[dict[str, Any]]:
+        """Return the keys that were denied most in the last minute."""
+        rows = [*self._describe_top(), *(row for report in self.other_reports() for row in report.top)]
+        return merge_top(rows, MAX_TOP)
+
+    def store_lost(self) -> bool:
+        """Return whether the store is unavailable for this process."""
+        return self.app.decider.store.unavailable
+
+    # ---- this process ------------------------------------------------------------------------------------------------
+
+    def report(self) -> ProcessReport:
+        """Describe the current values of this process, and count those of its store that only grow."""
+        app, decider, stats = self.app, self.app.decider, self.app.decider.stats
+        now, store = self.clock.ns() // 1000, decider.store.metrics()
+        for name, value in store.items():
+            if name in STORE_COUNTERS or name.startswith(LEASE_COUNTERS):
+                self._store_counts.copy(decider.store, (name,), value)
+        return ProcessReport(
+            process_id=os.getpid(),
+            since=self._since,
+            at=self.clock.steady(),
+            waiting=decider.waiting,
+            in_flight=app.in_flight,
+            waiting_by_policy={name: count for name, count in decider.waiting_by_policy().items() if count},
+            store=store,
+            near=[near._asdict() for near in stats.near_limit.nearest(now, MAX_NEAR_LIMIT)],
+            reset_keys=stats.near_limit.removed(),
+            denials=[
+                describe_denial(denial)
+                for denial in select_rows(stats.recent_denials(), attrgetter("at"), attrgetter("policy"), MAX_DENIALS)
+            ],
+            failed_checks=app.failed_checks(),
+            top=self._describe_top(),
+            denied=stats.denied_keys.count_by_policy(now),
+        )
+
+    def _describe_top(self) -> list[dict[str, Any]]:
+        """Describe the keys that this process denied most in the last minute, for JSON."""
+        now, steady = self.clock.ns() // 1000, self.clock.steady()
+        return [row._asdict() for row in self.app.decider.stats.denied_keys.top(now, steady)]
 
 
 def describe_denial(denial: RecentDenial) -> dict[str, Any]:
@@ -183,8 +178,8 @@ def describe_denial(denial: RecentDenial) -> dict[str, Any]:
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
-def merge_reports(reports: Sequence[ProcessReport], store: dict[str, int], now: int) -> ServiceStatus:
-    """Combine the reports of processes; `store` holds the metrics of the store, merged by `merge_store`."""
+def merge_reports(reports: Sequence[ProcessReport], store_counts: dict[str, int], now: int) -> ServiceStatus:
+    """Combine the reports of processes; `store_counts` are those of the store, also of processes that have ended."""
     waiting_by_policy: Counter[str] = Counter()
     for report in reports:
         waiting_by_policy.update(report.waiting_by_policy)
@@ -192,7 +187,7 @@ def merge_reports(reports: Sequence[ProcessReport], store: dict[str, int], now: 
         waiting=sum(report.waiting for report in reports),
         in_flight=sum(report.in_flight for report in reports),
         waiting_by_policy=waiting_by_policy,
-        store=store,
+        store=merge_store(reports, store_counts),
         near=merge_near(reports),
         denials=merge_denials(reports),
         workers=[

@@ -31,7 +31,7 @@ from tidegate.service.decisions.policy_limiters import (
     notify_observers,
     store_lost_error,
 )
-from tidegate.service.decisions.stats import Stats
+from tidegate.service.decisions.stats import ALLOWED, DENIED, LOCAL, SHADOW, Stats
 from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.waiting import MAX_PRIORITY
 
@@ -265,7 +265,7 @@ class BaseDecider:
         Every decision that takes permits passes through here: over HTTP and RESP, from Envoy, and in batches.
         """
         if decision.within_limits:
-            counted.count.allowed += 1
+            counted.count.row[ALLOWED] += 1
             if self._near_limit.samples_left:
                 self._near_limit.record(counted.policy.name, key, decision)
             if self._observers:
@@ -274,12 +274,9 @@ class BaseDecider:
             return decision
         policy, stats = counted.policy, self.stats
         if is_store_lost(decision, policy):
-            counted.count.local += 1
+            counted.count.row[LOCAL] += 1
             raise store_lost_error(policy)
-        if decision.allowed:
-            counted.count.shadow += 1
-        else:
-            counted.count.denied += 1
+        counted.count.row[SHADOW if decision.allowed else DENIED] += 1
         stats.record_denial(policy.name, key, decision)
         notify_observers(self._on_denial, Record(verb, policy, key, policy.costs(cost), decision))
         return decision
@@ -290,7 +287,7 @@ class BaseDecider:
             others = list(zip(keys, decisions, strict=True))
         else:
             others = [pair for pair in zip(keys, decisions, strict=True) if not pair[1][0]]
-            counted.count.allowed += len(decisions) - len(others)
+            counted.count.row[ALLOWED] += len(decisions) - len(others)
         for key, decision in others:
             self._finish(counted, key, 1, decision)
         return decisions
@@ -426,7 +423,7 @@ class BaseDecider:
         if decision is None:  # pragma: no cover - a store in memory always decides
             return None
         if decision.within_limits and not self._observers and not self.stats.near_limit.samples_left:
-            policy_limiter.count.allowed += 1
+            policy_limiter.count.row[ALLOWED] += 1
         else:
             loop.call_soon_threadsafe(self._finish, policy_limiter, key, cost, decision.with_views())
         return decision

@@ -7,12 +7,14 @@ counts can then be too low, never too high.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
+from tidegate.lock import locked
 from tidegate.service.decisions.row_selection import select_rows
 
 if TYPE_CHECKING:
@@ -40,12 +42,13 @@ class DeniedKey(NamedTuple):
 
 
 class DeniedKeys:
-    """The denials of one process, by policy and key, in the last minute."""
+    """The denials of one process, by policy and key, in the last minute. Thread-safe."""
 
-    __slots__ = ("_counts", "_last", "_offset", "_slot", "_slot_end", "_slots", "_totals")
+    __slots__ = ("_counts", "_last", "_offset", "_slot", "_slot_end", "_slots", "_totals", "lock")
 
     def __init__(self) -> None:
         """Start without denials."""
+        self.lock = threading.Lock()
         self._offset = 0
         self._slot = self._slot_end = 0  # of the current slot: its start and end, in microseconds since 1970
         self._counts: dict[tuple[str, Key], int] = {}  # of the current slot
@@ -53,6 +56,7 @@ class DeniedKeys:
         self._slots: deque[tuple[int, dict[tuple[str, Key], int], Counter[str]]] = deque(maxlen=SLOTS_PER_MINUTE)
         self._last: dict[tuple[str, Key], tuple[tuple[str, ...], int]] = {}  # limits and time of the last denial
 
+    @locked
     def record(self, policy: str, key: Key, limits: tuple[str, ...], now: int) -> None:
         """Count a denial at this time, in microseconds since 1970."""
         place = (policy, key)
@@ -92,6 +96,7 @@ class DeniedKeys:
         slots = (*self._slots, (self._slot, self._counts, self._totals))
         return [each for each in slots if each[0] + SLOT // 2 >= now - MINUTE]
 
+    @locked
     def top(self, now: int, steady: int) -> list[DeniedKey]:
         """Return the keys with the most denials in the last minute.
 
@@ -110,6 +115,7 @@ class DeniedKeys:
             for place, count in select_rows(minute.items(), itemgetter(1), lambda item: item[0][0], MAX_TOP)
         ]
 
+    @locked
     def count_by_policy(self, now: int) -> dict[str, tuple[int, int]]:
         """Return the denials of each policy in the last minute, and of how many different keys (at least)."""
         slots = self._last_minute(now)

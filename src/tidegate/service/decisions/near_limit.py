@@ -6,12 +6,14 @@ per second: each request for the overview sets `samples_left`. Otherwise an allo
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, zero_costs
+from tidegate.lock import locked
 from tidegate.policy.limit_text import describe_limit
 from tidegate.service.decisions.row_selection import select_rows
 
@@ -41,17 +43,19 @@ class KeyNearLimit(NamedTuple):
 
 
 class NearLimitKeys:
-    """The last decision for each recorded key."""
+    """The last decision for each recorded key. Thread-safe."""
 
-    __slots__ = ("decisions", "removed", "samples_left")
+    __slots__ = ("_removed", "decisions", "lock", "samples_left")
 
     def __init__(self) -> None:
         """Start without keys."""
+        self.lock = threading.Lock()
         self.decisions: dict[tuple[str, Key], Decision] = {}
         self.samples_left: int = 0  # allowed calls that are still recorded
         # Other workers of the service may have recorded these keys: when they were reset, in milliseconds since 1970.
-        self.removed: deque[tuple[str, Key, int]] = deque(maxlen=MAX_REMOVED)
+        self._removed: deque[tuple[str, Key, int]] = deque(maxlen=MAX_REMOVED)
 
+    @locked
     def record(self, policy: str, key: Key, decision: Decision) -> None:
         """Record a decision; if there are too many keys, the oldest are dropped."""
         self.samples_left -= self.samples_left > 0
@@ -61,11 +65,18 @@ class NearLimitKeys:
             for oldest in list(islice(self.decisions, DROPPED_WHEN_FULL)):
                 del self.decisions[oldest]
 
+    @locked
     def remove(self, policy: str, key: Key, now: int) -> None:
         """Remove a key that was reset."""
         self.decisions.pop((policy, key), None)
-        self.removed.append((policy, key, now // MILLISECOND))
+        self._removed.append((policy, key, now // MILLISECOND))
 
+    @locked
+    def removed(self) -> list[tuple[str, Key, int]]:
+        """Return the keys that were reset recently, and when."""
+        return list(self._removed)
+
+    @locked
     def nearest(self, now: int, max_keys: int) -> list[KeyNearLimit]:
         """Return the keys with the smallest part of a limit left, the smallest first."""
         found: list[tuple[float, str, Key, Decision]] = []

@@ -1,20 +1,25 @@
-"""Counts of decisions, denials and latencies, for /metrics, the dashboard and logs."""
+"""Counts of decisions, denials and latencies, for /metrics, the dashboard and logs.
+
+Counters are rows of one table (`tidegate.observe.counters`), whether the service has one process or several. Labels are
+names of policies and limits, so the file bounds their number.
+"""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate.lock import locked
+from tidegate.observe.counters import Counters, LabelledCounts, RowField, RowKind, by_label
 from tidegate.observe.labels import LabelNames
 from tidegate.service.decisions.denied_keys import DeniedKeys
 from tidegate.service.decisions.near_limit import NearLimitKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tidegate.core.decision import Decision
+    from tidegate.observe.counters import Row
     from tidegate.policy import Key
 
 MAX_POLICIES: Final = 10_000  # policies with counts of their own: requests from Envoy may carry policies
@@ -37,6 +42,13 @@ LATENCY_BUCKETS: Final = (
     1_000_000,
     10_000_000,
 )  # µs
+OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
+ALLOWED, DENIED, SHADOW, LOCAL = range(len(OUTCOMES))
+DECISIONS: Final = RowKind("decisions", len(OUTCOMES))  # by policy
+LATENCY: Final = RowKind("latency", len(LATENCY_BUCKETS) + 2)  # by verb: the buckets, and the sum
+VIOLATED: Final = RowKind("violated")  # by policy and limit
+LAST_DENIED: Final = RowKind("last denied", combine=max)  # by policy
+ERRORS: Final = RowKind("errors")  # responses without a decision, by kind of problem
 
 
 class RecentDenial(NamedTuple):
@@ -51,98 +63,139 @@ class RecentDenial(NamedTuple):
 
 
 class DecisionCount:
-    """The decisions of one policy, by outcome; the hot path only increments these."""
+    """The decisions of one policy, by outcome. The path of a decision adds to the row itself: `row[ALLOWED] += 1`."""
 
-    __slots__ = ("allowed", "denied", "local", "shadow")
-    allowed: int
-    denied: int
-    local: int
-    shadow: int
+    __slots__ = ("row",)
+    allowed, denied, shadow, local = (RowField(place) for place in range(len(OUTCOMES)))
 
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.allowed = self.denied = self.shadow = self.local = 0
+    def __init__(self, row: Row) -> None:
+        """Count in this row."""
+        self.row: Row = row
+
+    @property
+    def admitted(self) -> int:
+        """The calls that were let through."""
+        return self.row[ALLOWED] + self.row[SHADOW]
+
+    @property
+    def refused(self) -> int:
+        """The calls that were not let through, also those that a limit denied because the store was unavailable."""
+        return self.row[DENIED] + self.row[LOCAL]
 
 
 class LatencyHistogram:
     """A histogram of request times, in microseconds."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("_row",)
 
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.counts: list[int] = [0] * (len(LATENCY_BUCKETS) + 1)
-        self.total: int = 0
+    def __init__(self, row: Row) -> None:
+        """Count in this row."""
+        self._row = row
 
     def add(self, micros: int) -> None:
         """Count one request."""
-        self.counts[bisect_left(LATENCY_BUCKETS, micros)] += 1
-        self.total += micros
+        row = self._row
+        row[bisect_left(LATENCY_BUCKETS, micros)] += 1
+        row[-1] += micros
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of requests in each bucket."""
+        return list(self._row[:-1])
+
+    @property
+    def total(self) -> int:
+        """The sum of all request times."""
+        return self._row[-1]
 
 
 class Latencies(dict[str, LatencyHistogram]):
     """The histogram of each verb, which is created when it is first used."""
 
-    def __init__(self, create: Callable[[str], LatencyHistogram]) -> None:
-        """Create histograms with this function."""
+    def __init__(self, counters: Counters) -> None:
+        """Count in this table."""
         super().__init__()
-        self._create = create
+        self._counters = counters
 
     def __missing__(self, verb: str) -> LatencyHistogram:
         """Add the histogram of a verb."""
-        found = self[verb] = self._create(verb)
+        found = self[verb] = LatencyHistogram(self._counters.row(LATENCY, verb))
         return found
 
 
-class Stats:
-    """All counts of a Decider. Labels are names of policies and limits, so the file bounds their number."""
+class Totals(NamedTuple):
+    """The sums of all counters, or those of one process."""
 
-    def __init__(self) -> None:
-        """Start at zero."""
-        self._lock = threading.Lock()  # threads of gRPC count the first decision of a policy, too
+    counts: dict[str, DecisionCount]  # by policy
+    violated: dict[tuple[str, str], int]  # by policy and limit
+    last_denied: dict[str, int]  # when a policy last denied a call
+    latency: dict[str, LatencyHistogram]  # by verb
+    errors: dict[str, int]  # by problem
+
+
+class Stats:
+    """All counts of a Decider, and what the dashboard shows of single denials. Threads of gRPC may use it, too."""
+
+    def __init__(self, counters: Counters | None = None) -> None:
+        """Count in this table. Default: a table of this process."""
+        self.counters: Counters = Counters() if counters is None else counters
+        self.lock = threading.Lock()
         self._names = LabelNames(MAX_POLICIES)
-        self.counts: dict[str, DecisionCount] = {}  # by the policy's name
-        self.violated: Counter[tuple[str, str]] = Counter()  # by policy and limit
-        self.last_denied: dict[str, int] = {}  # when a policy last denied a call
+        self._counts: dict[str, DecisionCount] = {}  # by the policy's name
+        self.violated: LabelledCounts = LabelledCounts(self.counters, VIOLATED)
+        self.errors: LabelledCounts = LabelledCounts(self.counters, ERRORS)
+        self.latency: dict[str, LatencyHistogram] = Latencies(self.counters)
         # The last denial of each key for one reason, the latest last: a key that is denied often does not fill it.
-        self.recent: OrderedDict[tuple[str, Key, tuple[str, ...], bool], RecentDenial] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, Key, tuple[str, ...], bool], RecentDenial] = OrderedDict()
         self.near_limit: NearLimitKeys = NearLimitKeys()
         self.denied_keys: DeniedKeys = DeniedKeys()
-        self.latency: dict[str, LatencyHistogram] = Latencies(self._new_latency)  # by verb
-        self.errors: Counter[str] = Counter()  # responses without a decision, by problem
 
     def count(self, policy: str) -> DecisionCount:
         """Return the counts of a policy."""
-        found = self.counts.get(policy)
+        found = self._counts.get(policy)
         return self._add_count(policy) if found is None else found
 
+    @locked
     def _add_count(self, policy: str) -> DecisionCount:
-        with self._lock:
-            label = self._names.label(policy)
-            found = self.counts.get(label)
-            if found is None:
-                found = self.counts[label] = self._new_count(label)
-            return found
+        label = self._names.label(policy)
+        found = self._counts.get(label)
+        if found is None:
+            found = self._counts[label] = DecisionCount(self.counters.row(DECISIONS, label))
+        return found
 
-    def _new_count(self, _policy: str) -> DecisionCount:
-        return DecisionCount()
-
-    def _new_latency(self, _verb: str) -> LatencyHistogram:
-        return LatencyHistogram()
+    def totals(self, *, own: bool = False) -> Totals:
+        """Return all counters: the sums of all processes that share the table, or what this process has counted."""
+        read = self.counters.own if own else self.counters.totals
+        return Totals(
+            counts={labels[0]: DecisionCount(row) for labels, row in read(DECISIONS).items()},
+            violated=by_label(read(VIOLATED)),
+            last_denied=by_label(read(LAST_DENIED)),
+            latency={labels[0]: LatencyHistogram(row) for labels, row in read(LATENCY).items()},
+            errors=by_label(read(ERRORS)),
+        )
 
     def record_denial(self, policy: str, key: Key, decision: Decision) -> None:
         """Record that a policy denied a call (in shadow mode: would have denied it)."""
         names = decision.violated
         policy = self._names.label(policy)
         for name in names:
-            self.violated[policy, name] += 1
-        self.last_denied[policy] = decision.at
-        place = (policy, key, names, decision.allowed)
-        self.recent[place] = RecentDenial(decision.at, policy, key, names, decision.retry, decision.allowed)
-        self.recent.move_to_end(place)
-        if len(self.recent) > MAX_RECENT_DENIALS:
-            self.recent.popitem(last=False)
+            self.violated.add(policy, name)
+        self.counters.row(LAST_DENIED, policy)[0] = decision.at
+        self._add_recent(RecentDenial(decision.at, policy, key, names, decision.retry, decision.allowed))
         if not decision.allowed:
             self.denied_keys.record(policy, key, names, decision.at)
         if names != BLOCKED:  # a block is no limit, and does not end with the decision
             self.near_limit.record(policy, key, decision)
+
+    @locked
+    def _add_recent(self, denial: RecentDenial) -> None:
+        place = (denial.policy, denial.key, denial.violated, denial.shadow)
+        self._recent[place] = denial
+        self._recent.move_to_end(place)
+        if len(self._recent) > MAX_RECENT_DENIALS:
+            self._recent.popitem(last=False)
+
+    @locked
+    def recent_denials(self) -> list[RecentDenial]:
+        """Return the last denial of each key for one reason, the latest first."""
+        return list(reversed(self._recent.values()))

@@ -82,7 +82,7 @@ class RateLimitService:
         except Exception:
             log.exception("a gRPC request failed")
             kind, code, detail = "internal", grpc.StatusCode.INTERNAL, "see the log of the service"
-        self._loop.call_soon_threadsafe(self.decider.stats.errors.update, (kind,))
+        self.decider.stats.errors.add(kind)
         return context.abort(code, detail)  # type: ignore[no-any-return]  # it raises
 
     def _respond_now(self, request: Any) -> bytes | None:  # noqa: ANN401 - made at run time

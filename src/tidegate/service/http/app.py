@@ -72,8 +72,8 @@ class App:
         self.checks: list[ReadinessCheck] = []  # further checks of /readyz
         self.reports: dict[str, Report] = {}  # states of components in /healthz and /readyz
         self.families: list[ReadFamilies] = []  # metrics of components
-        self.egress_gauges: Callable[[], list[tuple[str, str, int, int]]] = list  # in a worker: see `worker_egress`
         self.panels: dict[str, Panel] = {}  # panels of other components on the dashboard: see dashboard/panels.py
+        self.on_sample: list[Callable[[], None]] = []  # called once a second: components copy their counts
         self.overview: Overview = Overview(self)
         self.authenticator: Authenticator = Authenticator(settings)
         self._clock = decider.store.clock
@@ -167,7 +167,7 @@ class App:
         else:
             log.error("a request to %s failed", path[:100], exc_info=error)
             problem = ProblemError("internal", "see the log of the service")
-        self.decider.stats.errors[problem.kind] += 1
+        self.decider.stats.errors.add(problem.kind)
         return problem.reply()
 
     def stop(self) -> None:

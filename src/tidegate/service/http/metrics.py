@@ -1,7 +1,7 @@
 """The metrics of the service, each declared once in METRICS: `/metrics`, OpenTelemetry and the docs follow from it.
 
 Labels are names from the file, never keys. With several workers, the values at `/metrics` are those of the whole
-service (see `runtime.worker_stats`); OpenTelemetry exports those of each process.
+service (see `tidegate.observe.counters`); OpenTelemetry exports those of each process.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import SECOND
 from tidegate.observe import text_format
 from tidegate.observe.text_format import Family, Sample, write_families
-from tidegate.service.decisions.stats import LATENCY_BUCKETS, LatencyHistogram
+from tidegate.service.decisions.stats import LATENCY_BUCKETS, OUTCOMES, LatencyHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tidegate.service.dashboard.status import StatusSource
-    from tidegate.service.decisions.stats import Stats
+    from tidegate.service.decisions.stats import Totals
 
     Row = tuple[tuple[str, ...], int | float | LatencyHistogram]  # the values of the labels, and the value
 
 CONTENT_TYPE: Final = text_format.CONTENT_TYPE.encode()
 MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
-OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
 
 
 class MetricValues(NamedTuple):
     """Where the values of metrics are counted."""
 
-    stats: Stats
+    totals: Totals
     waiting: int
     in_flight: int
     store: Mapping[str, int]
@@ -72,9 +71,9 @@ def write_histogram(name: str, labels: dict[str, str], histogram: LatencyHistogr
 
 def read_decisions(values: MetricValues) -> Iterator[Row]:
     """Yield the number of decisions, by policy and outcome."""
-    for policy, count in list(values.stats.counts.copy().items())[:MAX_LABELLED_POLICIES]:
-        for outcome in OUTCOMES:
-            yield (policy, outcome), getattr(count, outcome)
+    for policy, count in list(values.totals.counts.items())[:MAX_LABELLED_POLICIES]:
+        for outcome, number in zip(OUTCOMES, count.row, strict=True):
+            yield (policy, outcome), number
 
 
 def by_name(counts: Mapping[str, int]) -> Iterator[Row]:
@@ -93,14 +92,14 @@ METRICS: Final[dict[str, ServiceMetric]] = {
         ),
         ServiceMetric(
             "tidegate_denials_total", "counter", "Denials, by policy and limit.", ("policy", "limit"),
-            lambda values: list(values.stats.violated.items())[: 10 * MAX_LABELLED_POLICIES],
+            lambda values: list(values.totals.violated.items())[: 10 * MAX_LABELLED_POLICIES],
             "tidegate.denials", "{denial}",
         ),
         ServiceMetric(
             "tidegate_last_denied_timestamp_seconds", "gauge", "Time of the last denial, by policy.", ("policy",),
             lambda values: [
                 ((policy,), at / SECOND)
-                for policy, at in list(values.stats.last_denied.items())[:MAX_LABELLED_POLICIES]
+                for policy, at in list(values.totals.last_denied.items())[:MAX_LABELLED_POLICIES]
             ],
         ),
         ServiceMetric(
@@ -113,12 +112,12 @@ METRICS: Final[dict[str, ServiceMetric]] = {
         ),
         ServiceMetric(
             "tidegate_problems_total", "counter", "Responses without a decision, by kind of problem.", ("kind",),
-            lambda values: by_name(values.stats.errors), "tidegate.problems", "{answer}",
+            lambda values: by_name(values.totals.errors), "tidegate.problems", "{answer}",
         ),
         ServiceMetric(
             "tidegate_request_seconds", "histogram",
             "Duration of requests, by verb; those that may wait have their own: acquire wait, reserve wait.", ("verb",),
-            lambda values: [((verb,), latency) for verb, latency in values.stats.latency.items()],
+            lambda values: [((verb,), latency) for verb, latency in values.totals.latency.items()],
         ),
         ServiceMetric(
             "tidegate_store", "gauge", "Metrics of the store, by name.", ("name",),

@@ -489,7 +489,7 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, problem: ProblemError) -> None:
         """Send a problem as the last response; what follows it is unknown or not wanted."""
         if self.state.invalid == "drop":
-            self._app.decider.stats.errors[problem.kind] += 1
+            self._app.decider.stats.errors.add(problem.kind)
             self.drop()  # the response to this request was sent before
             return
         reply = self._app.refuse(problem)

@@ -230,12 +230,12 @@ class Commands:
             problem = problem_from(error)
             if problem.pointer:  # a RESP error has no field of its own for it
                 problem = ProblemError(problem.kind, f"{problem.pointer.strip('/')}: {problem}")
-        self._app.decider.stats.errors[problem.kind] += 1
+        self._app.decider.stats.errors.add(problem.kind)
         return write_problem(problem)
 
     def report_http(self) -> None:
         """Count an HTTP request on the RESP port; log it, at most once in REPORT_INTERVAL."""
-        self._app.decider.stats.errors["bad-request"] += 1
+        self._app.decider.stats.errors.add("bad-request")
         now = self._steady()
         if self._next_report <= now:
             self._next_report = now + REPORT_INTERVAL

@@ -194,7 +194,7 @@ class RespConnection(asyncio.Protocol):
 
     def _refuse(self, error: str) -> None:
         """Send an error about invalid input as the last reply; the client has `read_timeout` to read it."""
-        self._app.decider.stats.errors["bad-request"] += 1
+        self._app.decider.stats.errors.add("bad-request")
         self.transport.write(write_error("ERR", f"Protocol error: {error}").encode())
         self._finished = True
         self._limit_input()

@@ -97,7 +97,7 @@ class Session:
             self._is_admin, self._has_token = is_admin, True
             self.may_decide_now = not self.in_transaction
             return None
-        self._app.decider.stats.errors["unauthorized"] += 1
+        self._app.decider.stats.errors.add("unauthorized")
         return write_error("WRONGPASS", WRONG_PASSWORD)
 
     def _hello(self, words: Sequence[str]) -> str:

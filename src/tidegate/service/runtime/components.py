@@ -192,36 +192,35 @@ class Components:
             return None
         spending = settings.open()
         self._stack.callback(spending.close)
-        if self._link is not None:
-            self._link.share_warnings(spending)
+        spending.warnings.move_to(self.app.decider.stats.counters)
         return spending
 
     def _add_providers(self, gate: AsyncGate) -> None:
         """Grant permits of providers, show the members of their pools, and report their money."""
         from tidegate.outbound.quota.money_metrics import read_money_metrics  # noqa: PLC0415 - most services have none
-        from tidegate.service.dashboard.panels import pools_panel  # noqa: PLC0415 - loads the dependencies of the components
+        from tidegate.service.dashboard.panels import PoolsPanel  # noqa: PLC0415 - loads the dependencies of the components
 
         self._gate = gate
         self.app.decider.open_providers(gate)
         self.app.families.append(partial(read_money_metrics, gate))
         if any(provider.pool is not None for provider in gate.providers):
-            counts = None if self._link is None else self._link.open_member_counts(gate)
-            if counts is not None:
-                self._stack.callback(counts.publish)  # before the gate is closed
-            self.app.panels["pools"] = pools_panel(gate, None if counts is None else counts.totals)
+            panel = self.app.panels["pools"] = PoolsPanel(gate, self.app.decider.stats.counters)
+            self._stack.callback(panel.count)  # before the gate is closed
+            self.app.on_sample.append(panel.count)
 
     async def _open_egress(self, listener: socket.socket) -> None:
         """Run the egress gateway in this process; its calls use the gate of the sources."""
         from tidegate.egress.gateway import EgressGateway  # noqa: PLC0415 - needs aiohttp
         from tidegate.egress.server import EgressServer  # noqa: PLC0415 - as above
+        from tidegate.egress.stats import EgressStats  # noqa: PLC0415 - as above
 
         gate, link = self.app.decider.provider_permits.gate, self._link
         if link is None:
             self._egress_file = watch_egress(self.settings, gate.clock, self._use_egress, gate.providers)
-            rules, stats = self._egress_file.rules, None
+            rules = self._egress_file.rules
         else:
-            rules, stats = link.egress_rules, link.open_egress_stats()
-        gateway = self.egress = EgressGateway(gate, rules.settings, stats=stats)
+            rules = link.egress_rules
+        gateway = self.egress = EgressGateway(gate, rules.settings, stats=EgressStats(self.app.decider.stats.counters))
         await self._stack.enter_async_context(gateway)
         await self._stack.enter_async_context(EgressServer(gateway, listener))
         if link is not None:

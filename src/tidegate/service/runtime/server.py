@@ -25,6 +25,7 @@ from tidegate.service.config.settings import ListenAddress, Settings
 from tidegate.service.dashboard.stored_history import StoredHistory
 from tidegate.service.decisions.decider import Decider
 from tidegate.service.decisions.service_directory import ServiceDirectory
+from tidegate.service.decisions.stats import Stats
 from tidegate.service.http import App
 from tidegate.service.http.connections import (
     BACKLOG,
@@ -100,7 +101,7 @@ class ServiceProcess:
             max_wait=settings.max_wait,
             max_priority=settings.max_priority,
             on_denial=(self.denials,),
-            stats=None if link is None else link.open_stats(self.store.clock),
+            stats=None if link is None else Stats(link.open_counters(self.store.clock)),
         )
         for_requests = connections_for_requests(self._connections.max_connections)
         self.app: App = App(
@@ -115,9 +116,9 @@ class ServiceProcess:
         self.directory: ServiceDirectory = ServiceDirectory(self.store, service_name(settings), identity)
         self.app.overview.directory = self.directory
         self.stored_history: StoredHistory = StoredHistory(
-            self.store, self.app.overview.history, service_name(settings)
+            self.store, self.app.overview.history, settings.name or str(settings.listen.port)
         )
-        self._restored = link is not None and link.restored
+        self._link = link
         self._announces = link is None or link.first
         self._systemd = SystemdNotifier(os.environ if self._announces else {})
         self.reloader: Reloader | WorkerLink = link or Reloader(settings, self.app, self.store.clock)
@@ -194,13 +195,14 @@ class ServiceProcess:
             await self.directory.run(self.app.overview.count_decisions)
 
     async def _keep_history(self) -> None:
-        """Continue the history that the store has, and write each minute to the store."""
-        if not self._restored:
-            try:
+        """Continue the history of another worker, or that of the store, and write each minute to the store."""
+        try:
+            restored = self._link is not None and await self._link.restore_history()
+            if not restored:
                 await self.stored_history.restore()
-            except Exception:  # the page then shows the time since the start
-                log.exception("the history of the dashboard was not read from the store")
-            self.app.overview.history.add_mark("start", "the service started")
+                self.app.overview.history.add_mark("start", "the service started")
+        except Exception:  # the page then shows the time since the start
+            log.exception("the history of the dashboard was not continued")
         if self._announces:
             await self.stored_history.run()
 

@@ -5,8 +5,9 @@ and the memory is freed with the last process. Every worker has an area, which o
 
 - **Counters** are rows of 64-bit integers with a name. A worker writes each change at once, so the counters outlive a
   worker that is killed. Its replacement continues in the same rows. A row is never moved or removed.
-- **Messages** are byte strings, each replaced as a whole. There are two buffers, and a checksum: a reader gets the last
-  complete message, even if the writer was killed while it wrote the next one.
+- **Messages** are byte strings, each replaced as a whole: one of each worker, and the policies of the parent. There are
+  two buffers, and a checksum: a reader gets the last complete message, even if the writer was killed while it wrote the
+  next one.
 
 No process waits for another one: a worker that hangs cannot delay a request to the others.
 """
@@ -14,40 +15,43 @@ No process waits for another one: a worker that hangs cannot delay a request to 
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import tempfile
 import threading
 from multiprocessing.reduction import DupFd
+from operator import add, sub
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tidegate.observe.counters import Counters
 
-    RowName = tuple[str, ...]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.clock import Clock
+    from tidegate.observe.counters import Labels, Row, RowKind
+
+log: logging.Logger = logging.getLogger("tidegate.service")
 
 INTEGER_BYTES: Final = 8
 MAX_RULES_BYTES: Final = 16 * 2**20
-MAX_REPORT_BYTES: Final = 2**20
-MAX_PANELS_BYTES: Final = 2 * 2**20
-MAX_HISTORY_BYTES: Final = 8 * 2**20
+MAX_MESSAGE_BYTES: Final = 12 * 2**20  # of one worker
 COUNTER_BYTES: Final = 16 * 2**20  # of one worker; the file is sparse, so unused bytes take no memory
 HEADER_BYTES: Final = 4096  # of an area, and of a message: a page
 READ_ATTEMPTS: Final = 3  # to read a message that is replaced at the same time
-ROW_HEADER: Final = 5  # integers: size of the row, checksum of the name, creation time, bytes of the name, values
+ROW_HEADER: Final = (
+    6  # integers: size of the row, checksum of the name, creation time, bytes of the name, values, gauge
+)
 
 
-class CounterRow(NamedTuple):
-    """A row of counters. `start` holds the values that earlier processes left; `write` adds to them."""
+class SharedRow(NamedTuple):
+    """A row of counters that all processes see."""
 
-    values: memoryview | list[int]
-    start: tuple[int, ...]
-    created: int = 0  # steady time
-
-    def write(self, index: int, value: int) -> None:
-        """Set a counter, which this process counts from 0."""
-        self.values[index] = self.start[index] + value
+    values: memoryview
+    created: int  # steady time
+    gauge: bool
 
 
 class CounterArea:
@@ -59,51 +63,108 @@ class CounterArea:
         self._integers = memory.cast("q")
         self._lock = threading.Lock()  # between the event loop and the threads of gRPC; other processes need none
         self._scanned = 1  # integers
-        self._rows: dict[RowName, CounterRow] = {}
-        self.full: bool = False
+        self._rows: dict[str, dict[Labels, SharedRow]] = {}  # by the name of their kind
 
-    def row(self, name: RowName, width: int, now: int) -> CounterRow:
-        """Return the row of this name; append it if it is new. If the area is full, it is not shared."""
+    def row(self, kind: RowKind, labels: Labels, now: int) -> SharedRow | None:
+        """Return the row of these labels; append it if it is new. None if the area is full."""
         with self._lock:
             self._scan()
-            found = self._rows.get(name)
-            if found is None:
-                found = self._append(name, width, now)
-        return found._replace(start=tuple(found.values))
+            found = self._rows.get(kind.name, {}).get(labels)
+            return self._append(kind, labels, now) if found is None else found
 
-    def rows(self) -> Iterator[tuple[RowName, CounterRow]]:
-        """Iterate over all rows, in the order in which they were appended."""
+    def rows(self, kind: str) -> dict[Labels, SharedRow]:
+        """Return the rows of a kind, in the order in which they were appended."""
         with self._lock:
             self._scan()
-            return iter(list(self._rows.items()))
+            return self._rows.get(kind, {}).copy()
 
-    def _append(self, name: RowName, width: int, now: int) -> CounterRow:
-        text = json.dumps(name).encode()
+    def clear_gauges(self) -> None:
+        """Set the current values of a process that has ended to zero."""
+        with self._lock:
+            self._scan()
+            for row in (row for rows in self._rows.values() for row in rows.values() if row.gauge):
+                for place in range(len(row.values)):
+                    row.values[place] = 0
+
+    def _append(self, kind: RowKind, labels: Labels, now: int) -> SharedRow | None:
+        text, width = json.dumps((kind.name, *labels)).encode(), kind.width
         begin = max(1, self._integers[0])
         first = begin + ROW_HEADER + -(-len(text) // INTEGER_BYTES)
         if first + width > len(self._integers):
-            self.full = True
-            return CounterRow([0] * width, ())
+            return None
         self._bytes[(begin + ROW_HEADER) * INTEGER_BYTES :][: len(text)] = text
-        for index, value in enumerate((first + width - begin, crc32(text), now, len(text), width)):
+        for index, value in enumerate((first + width - begin, crc32(text), now, len(text), width, kind.gauge)):
             self._integers[begin + index] = value
         for index in range(first, first + width):
             self._integers[index] = 0  # a process that was killed may have left a part of another row there
         self._integers[0] = first + width  # last: before, no process reads the row
         self._scan()
-        return self._rows[name]
+        return self._rows[kind.name][labels]
 
     def _scan(self) -> None:
         """Find the rows that were appended since the last call."""
         while self._scanned < self._integers[0]:
             begin = self._scanned
-            size, checksum, created, length, width = self._integers[begin : begin + ROW_HEADER].tolist()
+            size, checksum, created, length, width, gauge = self._integers[begin : begin + ROW_HEADER].tolist()
             text = bytes(self._bytes[(begin + ROW_HEADER) * INTEGER_BYTES :][:length])
             if crc32(text) != checksum or size < ROW_HEADER + width:
                 return  # not visible to this processor yet
+            kind, *labels = json.loads(text)
             values = self._integers[begin + size - width : begin + size]
-            self._rows[tuple(json.loads(text))] = CounterRow(values, (), created)
+            self._rows.setdefault(kind, {})[tuple(labels)] = SharedRow(values, created, bool(gauge))
             self._scanned = begin + size
+
+
+class SharedCounters(Counters):
+    """The table of counters of all workers: each writes its own area, and adds up all of them.
+
+    Any worker can do so at any time, without asking the others, and each gets the same totals. A worker that is killed
+    loses nothing that it has counted: its replacement continues in the same rows. So counters never decrease.
+
+    prometheus_client's multiprocess mode works similarly. It is not used here, because it keeps one file for every
+    process that ever ran, counts in floating point, and offers its values only in Prometheus's format.
+    """
+
+    def __init__(self, areas: Sequence[CounterArea], number: int, clock: Clock) -> None:
+        """Count in the area of this number."""
+        super().__init__()
+        self._areas = areas
+        self._own_area = areas[number]
+        self._clock = clock
+        self._start: dict[tuple[str, Labels], list[int]] = {}  # what earlier processes have left in the rows
+        self._full = False
+
+    def _new_row(self, kind: RowKind, labels: Labels) -> Row:
+        row = self._own_area.row(kind, labels, self._clock.steady())
+        if row is None:
+            if not self._full:
+                log.error("too many names: the totals of the workers do not include further policies and limits")
+            self._full = True
+            return super()._new_row(kind, labels)
+        self._start[kind.name, labels] = list(row.values)
+        return row.values
+
+    def own(self, kind: RowKind) -> dict[Labels, list[int]]:
+        """Return what this process has counted; of values that are not added up, those of all processes."""
+        if kind.combine is not add:
+            return self.totals(kind)
+        none = [0] * kind.width
+        return {
+            labels: list(map(sub, row, self._start.get((kind.name, labels), none)))
+            for labels, row in self._rows_of(kind).items()
+        }
+
+    def totals(self, kind: RowKind) -> dict[Labels, list[int]]:
+        """Add up the rows of all workers; the order is the same in each of them."""
+        created: dict[Labels, int] = {}
+        found: dict[Labels, list[int]] = {}
+        for area in self._areas:
+            for labels, row in area.rows(kind.name).items():
+                values = list(row.values)
+                known = found.get(labels)
+                found[labels] = values if known is None else list(map(kind.combine, known, values))
+                created[labels] = row.created if known is None else min(created[labels], row.created)
+        return {labels: found[labels] for labels in sorted(found, key=lambda labels: (created[labels], labels))}
 
 
 class SharedMessage:
@@ -154,11 +215,7 @@ class WorkerArea:
         self._header = memory[:HEADER_BYTES].cast("q")
         end = HEADER_BYTES + COUNTER_BYTES
         self.counters: CounterArea = CounterArea(memory[HEADER_BYTES:end])
-        self.report: SharedMessage = SharedMessage(memory[end : end + message_bytes(MAX_REPORT_BYTES)])
-        end += message_bytes(MAX_REPORT_BYTES)
-        self.history: SharedMessage = SharedMessage(memory[end : end + message_bytes(MAX_HISTORY_BYTES)])
-        end += message_bytes(MAX_HISTORY_BYTES)
-        self.panels: SharedMessage = SharedMessage(memory[end : end + message_bytes(MAX_PANELS_BYTES)])
+        self.message: SharedMessage = SharedMessage(memory[end : end + message_bytes(MAX_MESSAGE_BYTES)])
 
     @property
     def process_id(self) -> int:
@@ -177,6 +234,20 @@ class WorkerArea:
     @viewed_at.setter
     def viewed_at(self, value: int) -> None:
         self._header[1] = value
+
+    @property
+    def history_wanted_at(self) -> int:
+        """When this worker asked the others for their history, in steady time; 0 if it did not."""
+        return self._header[3]
+
+    @history_wanted_at.setter
+    def history_wanted_at(self, value: int) -> None:
+        self._header[3] = value
+
+    def end(self) -> None:
+        """Note that the process of this area has ended."""
+        self.process_id = self.history_wanted_at = self.viewed_at = 0
+        self.counters.clear_gauges()
 
     @property
     def heartbeat(self) -> int:
@@ -236,8 +307,7 @@ def message_bytes(max_bytes: int) -> int:
 
 def area_bytes() -> int:
     """Return the size of the memory for one worker."""
-    messages = (MAX_REPORT_BYTES, MAX_HISTORY_BYTES, MAX_PANELS_BYTES)
-    return HEADER_BYTES + COUNTER_BYTES + sum(map(message_bytes, messages))
+    return HEADER_BYTES + COUNTER_BYTES + message_bytes(MAX_MESSAGE_BYTES)
 
 
 def file_bytes(workers: int) -> int:

@@ -49,7 +49,8 @@ class Telemetry:
             if app is None or app.decider.closed:
                 return ()
             decider = app.decider
-            values = MetricValues(decider.stats, decider.waiting, app.in_flight, decider.store.metrics(), app.reloads)
+            totals = decider.stats.totals(own=True)
+            values = MetricValues(totals, decider.waiting, app.in_flight, decider.store.metrics(), app.reloads)
             names = [ATTRIBUTES[label] for label in metric.labels]
             return [
                 Observation(value, dict(zip(names, labels, strict=True)))  # type: ignore[arg-type]  # no histogram is exported

@@ -18,22 +18,18 @@ from tidegate.clock import TaskSignal
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.service.dashboard.overview import read_panels
-from tidegate.service.runtime.worker_egress import SharedEgressStats
-from tidegate.service.runtime.worker_spending import SharedWarningCounts
-from tidegate.service.runtime.worker_stats import HEARTBEAT_INTERVAL, PUBLISH_INTERVAL, SharedStats, WorkerStatus
+from tidegate.service.runtime.shared_memory import SharedCounters
+from tidegate.service.runtime.worker_status import HEARTBEAT_INTERVAL, PUBLISH_INTERVAL, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tidegate.clock import Clock
     from tidegate.egress.reload import EgressRules
-    from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.service.decisions.policies import ServicePolicies
     from tidegate.service.http import App
     from tidegate.service.http.app import Panel
     from tidegate.service.runtime.shared_memory import WorkerMemory
-    from tidegate.service.runtime.worker_pools import SharedMemberCounts
-    from tidegate.spending import Spending
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 
@@ -102,29 +98,27 @@ class WorkerLink:
         self._app: App | None = None
         self._use_egress: Callable[[EgressRules], object] | None = None
         self._own_panels: dict[str, Panel] = {}  # in the first worker: those that it publishes
-        self._stats: SharedStats | None = None
-        self._member_counts: SharedMemberCounts | None = None
         self.status: WorkerStatus | None = None
-        self.restored: bool = False  # whether the history of another worker is continued
 
     @property
     def first(self) -> bool:
         """Whether this is the first worker, which does what the service does once."""
         return self._number == 0
 
-    def open_stats(self, clock: Clock) -> SharedStats:
-        """Return the counts of this worker, for its Decider."""
-        self._stats = SharedStats(self._memory.areas[self._number].counters, clock)
-        return self._stats
+    def open_counters(self, clock: Clock) -> SharedCounters:
+        """Return the table of counters that this worker shares with the others."""
+        return SharedCounters([area.counters for area in self._memory.areas], self._number, clock)
 
     def connect(self, app: App) -> None:
         """Show the values of all workers in this app, and decide by the policies in effect."""
-        stats = self._stats or self.open_stats(app.decider.store.clock)
         self._app = app
-        self.status = WorkerStatus(self._memory, self._number, app, stats)
+        self.status = WorkerStatus(self._memory, self._number, app)
         app.overview.use_source(self.status)
-        self.restored = self.status.restore_history()
         self.check()
+
+    async def restore_history(self) -> bool:
+        """Continue the history of another worker; return whether there is one."""
+        return self.status is not None and await self.status.restore_history()
 
     def share_panels(self, names: list[str]) -> None:
         """Show these panels of the first worker in all workers."""
@@ -142,27 +136,6 @@ class WorkerLink:
         if rules is None or rules.egress is None:
             raise ConfigError("the parent process has not read the settings of the gateway", field="egress")
         return rules.egress
-
-    def open_egress_stats(self) -> SharedEgressStats | None:
-        """Return the counts of the egress gateway of this worker."""
-        if self._app is None or self.status is None or self._stats is None:
-            return None
-        stats = SharedEgressStats(self.status, self._stats.new_row)
-        self._app.egress_gauges = stats.gauges
-        return stats
-
-    def share_warnings(self, spending: Spending) -> None:
-        """Count the money warnings of this worker together with those of the others."""
-        if self.status is not None and self._stats is not None:
-            spending.warnings = SharedWarningCounts(spending.warnings, self.status, self._stats.new_row)
-
-    def open_member_counts(self, gate: AsyncGate) -> SharedMemberCounts | None:
-        """Return the counts of the members of pools in this worker, which are published from now on."""
-        from tidegate.service.runtime.worker_pools import SharedMemberCounts  # noqa: PLC0415 - most services have no pools
-
-        if self.status is not None and self._stats is not None:
-            self._member_counts = SharedMemberCounts(gate, self.status, self._stats.new_row)
-        return self._member_counts
 
     def follow_egress(self, use: Callable[[EgressRules], object]) -> None:
         """Call `use` with the settings of the egress gateway, now and when the parent process has read others."""
@@ -211,11 +184,9 @@ class WorkerLink:
 
     async def _publish_values(self, status: WorkerStatus) -> None:
         self.check()
-        if self._member_counts is not None:
-            self._member_counts.publish()
-        status.tick()
+        status.publish()
 
     async def _publish_panels(self, status: WorkerStatus) -> None:
         """Publish the panels that only this worker has, if a client of any worker reads them and they are due."""
         if self._own_panels and status.panels_due:
-            status.write_panels(await read_panels(self._own_panels))
+            status.set_panels(await read_panels(self._own_panels))

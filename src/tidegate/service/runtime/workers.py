@@ -2,7 +2,8 @@
 
 Each worker reports to its parent process when it is ready or why it failed, and ends when the parent ends. The parent
 reads the file and hands the policies in effect to all workers, also to one that replaces another (`worker_link`). The
-workers share their counters, so that each of them shows the values of the whole service (`worker_stats`).
+workers share their counters (`shared_memory`), so that each of them shows the values of the whole service
+(`worker_status`).
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class WorkerPool:
                 ready(self._settings, None)
                 ready = None
             for slot in ended:
-                self._memory.areas[slot.number].process_id = 0  # its report no longer counts
+                self._memory.areas[slot.number].end()  # its message no longer counts
                 if not self._stopping:
                     self._schedule_restart(slot)
             self._check_files()
