@@ -174,16 +174,17 @@ class RateLimitMiddleware:
         mapping = FRAMEWORK.mapping(request)
         outer: RequestState | None = mapping.get(STATE_KEY)
         client, result = None, ALLOWED
-        if target is not None or request_limiter.special:
+        if target is not None or request_limiter.needs_request:
             client = request_limiter.client_identifier.find(*FRAMEWORK.sender(request, mapping))
             seen = make_request(request, client)
             if request_limiter.client_identifier.awaits_key:
                 await request_limiter.client_identifier.await_key_function(seen)
             client = request_limiter.exempt_client(seen, client)
             if target is not None:
-                uses = () if target.route is None else (*target.route.uses, *target.route.late)
-                flow = request_limiter.check_flow(seen, target, client, uses, request)
-                result = await run_async(flow, perform_async)
+                decided = request_limiter.decide_now(target, client, request.method, request.path, seen)
+                if decided is None:
+                    decided = await run_async(request_limiter.check_flow(seen, target, client, request), perform_async)
+                result = decided
                 if not result.allowed and not result.by_route:
                     return await self._deny(seen, result, outer)
             elif client.key is not None:
@@ -213,12 +214,7 @@ class RateLimitMiddleware:
     async def _finish(self, seen: Request, response: web.StreamResponse, request_state: RequestState) -> None:
         """Settle what depends on the response, and add the headers."""
         await run_async(request_state.settle_start_flow(seen, response.status), perform_async)
-        self._add_fields(response, request_state)
-
-    def _add_fields(self, response: web.StreamResponse, request_state: RequestState) -> None:
-        decision = None if request_state.nested else request_state.combined_decision  # nested: the outer one adds them
-        if decision is not None:
-            FRAMEWORK.add_fields(response, self.request_limiter.response_writer.fields(decision))
+        FRAMEWORK.add_fields(response, request_state.fields(response.status))
 
     def _find_target(self, request: web.Request) -> RequestTarget | None:
         """Find the target of a request; None if it is not limited."""
@@ -301,7 +297,7 @@ def find_route(handler: Any, method: str) -> MatchedRoute:  # noqa: ANN401 - any
     stacks = () if stack is None else (stack, *stack.covers)
     uses = () if stack is None else stack.uses
     marks = [mark for each in stacks for mark in each.marks]
-    return MatchedRoute.of(route_name(handler), uses, marks, method, exempt=is_exempt(handler))
+    return MatchedRoute.of(route_name(handler), uses, marks, method, exempt=is_exempt(handler), together=True)
 
 
 def make_request(request: web.Request, client: RequestClient | None) -> Request:

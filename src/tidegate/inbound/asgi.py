@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.errors import ConfigError, RateLimitError
+from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.client.address import FORWARDING_FIELDS
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.middleware_options import Options
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.response import Response
-    from tidegate.policy import Key
     from tidegate.stores import Store
 
     Scope = Any  # a mutable mapping; frameworks have different types for it
@@ -82,7 +81,7 @@ class RateLimitMiddleware:
         self._routes = self.request_limiter.routes = AppRoutes(app, self.request_limiter.has_default_limits)
         self._blank = any(type(wrapped).__module__.startswith("quart.") for wrapped in wrapped_apps(app))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - extra function calls would slow down every request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0912, PLR0915 - further coroutines would slow down every request
         """Pass a request to the application, or deny it."""
         kind = scope["type"]
         if kind == "http":
@@ -92,117 +91,57 @@ class RateLimitMiddleware:
         else:
             await self.app(scope, receive, _ClosingLifespan(self, send).send if kind == "lifespan" else send)
             return
-        request_limiter, path, peer = self.request_limiter, scope["path"], scope.get("client")
-        target = client = None
-        if not scope.get("root_path") and "route" not in scope:
-            target = request_limiter.plain_targets.get((method, path))
-        if target is not None and peer:
-            client = request_limiter.plain_clients.get(peer[0])
-        if target is None or client is None or STATE_KEY in scope or self._routes.overrides:
-            await self._handle(scope, receive, send, method)
-            return
-        identifier = request_limiter.client_identifier
-        if identifier.watches_headers and peer[0] not in identifier.examined_peers:
-            for name, _ in scope["headers"]:
-                if name in FORWARDING_FIELDS:
-                    identifier.find(peer[0], scope["headers"])  # warns
-                    break
-        # The short way of `RequestLimiter.check_flow`: all charges are 1, at the key of the client.
-        key: Key = client.key  # type: ignore[assignment]  # exempt clients need more
-        keys = (key,) * target.size
-        try:
-            decisions = target.charge(keys)
-        except RateLimitError:
-            await self._handle(scope, receive, send, method)
-            return
-        request_state = RequestState()
-        request_state.request_limiter = request_limiter
-        request_state.client = client
-        if decisions[0][0]:
-            request_state.target, request_state.keys, request_state.written = target, keys, decisions
-            request_state.write = target.write
-            for category, decision in zip(target.recorded, decisions, strict=False):
-                if key in category.last_decisions:  # `CategoryLimiter.record`, inlined
-                    category.last_decisions[key] = decision
-                    category.allowed += 1
-                else:
-                    category.record(key, decision)
-            if decisions[0][1] >= request_limiter.maintenance_due:
-                request_limiter.run_maintenance(decisions[0][1])
-            if target.route is not None:
-                request_state.covers = target.route.covers
-        else:
-            result = target.make_result(request_limiter, keys, decisions)
-            result.record(method, path)
-            if not result.by_route:
-                await self._deny(scope, receive, send, client, result)
-                return
-            request_state.start(result, target)
-        scope[STATE_KEY] = request_state
-        if kind != "http":
-            await self._call_app(scope, receive, send, request_state, client)
-            return
-        try:
-            await self.app(scope, receive, add_fields(request_state, scope, receive, send))
-        except BaseException:
-            await finish(scope, request_state)
-            raise
-        if request_state.write is None:
-            await finish(scope, request_state)
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, method: str) -> None:
-        """Handle a request that needs more than the short way."""
-        request_limiter = self.request_limiter
-        target = self._find_target(scope, method)
+        request_limiter, target = self.request_limiter, MISSING
+        provider = self._routes.provider
+        overrides = provider is not None and provider.dependency_overrides
+        if not overrides and not scope.get("root_path") and "route" not in scope:
+            target = request_limiter.targets.plain.get((method, scope["path"]), MISSING)
+        if target is MISSING:
+            target = self._find_target(scope, method)
         if target is None and request_limiter.idle:
             request_limiter.run_idle_maintenance()
-        client = None
-        if target is not None or request_limiter.special or scope["type"] != "http":
-            client = self._find_client(scope)
-            request = make_request(scope, client)
-            if request_limiter.client_identifier.awaits_key:
-                await request_limiter.client_identifier.await_key_function(request)
-            client = request_limiter.exempt_client(request, client)
+        client = request = found = None
         result = ALLOWED
-        if target is not None and client is not None:
-            uses = () if target.route is None else target.route.uses
-            result = await run_async(request_limiter.check_flow(request, target, client, uses), perform_async)
-            if not result.allowed and not result.by_route:
-                await self._deny(scope, receive, send, client, result)
-                return
-        limited = client is not None and (target is not None or client.key is None)
-        request_state = RequestState.of(request_limiter, client if limited else None, scope.get(STATE_KEY))
+        if target is not None or request_limiter.needs_request or kind == "websocket":
+            client = found = self._find_client(scope)
+            if request_limiter.needs_request or (target is not None and target.needs_request):
+                request = make_request(scope, client)
+                if request_limiter.client_identifier.awaits_key:
+                    await request_limiter.client_identifier.await_key_function(request)
+                client = found = request_limiter.exempt_client(request, client)
+            if target is not None:
+                asked = "GET" if method is WEBSOCKET else method
+                decided = request_limiter.decide_now(target, client, asked, scope["path"], request)
+                if decided is None:
+                    flow = request_limiter.check_flow(request or make_request(scope, client), target, client)
+                    decided = await run_async(flow, perform_async)
+                result = decided
+                if not result.allowed and not result.by_route:
+                    await self._deny(scope, receive, send, client, result)
+                    return
+            elif client.key is not None:
+                client = None  # the limits of the endpoint identify it
+        request_state = RequestState()
+        request_state.request_limiter, request_state.client = request_limiter, client
+        if STATE_KEY in scope:
+            request_state.nest(scope[STATE_KEY])
         request_state.start(result, target)
         scope[STATE_KEY] = request_state
-        if target is None or not target.admin:
-            await self._call_app(scope, receive, send, request_state, client)
-            return
-        try:
-            await self._admin(scope, receive, add_fields(request_state, scope, receive, send))
-        finally:
-            await finish(scope, request_state)
-
-    async def _call_app(
-        self, scope: Scope, receive: Receive, send: Send, request_state: RequestState, client: RequestClient | None
-    ) -> None:
-        """Call the application; what depends on the response is settled at its end."""
         sending = add_fields(request_state, scope, receive, send)
         try:
-            if scope["type"] == "http" or client is None:
+            if found is not None and kind == "websocket":
+                await self._websocket(scope, receive, sending, found)
+            elif target is None or not target.admin:
                 await self.app(scope, receive, sending)
             else:
-                await self._websocket(scope, receive, sending, client)
-        except BaseException:
-            await finish(scope, request_state)
-            raise
-        if request_state.write is None:
-            await finish(scope, request_state)
+                await self._admin(scope, receive, sending)
+        finally:
+            if request_state.is_open:
+                await finish(scope, request_state)
 
     def _find_target(self, scope: Scope, method: str) -> RequestTarget | None:
         """Find the target of a request; None if it is not limited."""
         request_limiter, path = self.request_limiter, scope["path"]
-        if self._routes.update():
-            request_limiter.targets.clear()
         asked = "GET" if method is WEBSOCKET else method
         overrides = read_method_overrides(scope["headers"]) if request_limiter.by_method else ()
         root, template = scope.get("root_path") or "", find_template(scope)
@@ -213,6 +152,8 @@ class RateLimitMiddleware:
         overridden = bool(self._routes.overrides)
         target: RequestTarget | None = MISSING if overridden else request_limiter.targets.cached.get(cache_key, MISSING)
         if target is MISSING:
+            if self._routes.update():
+                request_limiter.targets.clear()
             route = None if overridden or not self._routes.limited else self._routes.find(asked, path, scope)
             key = () if overridden else cache_key
             target = request_limiter.targets.find(key, (asked, *overrides), self._path_readings(scope), template, route)
@@ -270,8 +211,12 @@ class RateLimitMiddleware:
 
     def _find_client(self, scope: Scope) -> RequestClient:
         """Identify the client of a request."""
-        peer = scope.get("client")
-        return self.request_limiter.client_identifier.find(peer[0] if peer else None, scope["headers"])
+        peer, identifier = scope.get("client"), self.request_limiter.client_identifier
+        if peer:
+            client = identifier.by_peer.get(peer[0])
+            if client is not None and not (identifier.watches_headers and is_forwarded(scope["headers"])):
+                return client
+        return identifier.find(peer[0] if peer else None, scope["headers"])
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, client: RequestClient) -> None:
         """Pass a websocket to the application, with limits on its messages if the rules define them."""
@@ -350,6 +295,14 @@ def find_root_path(app: Any) -> str:  # noqa: ANN401 - any application
     return next(
         (str(wrapped.root_path) for wrapped in wrapped_apps(app) if hasattr(wrapped, "root_path_in_servers")), ""
     )
+
+
+def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a proxy, or a client, has named the address of a client in the headers."""
+    for name, _ in headers:  # noqa: SIM110 - half the time of any()
+        if name in FORWARDING_FIELDS:
+            return True
+    return False
 
 
 def read_method_overrides(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:

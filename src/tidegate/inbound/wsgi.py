@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.errors import RateLimitError
 from tidegate.flow import run
 from tidegate.inbound.client.request import (
     MAX_METHOD_LENGTH,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.middleware_options import Options
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.responses.response import Response
-    from tidegate.policy import Key
     from tidegate.stores import Store
 
     Environ = dict[str, Any]
@@ -74,74 +72,52 @@ class RateLimitMiddleware:
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
         self._routes = self.request_limiter.routes = AppRoutes(app, self.request_limiter.has_default_limits)
 
-    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901, PLR0912 - extra function calls would slow down every request
+    def __call__(self, environ: Environ, start_response: Start) -> Iterable[bytes]:  # noqa: C901 - as in `asgi`
         """Pass a request to the application, or deny it."""
-        request_limiter, peer = self.request_limiter, environ.get("REMOTE_ADDR")
+        request_limiter, target = self.request_limiter, MISSING
         method, path = environ.get("REQUEST_METHOD", "GET"), environ.get("PATH_INFO") or "/"
-        target = client = None
         if path.isascii() and not environ.get("SCRIPT_NAME"):  # the keys are decoded paths
-            target = request_limiter.plain_targets.get((method, path))
-        if target is not None and peer:
-            client = request_limiter.plain_clients.get(peer)
-        if target is None or client is None or STATE_KEY in environ:
-            return self._handle(environ, start_response, method, decode_text(path))
-        if "HTTP_X_FORWARDED_FOR" in environ or "HTTP_FORWARDED" in environ:
-            request_limiter.client_identifier.find(peer, forwarding_headers(environ))  # warns once
-        # The short way of `RequestLimiter.check_flow`: all charges are 1, at the key of the client.
-        key: Key = client.key  # type: ignore[assignment]  # exempt clients need more
-        keys = (key,) * target.size
-        try:
-            decisions = target.charge(keys)
-        except RateLimitError:
-            return self._handle(environ, start_response, method, decode_text(path))
-        request_state = RequestState()
-        request_state.request_limiter = request_limiter
-        request_state.client = client
-        if decisions[0][0]:
-            request_state.target, request_state.keys, request_state.written = target, keys, decisions
-            request_state.write = target.write
-            for category, decision in zip(target.recorded, decisions, strict=False):
-                if key in category.last_decisions:  # `CategoryLimiter.record`, inlined
-                    category.last_decisions[key] = decision
-                    category.allowed += 1
-                else:
-                    category.record(key, decision)
-            if decisions[0][1] >= request_limiter.maintenance_due:
-                request_limiter.run_maintenance(decisions[0][1])
-            if target.route is not None:
-                request_state.covers = target.route.covers
+            target = request_limiter.targets.plain.get((method, path), MISSING)
         else:
-            result = target.make_result(request_limiter, keys, decisions)
-            result.record(method, path)
-            if not result.by_route:
-                return self._deny(environ, start_response, client, result)
-            request_state.start(result, target)
-        environ[STATE_KEY] = request_state
-        return self._call_app(self.app, environ, start_response, request_state)
-
-    def _handle(self, environ: Environ, start: Start, method: str, path: str) -> Iterable[bytes]:
-        """Handle a request that needs more than the short way."""
-        request_limiter = self.request_limiter
-        target = self._find_target(environ, method, path)
+            path = decode_text(path)
+        if target is MISSING:
+            target = self._find_target(environ, method, path)
         if target is None and request_limiter.idle:
             request_limiter.run_idle_maintenance()
-        client = None
+        client = request = None
         result = ALLOWED
-        if target is not None or request_limiter.special:
-            client = request_limiter.client_identifier.find(environ.get("REMOTE_ADDR"), forwarding_headers(environ))
-            request = make_request(environ, client)
-            client = request_limiter.exempt_client(request, client)
+        if target is not None or request_limiter.needs_request:
+            client = self._find_client(environ)
+            if request_limiter.needs_request or (target is not None and target.needs_request):
+                request = make_request(environ, client)
+                client = request_limiter.exempt_client(request, client)
             if target is not None:
-                uses = () if target.route is None else target.route.uses
-                result = run(request_limiter.check_flow(request, target, client, uses), perform)
+                decided = request_limiter.decide_now(target, client, method, path, request)
+                if decided is None:
+                    flow = request_limiter.check_flow(request or make_request(environ, client), target, client)
+                    decided = run(flow, perform)
+                result = decided
                 if not result.allowed and not result.by_route:
-                    return self._deny(environ, start, client, result)
+                    return self._deny(environ, start_response, client, result)
             elif client.key is not None:
-                client = None  # the limits of the route identify it
-        request_state = environ[STATE_KEY] = RequestState.of(request_limiter, client, environ.get(STATE_KEY))
+                client = None  # the limits of the view identify it
+        request_state = RequestState()
+        request_state.request_limiter, request_state.client = request_limiter, client
+        if STATE_KEY in environ:
+            request_state.nest(environ[STATE_KEY])
         request_state.start(result, target)
+        environ[STATE_KEY] = request_state
         app = self._admin if target is not None and target.admin else self.app
-        return self._call_app(app, environ, start, request_state)
+        return self._call_app(app, environ, start_response, request_state)
+
+    def _find_client(self, environ: Environ) -> RequestClient:
+        """Identify the client of a request."""
+        peer, identifier = environ.get("REMOTE_ADDR"), self.request_limiter.client_identifier
+        if "HTTP_X_FORWARDED_FOR" not in environ and "HTTP_FORWARDED" not in environ:
+            client = identifier.by_peer.get(peer)  # type: ignore[arg-type]  # a string or None
+            if client is not None:
+                return client
+        return identifier.find(peer, forwarding_headers(environ))
 
     def _call_app(self, app: App, environ: Environ, start: Start, request_state: RequestState) -> Iterable[bytes]:
         """Call the application; what depends on the response is settled when its body is closed."""
@@ -157,13 +133,13 @@ class RateLimitMiddleware:
     def _find_target(self, environ: Environ, method: str, path: str) -> RequestTarget | None:
         """Find the target of a request; None if it is not limited."""
         request_limiter = self.request_limiter
-        if self._routes.update():
-            request_limiter.targets.clear()
         overrides = read_method_overrides(environ) if request_limiter.by_method else ()
         root = decode_text(environ.get("SCRIPT_NAME", ""))
         cache_key = (method, path) if not root and not overrides else (method, path, root, *overrides)
         target: RequestTarget | None = request_limiter.targets.cached.get(cache_key, MISSING)
         if target is MISSING:
+            if self._routes.update():
+                request_limiter.targets.clear()
             route = self._routes.find(method, path, environ) if self._routes.limited else None
             readings = wsgi_routes(path, root, request_limiter.root_path)
             target = request_limiter.targets.find(cache_key, (method, *overrides), readings, None, route)
@@ -210,16 +186,13 @@ def add_fields(request_state: RequestState, environ: Environ, start: Start) -> S
 
     def start_with_fields(status: str, headers: Fields, exc_info: Any = None) -> Any:  # noqa: ANN401 - as WSGI has it
         request_state.started = True
-        write = request_state.write
-        if write is not None:
-            headers = [*headers, *write(request_state.written)]
-        else:
+        if request_state.is_open or request_state.denied is not None or request_state.raised is not None:
             prepare_start(request_state, environ, status)
             denial = request_state.denial
             if denial is not None:
-                start(denial.line, with_fields(request_state, denial.line, list(denial.headers)))
+                start(denial.line, [*denial.headers, *request_state.fields(denial.status)])
                 return lambda _: None  # a body that the application writes itself
-            headers = with_fields(request_state, status, headers)
+        headers = [*headers, *request_state.fields(int(status[:3]))]
         return start(status, headers) if exc_info is None else start(status, headers, exc_info)
 
     return start_with_fields
@@ -278,15 +251,6 @@ class _SettlingBody:
                 self._body.close()
         finally:
             finish(self._environ, self._request_state)
-
-
-def with_fields(request_state: RequestState, status: str, headers: Fields) -> Fields:
-    """Return the headers of a response with the rate limit fields; nested: the outer middleware adds them."""
-    decision = None if request_state.nested else request_state.combined_decision
-    if decision is None:
-        return headers
-    fields = request_state.request_limiter.response_writer.fields(decision)
-    return [*headers, *(fields if decision else fit_to_status(fields, int(status[:3])))]
 
 
 def respond(environ: Environ, start: Start, response: Response, fields: Fields) -> Iterable[bytes]:

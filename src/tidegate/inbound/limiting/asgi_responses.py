@@ -38,10 +38,14 @@ def add_fields(request_state: RequestState, scope: Scope, receive: Receive, send
     def send_with_fields(message: Message) -> Awaitable[None]:
         # A plain function: cheaper than a coroutine or an object with __call__.
         if message["type"] in START_MESSAGES:
-            write = request_state.write
-            if write is None:
+            if request_state.is_open or request_state.denied is not None or request_state.raised is not None:
                 return start_response(request_state, scope, receive, send, message)
-            message = {**message, "headers": [*message.get("headers", ()), *write(request_state.written)]}
+            result = request_state.result
+            if result is None or request_state.inner is not None or request_state.nested:
+                message = with_fields(request_state, message)
+            else:  # the usual case, inlined
+                fields = result.prepared.write(result.decisions)  # type: ignore[union-attr]  # it has this if it is kept
+                message = {**message, "headers": [*message.get("headers", ()), *fields]}
         elif request_state.replaced:
             return ignore()
         elif message["type"] == "websocket.close" and request_state.denied is not None:
@@ -83,14 +87,9 @@ async def replace_response(
 
 
 def with_fields(request_state: RequestState, message: Message) -> Message:
-    """Return the first message of a response with the header fields; nested: the outer middleware adds them."""
-    decision = None if request_state.nested else request_state.combined_decision
-    if decision is None:
-        return message
-    fields = request_state.request_limiter.response_writer.raw_fields(decision)
-    if not decision:
-        fields = fit_to_status(fields, message.get("status", 0))
-    return {**message, "headers": [*message.get("headers", ()), *fields]}
+    """Return the first message of a response with the header fields."""
+    fields = request_state.fields(message.get("status", 0), raw=True)
+    return {**message, "headers": [*message.get("headers", ()), *fields]} if fields else message
 
 
 async def ignore() -> None:

@@ -26,7 +26,7 @@ def check_blueprints_flow(app: Any, request: Any, framework: Framework) -> Flow[
     view = app.view_functions.get(request.endpoint or "")
     route = route_name(view)
     done = ("all blueprints", route)  # they were decided before an outer blueprint of the route
-    if request_state is not None and request_state.covered is not None and done in request_state.covered:
+    if request_state is not None and done in request_state.covers:
         return None, None
     taken = request_state is not None and request_state.take(("blueprints", route))
     check = denied_before(request_state, request, framework) if taken else None

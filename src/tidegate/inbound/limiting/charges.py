@@ -1,11 +1,8 @@
-"""Decides about all charges of a request together: all or nothing, one call for each store.
+"""What a request is charged, and the result of the decision about it: the types that deciding and settling share.
 
-    charges of categories ─┐
-    limits of the route ───┴► decide_flow ──► ChargeResult ─┬► settle_flow   when the response is known
-                                                            └► refund_flow   if another limit denies it later
-
-Limits in different slots of a Redis Cluster, or in different stores, cannot be decided in one step: they are charged
-one after another; if one denies, the earlier charges are refunded. Limits in shadow mode never deny.
+charges of categories ─┐
+limits of the route ───┴► decide_flow ──► ChargeResult ─┬► settle_flow   when the response is known
+                          (`decide`)                    └► refund_flow   if another limit denies it later
 """
 
 from __future__ import annotations
@@ -14,39 +11,26 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import SECOND
 from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import RateLimitError
-from tidegate.flow import complete_flow
-from tidegate.inbound.responses.next_permit import with_next_permits
 from tidegate.inbound.responses.response import combine_decisions
-from tidegate.joint import LimiterGroup
-from tidegate.reservation import ReservedCharge, apply_async, charged_at
-from tidegate.stores.cancellation import corrections
+from tidegate.reservation import apply_async
 from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tidegate.clock import Clock
     from tidegate.core import Limit
-    from tidegate.core.algorithms import View
-    from tidegate.flow import Flow
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.responses.response import DenialHandler, Response, ResponseWriter
     from tidegate.limiter import Limiter
     from tidegate.policy import Cost, Key, Policy
-    from tidegate.stores import Store
-    from tidegate.stores.base import Ask
 
     OnDenied = Callable[[Any, Decision], object]
-    Correcting = tuple[Store, int | None, list[Ask], int | None]  # store, time, asks, time of the charge
 
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
-FIRST_SERVER_ERROR: Final = 500  # the status assumed if there is no response
-MAX_RESPONSE_TIME: Final = 3600 * SECOND  # after this time an unsettled charge becomes final
-MAX_GROUPS: Final = 1000  # limiters that are charged together, prepared; the cache is cleared when it is full
+NO_CHARGES: Final[tuple[Any, ...]] = ()
 
 
 def perform(step: Any) -> Any:  # noqa: ANN401 - a step of any flow
@@ -88,8 +72,9 @@ class Reporter(Protocol):
     observed: bool
     shows_next_permit: bool
     maintenance_due: int
+    own_clock: Clock | None
+    raw: bool
     response_writer: ResponseWriter
-    groups: dict[tuple[Limiter, ...], LimiterGroup]
 
     def now(self) -> int:
         """Return the time in microseconds since 1970."""
@@ -138,13 +123,63 @@ class MadeCharge(NamedTuple):
         )
 
 
-class ChargeResult(NamedTuple):
-    """Whether a request is allowed, and the decisions about it; `denials`: those that denied it."""
+class PreparedCharges(Protocol):
+    """What `decide.ChargeSet` is for a result: the charges that requests to one target have in common."""
 
-    allowed: bool
-    decided: list[MadeCharge]
-    denials: list[MadeCharge]
+    charges: tuple[RequestCharge, ...]
+    reserves: bool
+    holds_slots: bool
+    verb: str
+
+    def write(self, decisions: Sequence[Decision]) -> list[Any]:
+        """Return the header fields of an allowed request."""
+
+
+class ChargeResult:
+    """Whether a request is allowed, and the decisions about it; `denials`: those that denied it.
+
+    The result of prepared charges keeps only keys and decisions; most requests need no more.
+    """
+
+    # Attributes of the class cost nothing for each request.
+    allowed: bool = True
+    denials: Sequence[MadeCharge] = NO_CHARGES
     block: Decision | None = None  # the client is blocked: before the decision, or because of this denial
+    prepared: PreparedCharges | None = None  # what was charged, at these keys
+    keys: Sequence[Key] = NO_CHARGES
+    decisions: Sequence[Decision] = NO_CHARGES
+    _decided: Sequence[MadeCharge] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        decided: Sequence[MadeCharge],
+        denials: Sequence[MadeCharge] | None = None,
+        block: Decision | None = None,
+    ) -> ChargeResult:
+        """Return the result of several decisions; with `denials`, the request is denied."""
+        result = cls()
+        result._decided = decided
+        if denials is not None:
+            result.allowed, result.denials, result.block = False, denials, block
+        return result
+
+    @property
+    def decided(self) -> Sequence[MadeCharge]:
+        """All charges that were decided."""
+        if self._decided is None:
+            prepared = self.prepared
+            if prepared is None:
+                return NO_CHARGES
+            rows = zip(prepared.charges, self.keys, self.decisions, strict=True)
+            verb = prepared.verb
+            self._decided = [MadeCharge(charge._replace(key=key), decision, verb) for charge, key, decision in rows]
+        return self._decided
+
+    def replace(self, *, decided: Sequence[MadeCharge] | None = None, block: Decision | None = None) -> ChargeResult:
+        """Return this result with other decisions, or a block."""
+        denials = None if self.allowed else self.denials
+        return ChargeResult.of(self.decided if decided is None else decided, denials, block)
 
     @property
     def decision(self) -> Decision | None:
@@ -195,7 +230,7 @@ class ChargeResult(NamedTuple):
                     log.exception("%s: the function on_denied failed", each.charge.policy.name)
 
 
-ALLOWED: Final = ChargeResult(allowed=True, decided=[], denials=[])
+ALLOWED: Final = ChargeResult()
 
 
 def _call_with_native(denied: DenialHandler, native: object, request: Request, decision: Decision) -> Any:  # noqa: ANN401 - see DenialHandler
@@ -212,226 +247,6 @@ def record(charge: RequestCharge, decision: Decision, method: str, path: str) ->
         reporter.notify(charge.policy, charge.key, charge.cost, decision, method, path)
     if decision[1] >= reporter.maintenance_due:
         reporter.run_maintenance(decision[1])
-
-
-# ---- decide ----------------------------------------------------------------------------------------------------------
-
-
-def decide_flow(charges: Sequence[RequestCharge], *, more: bool = False) -> Flow[Any, ChargeResult]:
-    """Charge all limits of a request or none. `more`: limits that are decided later may deny the request."""
-    if not charges:
-        return ALLOWED
-    store = charges[0].limiter.store
-    if any(charge.limiter.store is not store for charge in charges):
-        return (yield from _decide_stores_flow(charges))
-    verb = "acquire"
-    for charge in charges:
-        if charge.reserves or (more and refills(charge.limiter.policy)):
-            verb = "hold"
-            break
-    group = prepared_group(charges)
-    keys, costs = [charge.key for charge in charges], None
-    if any([charge.cost != 1 for charge in charges]):  # noqa: C419 - a generator costs more
-        costs = [charge.cost for charge in charges]
-    try:
-        decisions: Sequence[Decision | None] | None = group.charge(keys, costs, verb)
-        if decisions is None:
-            decisions = yield from group.charge_flow(keys, costs, verb)
-    except RateLimitError as error:
-        return _result_without_store(charges, error)
-    result = result_of(charges, decisions, verb)
-    if charges[0].reporter.shows_next_permit:
-        return (yield from _with_next_permits_flow(result))
-    return result
-
-
-def prepared_group(charges: Sequence[RequestCharge]) -> LimiterGroup:
-    """Return the limiters of charges, prepared to be charged together."""
-    groups = charges[0].reporter.groups
-    limiters = tuple([charge.limiter for charge in charges])
-    found = groups.get(limiters)
-    if found is None:
-        if len(groups) >= MAX_GROUPS:
-            groups.clear()
-        found = groups[limiters] = LimiterGroup(limiters)
-    return found
-
-
-def result_of(
-    charges: Sequence[RequestCharge], decisions: Sequence[Decision | None], verb: str = "acquire"
-) -> ChargeResult:
-    """Return the result of charges that were decided together; None: not asked, because an earlier one denied."""
-    decided = []
-    allowed = True
-    for charge, decision in zip(charges, decisions, strict=True):
-        if decision is not None:
-            decided.append(MadeCharge(charge, decision, verb))
-            allowed = allowed and decision.allowed
-    if allowed:
-        return ChargeResult(True, decided, [])  # noqa: FBT003 - by position: this runs for every request
-    denials = [each for each in decided if each.denies]
-    return ChargeResult(allowed=False, decided=decided, denials=denials or decided)
-
-
-def _decide_stores_flow(charges: Sequence[RequestCharge]) -> Flow[Any, ChargeResult]:
-    """Charge store after store; if one denies, refund those before it. One that fails does not disable the others."""
-    stores: dict[int, list[RequestCharge]] = {}
-    for charge in charges:
-        stores.setdefault(id(charge.limiter.store), []).append(charge)
-    made: list[MadeCharge] = []
-    try:
-        for group in stores.values():
-            result = yield from decide_flow(group, more=True)
-            if not result.allowed:
-                yield from refund_flow(made)
-                return result._replace(decided=[*made, *result.decided])
-            made += result.decided
-    except BaseException as raised:
-        if not isinstance(raised, GeneratorExit):
-            yield from refund_flow(made)
-        raise
-    return ChargeResult(allowed=True, decided=made, denials=[])
-
-
-def _result_without_store(charges: Sequence[RequestCharge], error: Exception) -> ChargeResult:
-    """Return the denial of the first policy that denies requests while the store fails; otherwise allow them."""
-    for charge in charges:
-        denial = charge.reporter.deny_without_store(charge.policy, error)
-        if denial is not None and charge.policy.mode == "enforce":
-            made = [MadeCharge(charge, denial, "")]
-            return ChargeResult(allowed=False, decided=made, denials=made)
-    return ALLOWED
-
-
-def _with_next_permits_flow(result: ChargeResult) -> Flow[Any, ChargeResult]:
-    """Return a result whose decisions also say when each limit has its next permit."""
-    shown: dict[int, MadeCharge] = {}
-    try:
-        for each in result.decided:
-            decision = yield from find_next_permits_flow(each.charge, each.decision, each.charge.cost)
-            shown[id(each)] = each._replace(decision=decision)
-    except BaseException as raised:
-        if result.allowed and not isinstance(raised, GeneratorExit):
-            yield from refund_flow(result.decided)
-        raise
-    return result._replace(decided=[*shown.values()], denials=[shown[id(each)] for each in result.denials])
-
-
-def find_next_permits_flow(charge: RequestCharge, decision: Decision, cost: Cost) -> Flow[Any, Decision]:
-    """Return a decision about a cost that also says when each limit has its next permit.
-
-    A limit that has permits left has it now, and the denial of one permit says when. For other limits without permits,
-    the store is asked; if it fails, the decision is returned as it is.
-    """
-    policy, limiter = charge.policy, charge.limiter
-    waits = list(map(_known_wait, decision.views, policy.costs(cost)))
-    if None in waits:
-        asks = [(policy, charge.key, (1,) * len(policy.limits))]
-        try:
-            (peeked,) = yield ApplyStep(limiter.store, "peek", asks, limiter.current_time())
-        except RateLimitError:
-            return decision
-        passed = max(0, peeked.at - decision.at)
-        after = (passed + view[1] for view in peeked.views)
-        waits = [found if wait is None else wait for wait, found in zip(waits, after, strict=True)]
-    return with_next_permits(decision, [wait or 0 for wait in waits])
-
-
-def _known_wait(view: View, cost: int) -> int | None:
-    """Return the time until a limit has its next permit, if its view for this cost says it."""
-    remaining, retry, reset = view
-    if remaining > 0:
-        return 0
-    if cost != 1 or not retry:
-        return None
-    return reset if retry == NEVER else retry  # never: a limit of 0
-
-
-# ---- settle ----------------------------------------------------------------------------------------------------------
-
-
-def settle_flow(made: Sequence[MadeCharge], request: object, status: int | None) -> Flow[Any, list[MadeCharge]]:
-    """Correct what the response changes, and return all charges as they are now, for the headers.
-
-    `status` is None if there is no response: the charge of a request that failed counts as that of a server error. The
-    client gets its response even if the store fails.
-    """
-    settled = list(made)
-    steps: dict[tuple[int, int | None], list[tuple[int, Ask]]] = {}
-    for place, (charge, decision, _) in enumerate(made):
-        if not charge.reserves:
-            continue
-        settled[place] = MadeCharge(charge._replace(reserves=False), decision, "")
-        native = request if charge.native is None else charge.native
-        for at, costs in _changes(charge, decision, native, FIRST_SERVER_ERROR if status is None else status):
-            if any(costs):
-                ask = charge.policy, charge.key, costs
-                steps.setdefault((id(charge.limiter.store), at), []).append((place, ask))
-    for (_, at), group in steps.items():
-        limiter = made[group[0][0]].charge.limiter
-        asks = [ask for _, ask in group]
-        decisions = yield from _correct_flow(limiter.store, limiter.current_time(), asks, at)
-        for (place, ask), decision in zip(group, decisions, strict=False):  # none if the store failed
-            charge = settled[place].charge
-            charge.owner.correct(ask[1], decision)
-            shown = decision
-            if charge.reporter.shows_next_permit:
-                shown = yield from find_next_permits_flow(charge, decision, {})
-            settled[place] = settled[place]._replace(decision=shown)
-    return settled
-
-
-def _changes(
-    charge: RequestCharge, decision: Decision, native: object, status: int
-) -> list[tuple[int | None, tuple[int, ...]]]:
-    """Return the corrections of a charge, each with the instant of the charge."""
-    policy = charge.policy
-    actual = charge.owner.final_cost(native, status, charge.cost)
-    costs = policy.costs(charge.cost)
-    # A request holds a slot at most until its response is complete; after that time, the slot is free by itself.
-    longest = min([limit.length for limit in policy.limits if limit.rules.holds_slots], default=MAX_RESPONSE_TIME)
-    reserved = ReservedCharge(charge.limiter, policy, charge.key, costs, decision)
-    expired = charge.reporter.now() - decision.at >= longest
-    return reserved.changes(costs if actual is None else policy.costs(actual), None, expired=expired)
-
-
-def refund_flow(made: Sequence[MadeCharge]) -> Flow[Any, None]:
-    """Refund charges exactly: each step is completed even if the task is cancelled."""
-    yield from complete_flow(*(_correct_flow(*each) for each in _refunds(made)))
-
-
-def _refunds(made: Sequence[MadeCharge]) -> list[Correcting]:
-    """Return the steps that refund charges: one for each store and time of a charge."""
-    steps: dict[tuple[int, int, str], list[MadeCharge]] = {}
-    for each in made:
-        if each.verb and charged_at(each.decision, each.charge.policy) is not None:
-            steps.setdefault((id(each.charge.limiter.store), each.decision.at, each.verb), []).append(each)
-    found: list[Correcting] = []
-    for (_, at, verb), group in steps.items():
-        first = group[0].charge
-        passed = max(0, first.reporter.now() - at)
-        asks = [(each.charge.policy, each.charge.key, each.charge.policy.costs(each.charge.cost)) for each in group]
-        found += [
-            (first.limiter.store, first.limiter.current_time(), correction.asks, correction.at)
-            for correction in corrections(verb, asks, [each.decision for each in group], passed)
-        ]
-    return found
-
-
-def _correct_flow(store: Store, now: int | None, asks: list[Ask], at: int | None) -> Flow[Any, list[Decision]]:
-    """Correct charges, and wake what waits for their permits; returns the new decisions, none if the store fails.
-
-    The client gets its response, whatever the store raises.
-    """
-    try:
-        return (yield ApplyStep(store, "adjust", asks, now, at))  # type: ignore[no-any-return]  # of a store
-    except GeneratorExit:
-        raise
-    except Exception as error:  # noqa: BLE001 - as above
-        log.error("%s: could not correct a charge: %s", ", ".join(ask[0].name for ask in asks), error)  # noqa: TRY400 - the message has all details
-        return []
-    finally:
-        store.wake(asks)
 
 
 def has_slots(policy: Policy) -> bool:

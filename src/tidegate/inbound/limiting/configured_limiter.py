@@ -14,7 +14,6 @@ from tidegate.inbound.client.denial_blocks import DenialBlocks
 from tidegate.inbound.client.identify import ClientIdentifier
 from tidegate.inbound.client.temporary_list import TemporaryList
 from tidegate.inbound.limiting.category_limiter import CategoryLimiter
-from tidegate.inbound.limiting.charges import refills
 from tidegate.inbound.limiting.matched_route import RouteFinder
 from tidegate.inbound.limiting.options import check_options
 from tidegate.inbound.limiting.plan_limiters import PlanLimiters
@@ -28,7 +27,6 @@ from tidegate.inbound.rules.closed_limit import is_closed
 from tidegate.inbound.rules.extra_limits import ExtraLimits
 from tidegate.inbound.rules.model import ADMIN_PATH, APPLICATION_LIMITS, DEFAULT_LIMITS, Category
 from tidegate.inbound.rules.reload import RulesSource
-from tidegate.joint import LimiterGroup
 from tidegate.limiter import Limiter
 from tidegate.observe.logs import DEFAULT_LOG_BURST, DecisionLog
 from tidegate.policy import Policy
@@ -41,10 +39,8 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.headers import Style
     from tidegate.inbound.client.address import TrustedProxies
-    from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.options import MiddlewareLimit
-    from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.inbound.rules.extra_limits import Limits
     from tidegate.inbound.rules.model import ResetTime, Rules
     from tidegate.observe import Observer
@@ -132,13 +128,12 @@ class ConfiguredLimiter:
         self.blocked_clients: TemporaryList = TemporaryList()
         self.allowed_clients: TemporaryList = TemporaryList()
         self.denied_by_limit: Counter[str] = Counter()  # by the name of the policy: a category, or a route
-        self.special: bool = False  # whether every request needs the slow path: see update_special
+        self.special: bool = False  # the same as `has_special_clients`, cached for speed
         self._maintenance_interval = round(get("reload", 1.0) * SECOND)
         self.maintenance_due: int = 0  # the time of the next maintenance
         self._last_maintenance = 0
         self.category_limiters: dict[str, CategoryLimiter] = {}
         self.routes: RouteFinder = RouteFinder()  # of the application; the middleware replaces it
-        self.groups: dict[tuple[Limiter, ...], LimiterGroup] = {}  # limiters that are charged together
         self.update_rules(self._source.rules)
         self._next_cleanup_line = 0  # set by the first maintenance
         self._log_start(has_config=config is not None or bool(extra))
@@ -222,18 +217,16 @@ class ConfiguredLimiter:
             self.store.limit_entries(rules.max_entries)
         self.client_identifier.update_rules(rules)
         # A new one: see ClientIdentifier.update_rules.
-        self.groups.clear()
         # What blocked clients are shown if only routes are limited.
         self.blocked_category: CategoryLimiter = CategoryLimiter(
             Category("routes", Policy("routes", "1/1s")), self._make_limiter
         )
-        self.targets: RequestTargets = RequestTargets(
-            rules, category_limiters, self.route_limiters, self.admin_path, self._prepare_target
-        )
-        self.plain_targets: dict[tuple[str | None, ...], RequestTarget] = self.targets.plain
+        self.targets: RequestTargets = RequestTargets(rules, category_limiters, self.route_limiters, self.admin_path)
         self.plan_limiters.update(
             category_limiters, partial(self._make_category_limiter, max_clients=rules.max_entries)
         )
+        # Whether functions of the application are called for every request.
+        self.needs_request: bool = bool(self.client_identifier.key_function or self._exempt_when or self.plan_limiters)
         block = self._block_option or rules.block
         if block is None:
             self.denial_blocks = None
@@ -249,37 +242,6 @@ class ConfiguredLimiter:
     def _make_category_limiter(self, category: Category, max_clients: int) -> CategoryLimiter:
         count = self._counts.get(category.name)
         return CategoryLimiter(category, self._make_limiter, count, max_clients)
-
-    def _prepare_target(self, target: RequestTarget) -> None:
-        """Prepare the short way of requests to a target: one step of a store in memory, without a flow.
-
-        Requests whose charges depend on anything but the client's address, or that an observer sees, have none.
-        """
-        if not self.store.instant or self.observed or self.shows_next_permit or target.admin or target.dropped:
-            return
-        owners: list[tuple[Limiter, Any]] = []
-        for category, cost in target.categories:
-            if category.reserves or cost != 1 or category.policy.mode != "enforce":
-                return
-            limiter = category.limiter
-            if category.category.name == DEFAULT_LIMITS and target.route is not None:
-                limiter = self.route_limiters.at_route(category.policy, target.route.name)
-            owners.append((limiter, category))
-        for use in () if target.route is None else target.route.uses:
-            limit = use.limit
-            by_client = limit.is_plain and (limit.by_address or not limit.has_key)
-            if not by_client or limit.request_limiter_for(self) is not self:
-                return
-            owners.append((limit.plain_limiter(self, use.policy_name), limit))
-        has_late = target.route is not None and bool(target.route.late)
-        if not owners or (has_late and any(refills(limiter.policy) for limiter, _ in owners)):
-            return
-        limiters = tuple(limiter for limiter, _ in owners)
-        target.owners, target.size = tuple(owners), len(owners)
-        target.recorded = tuple([category for category, _ in target.categories])
-        target.charge = LimiterGroup(limiters).charge
-        target.write = self.response_writer.tightest_writer([each.policy for each in limiters], raw=self.raw)
-        target.special = False
 
     def run_maintenance(self, now: int) -> None:
         """Reload the file if it has changed, and remove expired clients."""
@@ -315,12 +277,8 @@ class ConfiguredLimiter:
             self.run_maintenance(now)
 
     def update_special(self) -> None:
-        """Update whether requests need the slow path: functions, plans, `limit(…)`, blocks, lists, `reset_time`."""
-        has_functions = self.client_identifier.key_function is not None or self._exempt_when is not None
-        has_limits = bool(self.plan_limiters or self.middleware_limits)
-        self.special = self.has_special_clients or has_functions or has_limits or self.shows_next_permit
-        # The clients that the middlewares may pass to the fast path: none if every request needs the slow path.
-        self.plain_clients: dict[str, RequestClient] = {} if self.special else self.client_identifier.by_peer
+        """Cache whether a client may be blocked, or exempted for a time; call it after a change of the lists."""
+        self.special = self.has_special_clients
 
     @property
     def has_special_clients(self) -> bool:

@@ -20,13 +20,13 @@ class AppRoutes(RouteFinder):
         self._app = app
         self._has_defaults = has_defaults
         self._found: RouteFinder | None = None
-        self._provider: Any = None  # the FastAPI application, whose tests may override dependencies
+        self.provider: Any = None  # the FastAPI application, whose tests may override dependencies
 
     def update(self) -> bool:
         """Inspect routes that were added or replaced meanwhile; returns whether anything has changed."""
         if self._found is None:
             self._found = find_routes(self._app, self._has_defaults)
-            self._provider = find_provider(self._app)
+            self.provider = find_provider(self._app)
         changed = self._found.update()
         self.limited = self._found.limited
         return changed
@@ -38,7 +38,7 @@ class AppRoutes(RouteFinder):
     @property
     def overrides(self) -> object:
         """Whether a test replaces dependencies, so that no route is known before it runs."""
-        return None if self._provider is None else self._provider.dependency_overrides
+        return None if self.provider is None else self.provider.dependency_overrides
 
 
 def find_provider(app: Any) -> Any:  # noqa: ANN401 - any application

@@ -109,9 +109,13 @@ def peek_flow(limit: RouteLimit, native: Any, framework: Framework, cost: Cost |
     client = find_client(request_state, request_limiter, *framework.sender(native, mapping))
     request = framework.common(native, mapping, client)
     if not limit.by_address:
-        client = request_limiter.client_identifier.choose_client(request, client)
+        chosen = request_limiter.client_identifier.choose_client(request, client)
+    if chosen.key is None:
+        return None
     limiter = limit.request_limiter_for(middleware_of(request_state))
-    charge: RequestCharge | None = yield from limit.make_charge_flow(request, native, limiter, client, use.policy_name)
+    charge: RequestCharge | None = yield from limit.make_charge_flow(
+        request, native, limiter, client, chosen.key, use.policy_name
+    )
     if charge is None:
         return None
     ask = charge.policy, charge.key, charge.policy.costs(charge.cost if cost is None else cost)
@@ -324,10 +328,9 @@ def settle_standalone_flow(request_state: RequestState, status: int) -> Flow[Any
         yield from request_state.settle_flow(None)
 
 
-def standalone_fields(request_state: RequestState) -> list[tuple[str, str]]:
+def standalone_fields(request_state: RequestState, status: int = 200) -> list[tuple[str, str]]:
     """Return the header fields of a request that no middleware has seen; a middleware adds them itself."""
-    decision = request_state.combined_decision if request_state.standalone else None
-    return [] if decision is None else request_state.request_limiter.response_writer.fields(decision)
+    return request_state.fields(status) if request_state.standalone else []
 
 
 def deny(check: RequestCheck, native: Any) -> Response:  # noqa: ANN401 - any request
@@ -335,7 +338,7 @@ def deny(check: RequestCheck, native: Any) -> Response:  # noqa: ANN401 - any re
     state, result, request = check
     result.call_on_denied(native)
     response = result.write_denial(request, native)
-    fields = fit_to_status(standalone_fields(state), response.status)
+    fields = fit_to_status(standalone_fields(state, response.status), response.status)
     body = b"" if request.method == "HEAD" else response.body
     return response._replace(body=body, headers=(*response.headers, *fields))
 
@@ -405,11 +408,11 @@ def check_flow(
         identifier = request_state.request_limiter.client_identifier
         chosen = request_state.chosen_client = identifier.choose_client(request, client)
     charges = []
-    for limit, route in uses:
-        limiter = limit.request_limiter_for(middleware)
-        sender = client if limit.by_address else chosen
-        name = f"{limit.scope or route}:{limit.name}"
-        charge = yield from limit.make_charge_flow(request, native, limiter, sender, name)
+    for use in uses:
+        if chosen.key is None:  # the client is exempt
+            break
+        limiter = use.limit.request_limiter_for(middleware)
+        charge = yield from use.limit.make_charge_flow(request, native, limiter, client, chosen.key, use.policy_name)
         if charge is not None:
             charges.append(charge)
     result = yield from request_state.charge_flow(charges, request, more=more, client=client)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.responses.response import DenialHandler
-    from tidegate.limiter import Limiter
     from tidegate.policy import Cost, Key
 
     Scope = Any  # a mutable mapping; frameworks have different types for it
@@ -32,7 +31,7 @@ class UsedLimit(Protocol):
     limits_routes: bool
     scope: str | None
     name: str
-    is_plain: bool
+    is_fixed: bool
     has_functions: bool
     has_key: bool
     by_address: bool
@@ -61,17 +60,18 @@ class UsedLimit(Protocol):
     def own_request_limiter(self) -> Any:  # noqa: ANN401 - a request limiter
         """Return the request limiter that is used without a middleware in front."""
 
-    def plain_limiter(self, request_limiter: Any, name: str) -> Limiter:  # noqa: ANN401 - a request limiter
-        """Return the limiter of a plain limit at a route."""
+    def prepare_charge(self, request_limiter: Any, name: str, method: str) -> RequestCharge | None:  # noqa: ANN401 - a request limiter
+        """Return what requests with a method are charged, without their keys; None if they are not limited."""
 
-    def make_charge(
+    def choose_key(
         self,
-        request: Request,
-        request_limiter: Any,  # noqa: ANN401 - a request limiter
+        native: object,
+        mapping: Any,  # noqa: ANN401 - of any framework
         client: RequestClient,
-        name: str,
-    ) -> RequestCharge | None:
-        """Return what a request is to be charged by a limit without functions; None if it is not limited."""
+        key: Key,
+        request_limiter: Any,  # noqa: ANN401 - a request limiter
+    ) -> Key | None:
+        """Return the key of a request; None if it is not limited."""
 
     def make_charge_flow(
         self,
@@ -79,6 +79,7 @@ class UsedLimit(Protocol):
         native: object,
         request_limiter: Any,  # noqa: ANN401 - a request limiter
         client: RequestClient,
+        key: Key,
         name: str,
     ) -> Flow[Any, RequestCharge | None]:
         """Return what a request is to be charged under the name of a policy; None if it is not limited."""
@@ -110,23 +111,33 @@ class MatchedRoute(NamedTuple):
 
     name: str  # of its count of default limits
     uses: tuple[RouteUse, ...] = ()  # the limits that a middleware charges
-    covers: frozenset[object] = frozenset()  # what the endpoint asks for, to see that these were charged
+    covers: tuple[object, ...] = ()  # what the endpoint asks for, to see that these were charged
     late: tuple[RouteUse, ...] = ()  # the limits that the endpoint charges: they call functions
     exempt: bool = False
     replaces_defaults: bool = False
 
     @classmethod
     def of(
-        cls, name: str, uses: Iterable[RouteUse], covers: Iterable[object], method: str, *, exempt: bool = False
+        cls,
+        name: str,
+        uses: Iterable[RouteUse],
+        covers: Iterable[object],
+        method: str,
+        *,
+        exempt: bool = False,
+        together: bool = False,
     ) -> MatchedRoute:
-        """Divide the limits of a route into those that a middleware charges and those that call functions."""
+        """Divide the limits of a route into those that a middleware charges and those that call functions.
+
+        With `together`, the middleware charges all: it knows the framework's own request.
+        """
         early: list[RouteUse] = []
         late: list[RouteUse] = []
         replaces_defaults = False
         for use in uses:
-            (late if use.limit.has_functions else early).append(use)
+            (late if use.limit.has_functions and not together else early).append(use)
             replaces_defaults = replaces_defaults or (use.limit.override_defaults and use.limit.applies_to(method))
-        return cls(name, tuple(early), frozenset(covers), tuple(late), exempt, replaces_defaults)
+        return cls(name, tuple(early), tuple(dict.fromkeys(covers)), tuple(late), exempt, replaces_defaults)
 
     @property
     def is_limited(self) -> bool:

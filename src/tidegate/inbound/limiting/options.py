@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.rules.model import Category
     from tidegate.limiter import Limiter
+    from tidegate.policy import Key
 
 Unknown = Literal["allow", "limit"]
 OnMessage = Literal["close", "drop"]
@@ -57,6 +58,7 @@ class MiddlewareLimit(Protocol):
         native: object,
         request_limiter: Any,  # noqa: ANN401 - a request limiter
         client: RequestClient,
+        key: Key,
         name: str,
     ) -> Flow[Any, RequestCharge | None]:
         """Return what a request is to be charged; None if it is not limited."""

@@ -70,14 +70,26 @@ class PlanLimiters:
         """Return the limiters of all plans of a category."""
         return tuple(self._limiters.get(category, {}).values())
 
-    def choose(self, request: Request, categories: Categories) -> Categories:
-        """Replace the categories of a request with those of its plan."""
+    def find_plan(self, request: Request, categories: Categories) -> str | None:
+        """Return the plan of a request; None if none of its categories has plans, or if no category knows this one."""
         if self._plan_of is None or not any(each.category.name in self._limiters for each, _ in categories):
-            return categories
+            return None
         plan = self._plan_of(request)
+        if plan is None or (isinstance(plan, str) and any(plan in plans for plans in self._limiters.values())):
+            return plan
+        for each, _ in categories:
+            self._find(each, plan)  # reports it
+        return None
+
+    def replace(self, categories: Categories, plan: str | None) -> Categories:
+        """Replace the categories of a request with those of its plan."""
         return categories if plan is None else tuple([(self._find(each, plan), cost) for each, cost in categories])
 
-    def _find(self, base: CategoryLimiter, plan: str) -> CategoryLimiter:
+    def choose(self, request: Request, categories: Categories) -> Categories:
+        """Replace the categories of a request with those of the plan that the application's function returns."""
+        return self.replace(categories, self.find_plan(request, categories))
+
+    def _find(self, base: CategoryLimiter, plan: object) -> CategoryLimiter:
         name = base.category.name
         plans = self._limiters.get(name)
         if plans is None:

@@ -3,8 +3,8 @@
     path, method ──► RequestTarget: categories, limits of the route ─┐
     peer, headers ─► RequestClient: key ─────────────────────────────┴► check_flow ──► ChargeResult ──► allow or deny
 
-Nothing here waits or awaits; calls that may have to be awaited are yielded as steps. The middlewares decide about most
-requests inline, with the short way of a `RequestTarget`; it makes the same decision.
+Nothing here waits or awaits; calls that may have to be awaited are yielded as steps. `decide_now` is `check_flow`
+without steps: for a store in memory, if nothing else has to be asked for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from tidegate.inbound.limiting.charges import (
     ChargeResult,
     MadeCharge,
     RequestCharge,
-    decide_flow,
     has_slots,
     perform,
     perform_async,
 )
 from tidegate.inbound.limiting.configured_limiter import ConfiguredLimiter
+from tidegate.inbound.limiting.decide import ChargeSet, decide_flow
+from tidegate.inbound.limiting.request_targets import MISSING
 from tidegate.inbound.responses.response import BlockedDecision, ListedDecision
 from tidegate.inbound.rules.model import DEFAULT_LIMITS, MESSAGE_METHOD
 from tidegate.observe import Record
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
-    from tidegate.inbound.limiting.matched_route import RouteUse
+    from tidegate.inbound.limiting.matched_route import UsedLimit
     from tidegate.inbound.limiting.request_targets import MessageTarget, RequestTarget
     from tidegate.policy import Cost, Key, Policy
 
@@ -78,56 +79,112 @@ class RequestLimiter(ConfiguredLimiter):
             return client
         return replace(client, key=None, special=True)
 
+    def decide_now(
+        self, target: RequestTarget, client: RequestClient, method: str, path: str, request: Request | None
+    ) -> ChargeResult | None:
+        """Decide about a request at once; None: `check_flow` decides, because something has to be asked for first.
+
+        `request` is needed if functions of the application or limits of the route read it.
+        """
+        key = client.key
+        if key is None or (target.admin and not target.categories):
+            return ALLOWED
+        if client.special or self.special:
+            return None
+        if request is None:
+            prepared = target.unplanned
+            if prepared is not None:
+                return prepared.decide((key,) * prepared.size, method, path)
+        prepared = self._prepared(target, method, request)
+        if prepared is None or not prepared.at_once:
+            return None
+        if request is None:
+            target.unplanned = prepared  # from now on, nothing has to be asked for
+            return prepared.decide((key,) * prepared.size, method, path)
+        key = self.client_identifier.choose_key(request, key)
+        return prepared.decide(prepared.keys_of(request, request.mapping, client, key), method, path)
+
     def check_flow(
-        self,
-        request: Request,
-        target: RequestTarget,
-        client: RequestClient,
-        uses: Sequence[RouteUse] = (),
-        native: object = None,
+        self, request: Request, target: RequestTarget, client: RequestClient, native: object = None
     ) -> Flow[Any, ChargeResult]:
-        """Decide about a request to a target, with the limits of its route that are given here."""
+        """Decide about a request to a target; `native` is the framework's request, for functions of its route."""
         if client.key is None or (target.admin and not target.categories):
             return ALLOWED
         key = self.client_identifier.choose_key(request, client.key)
-        charges = yield from self.make_charges_flow(request, target, client, key, uses, native)
+        prepared = None if client.special else self._prepared(target, request.method, request)
+        charges: Sequence[RequestCharge] = () if prepared is None else prepared.charges
+        if prepared is None:
+            charges = yield from self._make_charges_flow(request, target, client, key, native)
         if self.has_special_clients or client.blocked:
-            first = charges[0] if charges else self._any_charge(target, key)
+            first = charges[0]._replace(key=key) if charges else self._any_charge(target, key)
             known = yield from self.special_client_flow(request, first, client, key)
             if known is not None:
                 return known
-        late = target.route is not None and len(uses) < len(target.route.uses) + len(target.route.late)
-        result = yield from decide_flow(charges, more=late)
-        result.record(request.method, request.path)
-        return (yield from self.count_denial_flow(result, key))
+        if prepared is None:
+            result = yield from decide_flow(charges, more=target.route is not None and bool(target.route.late))
+            result.record(request.method, request.path)
+        else:
+            keys = prepared.keys_of(request, request.mapping, client, key)
+            result = yield from prepared.decide_flow(keys, request.method, request.path)
+        return result if result.allowed else (yield from self.count_denial_flow(result, key))
 
-    def make_charges_flow(
-        self,
-        request: Request,
-        target: RequestTarget,
-        client: RequestClient,
-        key: Key,
-        uses: Sequence[RouteUse] = (),
-        native: object = None,
+    def _prepared(self, target: RequestTarget, method: str, request: Request | None) -> ChargeSet | None:
+        """Return what requests to a target are charged, without their keys; None if it differs between requests."""
+        plan = None
+        if self.plan_limiters and request is not None:
+            plan = self.plan_limiters.find_plan(request, target.categories)
+        found: ChargeSet | None = target.prepared.get(plan, MISSING)
+        if found is MISSING:
+            found = target.prepared[plan] = self._prepare(target, method, plan)
+        return found
+
+    def _prepare(self, target: RequestTarget, method: str, plan: str | None) -> ChargeSet | None:
+        route = target.route
+        charges: list[RequestCharge] = []
+        key_limits: list[UsedLimit | None] = []
+        categories = self.plan_limiters.replace(target.categories, plan)
+        for charge in self.make_charges(categories, UNKNOWN, None if route is None else route.name, observes=False):
+            owner: Any = charge.owner
+            if owner.category.name in self.middleware_limits:
+                return None
+            charges.append(charge)
+            key_limits.append(None)
+        for use in () if route is None else route.uses:
+            if use.limit.has_functions:
+                return None
+            made = use.limit.prepare_charge(use.limit.request_limiter_for(self), use.policy_name, method)
+            if made is not None:
+                charges.append(made)
+                key_limits.append(use.limit if use.limit.has_key else None)
+        if not charges:
+            return None
+        more = route is not None and bool(route.late)
+        return ChargeSet(charges, key_limits, more=more, raw=self.raw)
+
+    def _make_charges_flow(
+        self, request: Request, target: RequestTarget, client: RequestClient, key: Key, native: object
     ) -> Flow[Any, list[RequestCharge]]:
         """Return what a request is to be charged."""
         route = None if target.route is None else target.route.name
         charges = self.make_charges(self.plan_limiters.choose(request, target.categories), key, route)
         if self.middleware_limits:
             charges = yield from self._apply_options_flow(charges, request, client, key, route)
-        if uses:
-            chosen = client if self.client_identifier.key_function is None else replace(client, key=key)
-            for use in uses:
-                sender = client if use.limit.by_address else chosen
-                limiter = use.limit.request_limiter_for(self)
-                charge = yield from use.limit.make_charge_flow(request, native, limiter, sender, use.policy_name)
-                if charge is not None:
-                    charges.append(charge)
+        for use in () if target.route is None else target.route.uses:
+            limiter = use.limit.request_limiter_for(self)
+            charge = yield from use.limit.make_charge_flow(request, native, limiter, client, key, use.policy_name)
+            if charge is not None:
+                charges.append(charge)
         return charges
 
-    def make_charges(self, categories: Categories, key: Key, route: str | None = None) -> list[RequestCharge]:
-        """Return the charges of a client in categories; default limits count by route."""
-        observes = key is UNKNOWN and self.client_identifier.allows_unknown
+    def make_charges(
+        self, categories: Categories, key: Key, route: str | None = None, *, observes: bool | None = None
+    ) -> list[RequestCharge]:
+        """Return the charges of a client in categories; default limits count by route.
+
+        `observes`: it is counted and never denied (default: if it has no address, and such clients are allowed).
+        """
+        if observes is None:
+            observes = key is UNKNOWN and self.client_identifier.allows_unknown
         charges = []
         for category, cost in categories:
             limiter = category.observing if observes else category.limiter
@@ -140,7 +197,6 @@ class RequestLimiter(ConfiguredLimiter):
         self, charges: Sequence[RequestCharge], request: Request, client: RequestClient, key: Key, route: str | None
     ) -> Flow[Any, list[RequestCharge]]:
         """Return the charges as the options of the middleware's own `limit(…)` change them; some may not apply."""
-        chosen = replace(client, key=key)
         found = []
         for charge in charges:
             category: Any = charge.owner
@@ -148,8 +204,7 @@ class RequestLimiter(ConfiguredLimiter):
             if limit is None:
                 found.append(charge)
                 continue
-            sender = client if limit.by_address else chosen
-            made = yield from limit.make_charge_flow(request, request, self, sender, limit.name)
+            made = yield from limit.make_charge_flow(request, request, self, client, key, limit.name)
             if made is not None:
                 limiter = made.limiter
                 if route is not None and limit.name == DEFAULT_LIMITS:
@@ -189,7 +244,7 @@ class RequestLimiter(ConfiguredLimiter):
         until = yield from self.denial_blocks.count_denial_flow(key)
         if not until:
             return result
-        return result._replace(block=BlockedDecision.until(self.now(), result.denials[0].charge.policy.limits, until))
+        return result.replace(block=BlockedDecision.until(self.now(), result.denials[0].charge.policy.limits, until))
 
     def blocked_until_flow(self, key: Key, client: RequestClient, now: int) -> Flow[Any, int]:
         """Return until when a client is blocked: by an administrator, or for its denials; 0 if it is not."""
@@ -216,7 +271,7 @@ class RequestLimiter(ConfiguredLimiter):
             category: Any = charge.owner
             category.denied_requests += 1
         self.notify(charge.policy, key, {}, decision, request.method, request.path)
-        return ChargeResult(allowed=False, decided=[], denials=[MadeCharge(charge, decision, "")], block=decision)
+        return ChargeResult.of([], [MadeCharge(charge, decision, "")], decision)
 
     def deny_without_store(self, policy: Policy, error: Exception) -> Decision | None:
         """Log a store error; return the denial of a policy that denies meanwhile, None if requests are allowed."""

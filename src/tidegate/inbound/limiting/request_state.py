@@ -11,15 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.inbound.limiting.charges import (
-    ChargeResult,
-    MadeCharge,
-    RequestCharge,
-    decide_flow,
-    refund_flow,
-    settle_flow,
-)
-from tidegate.inbound.responses.response import BlockedDecision, combine_decisions
+from tidegate.inbound.limiting.charges import ALLOWED, NO_CHARGES, ChargeResult, MadeCharge, has_slots
+from tidegate.inbound.limiting.decide import decide_flow
+from tidegate.inbound.limiting.settle import final_costs, refund_flow, settle_flow
+from tidegate.inbound.responses.response import BlockedDecision, combine_decisions, fit_to_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,15 +23,14 @@ if TYPE_CHECKING:
     from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import Request
+    from tidegate.inbound.limiting.charges import RequestCharge
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
     from tidegate.inbound.limiting.request_targets import RequestTarget
-    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.responses.response import Response
-    from tidegate.policy import Key
 
 STATE_KEY: Final = "tidegate"
+OK: Final = 200
 FORBIDDEN: Final = 403
-NO_CHARGES: Final[tuple[Any, ...]] = ()
 
 
 class RequestState:
@@ -49,15 +43,12 @@ class RequestState:
     # reason there is no constructor: the middlewares set the others themselves.
     request_limiter: RequestLimiter
     client: RequestClient | None = None  # None: the middleware does not limit the request
-    target: RequestTarget | None = None  # what the short way has charged, to these keys, by these decisions
-    keys: Sequence[Key] = NO_CHARGES
-    written: Any = None
-    write: FieldWriter | None = None  # writes the header fields of `written`, if nothing else was decided
+    result: ChargeResult | None = None  # of prepared charges: `made`, as long as nothing else was charged
+    is_open: bool = False  # a charge depends on the response
     pending: Sequence[RequestCharge] = NO_CHARGES
     denied: ChargeResult | None = None  # by limits of the route: its endpoint answers the request
-    covers: frozenset[object] = frozenset()  # the limits of the route that the middleware has decided
-    covered: set[object] | None = None  # of these, and of inner functions, those that were not asked for yet
-    reached: bool = False  # whether a function has asked for its limits: the route that was charged
+    covers: tuple[object, ...] = ()  # the limits that are decided and were not asked for yet
+    unreached: bool = False  # the middleware has charged the limits of a route, and its endpoint has not asked for them
     chosen_client: RequestClient | None = None  # the client with the key that the middleware's `key` function chooses
     inner: list[Decision | RequestState] | None = None  # decisions that are only shown
     sees_response: bool = True  # something settles what depends on the response
@@ -85,12 +76,11 @@ class RequestState:
 
     def nest(self, outer: RequestState) -> None:
         """Let an outer middleware write the headers."""
-        self.outer, self.nested, self.write = outer, True, None
+        self.outer, self.nested = outer, True
         outer.add(self)
 
     def add(self, decision: Decision | RequestState) -> None:
         """Show a decision, or those of an inner middleware, in the headers."""
-        self.write = None
         self.inner = [*(self.inner or ()), decision]
 
     # ---- what was charged --------------------------------------------------------------------------------------------
@@ -98,24 +88,17 @@ class RequestState:
     @property
     def made(self) -> Sequence[MadeCharge]:
         """What was charged so far."""
-        target, self.target = self.target, None
-        if target is not None:
-            self._made = target.make_result(self.request_limiter, self.keys, self.written).decided
+        result, self.result = self.result, None
+        if result is not None:
+            self._made = result.decided
+            if not self.is_open:  # it is settled
+                self._made = [each._replace(charge=each.charge._replace(reserves=False)) for each in self._made]
         return self._made
 
     @made.setter
     def made(self, charges: Sequence[MadeCharge]) -> None:
-        self._made, self.target, self.write = charges, None, None
-
-    @property
-    def has_charges(self) -> bool:
-        """Whether `made` has any charges."""
-        return bool(self._made) or self.target is not None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a charge depends on the response."""
-        return any([each.charge.reserves for each in self._made])  # noqa: C419 - the short way charges no such limits
+        self._made, self.result = charges, None
+        self.is_open = any([each.charge.reserves for each in charges])  # noqa: C419 - a generator costs more
 
     @property
     def limited(self) -> bool:
@@ -132,18 +115,35 @@ class RequestState:
                 decisions.append(decision)
         return combine_decisions(decisions) if decisions else None
 
+    def fields(self, status: int, *, raw: bool = False) -> list[Any]:
+        """Return the header fields of a response with this status; nested: the outer middleware adds them."""
+        if self.nested:
+            return []
+        result = self.result
+        if result is not None and result.prepared is not None and self.inner is None:
+            return result.prepared.write(result.decisions)
+        decision = self.combined_decision
+        if decision is None:
+            return []
+        writer = self.request_limiter.response_writer
+        fields: list[Any] = writer.raw_fields(decision) if raw else writer.fields(decision)
+        return fields if decision else fit_to_status(fields, status)
+
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
     def start(self, result: ChargeResult, target: RequestTarget | None) -> None:
         """Take the decision of the middleware, before the application runs."""
-        if target is not None and target.route is not None:
-            self.covers = target.route.covers
-        if result.allowed:
-            self.made = result.decided
-        else:
+        if target is not None and target.route is not None and target.route.covers:
+            self.covers, self.unreached = target.route.covers, True
+        if not result.allowed:
             self.denied = result
             self.pending = [each.charge for each in result.decided if not each.charge.owner.limits_routes]
             self._show(result)
+        elif result.prepared is None:
+            if result is not ALLOWED:
+                self.made = result.decided
+        else:
+            self.result, self.is_open = result, result.prepared.reserves
 
     def replacement(self, status: int, request: Request) -> Response | None:
         """Return the denial that replaces a response with this status; None, the usual case: the response is sent.
@@ -158,20 +158,16 @@ class RequestState:
 
     def take(self, limits: object) -> bool:
         """Return whether these limits of a function were decided already; valid for one call."""
-        covered = self.covered
-        if covered is None:
-            if not self.covers:
-                return False
-            covered = self.covered = set(self.covers)
-        if limits not in covered:
+        covers = self.covers
+        if limits not in covers:
             return False
-        covered.discard(limits)
-        self.reached = True
+        self.covers = () if len(covers) == 1 else tuple([each for each in covers if each != limits])
+        self.unreached = False
         return True
 
     def cover(self, limits: Iterable[object]) -> None:
         """Mark limits of other functions as decided."""
-        self.covered = {*(self.covered if self.covered is not None else self.covers), *limits}
+        self.covers = (*self.covers, *limits)
 
     def charge_flow(
         self,
@@ -185,7 +181,7 @@ class RequestState:
 
         `client` is the client of a request that no middleware has identified.
         """
-        if self.covers and not self.reached:
+        if self.unreached:
             yield from self._leave_route_flow()
         pending, self.pending = self.pending, NO_CHARGES
         result = None
@@ -197,11 +193,18 @@ class RequestState:
             if not result.allowed:
                 result = yield from self._count_denial_flow(result, request, self.client or client)
         if result.allowed:
-            self.made = [*self.made, *result.decided]
+            self.add_result(result)
         else:
             self._show(result)
             yield from self.refund_flow()
         return result
+
+    def add_result(self, result: ChargeResult) -> None:
+        """Add what was charged."""
+        if result.prepared is not None and self.result is None and not self._made:
+            self.result, self.is_open = result, result.prepared.reserves
+        else:
+            self.made = [*self.made, *result.decided]
 
     def deny_flow(self, decision: Decision) -> Flow[Any, None]:
         """Add a denial that was decided elsewhere, and refund all charges of the request."""
@@ -215,15 +218,27 @@ class RequestState:
 
     def settle_flow(self, request: object) -> Flow[Any, None]:
         """Settle what depends on the response, by its status; without one, the application has failed."""
-        if self.is_open:
-            made, self.made = self.made, NO_CHARGES  # so that nothing settles it twice
-            self._made = [each._replace(charge=each.charge._replace(reserves=False)) for each in made]
-            self.made = yield from settle_flow(made, request, self.status)
+        if not self.is_open:
+            return
+        prepared = None if self.result is None else self.result.prepared
+        charges = [each.charge for each in self._made] if prepared is None else prepared.charges
+        costs = final_costs(charges, request, self.status)
+        if prepared is not None and not prepared.holds_slots and not any([cost is not None for cost in costs]):  # noqa: C419 - a generator costs more
+            self.is_open = False
+            return
+        made = self.made
+        self.made = [each._replace(charge=each.charge._replace(reserves=False)) for each in made]  # not settled twice
+        self.made = yield from settle_flow(made, costs)
 
     def settle_start_flow(self, request: object, status: int) -> Flow[Any, None]:
         """Settle at the start of a response, so that its headers show it, unless the request holds slots to its end."""
         self.status = status
-        if not any(each.charge.reserves and holds_slots(each) for each in self._made):
+        prepared = None if self.result is None else self.result.prepared
+        if prepared is None:
+            holds = any(each.charge.reserves and has_slots(each.charge.policy) for each in self._made)
+        else:
+            holds = prepared.holds_slots
+        if not holds:
             yield from self.settle_flow(request)
 
     def settle_block_flow(self, charges: Sequence[RequestCharge]) -> Flow[Any, None]:
@@ -232,12 +247,12 @@ class RequestState:
         own = [each for each in self.made if id(each.charge) in early and each.charge.reserves]
         if own:
             self.made = [each for each in self.made if each not in own]
-            settled = yield from settle_flow(own, None, 200)
+            settled = yield from settle_flow(own, final_costs([each.charge for each in own], None, OK))
             self.made = [*self.made, *settled]
 
     def _leave_route_flow(self) -> Flow[Any, None]:
         """Refund the limits of the route that was charged: another one runs, because the path was rewritten."""
-        self.covers, self.covered, self.denied = frozenset(), None, None
+        self.covers, self.unreached, self.denied = (), False, None
         own = [each for each in self.made if each.charge.owner.limits_routes]
         if own:
             self.made = [each for each in self.made if not each.charge.owner.limits_routes]
@@ -266,7 +281,7 @@ class RequestState:
             return None
         decision = BlockedDecision.until(now, charges[0].policy.limits, until)
         limiter.notify(charges[0].policy, key, {}, decision, request.method, request.path)
-        return ChargeResult(allowed=False, decided=[], denials=[MadeCharge(charges[0], decision, "")], block=decision)
+        return ChargeResult.of([], [MadeCharge(charges[0], decision, "")], decision)
 
     def _count_denial_flow(
         self, result: ChargeResult, request: Request, client: RequestClient | None
@@ -292,8 +307,3 @@ class RequestState:
             self.add(each.decision)
         self.made = NO_CHARGES
         return charged if self.outer is None else [*charged, *self.outer._take_charges()]  # noqa: SLF001 - its own kind
-
-
-def holds_slots(made: MadeCharge) -> bool:
-    """Return whether a charge holds slots of a limit."""
-    return any(limit.rules.holds_slots for limit in made.charge.policy.limits)

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.inbound.limiting.charges import ChargeResult, MadeCharge, RequestCharge
 from tidegate.inbound.rules.model import ADMIN_PATH, DEFAULT_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from tidegate.core.decision import Decision
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.category_limiter import CategoryLimiter
-    from tidegate.inbound.limiting.charges import Reporter
+    from tidegate.inbound.limiting.decide import ChargeSet
     from tidegate.inbound.limiting.matched_route import MatchedRoute
     from tidegate.inbound.limiting.plan_limiters import PlanLimiters
     from tidegate.inbound.limiting.route_limiters import RouteLimiters
-    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.inbound.rules.model import Match, Rules
     from tidegate.inbound.rules.path_readings import Route
-    from tidegate.limiter import Limiter
-    from tidegate.policy import Cost, Key
+    from tidegate.policy import Cost
 
     Categories = tuple[tuple[CategoryLimiter, Cost], ...]
 
 MAX_CACHED_TARGETS: Final = 4096  # the cache is cleared when it is full
 MAX_CACHED_PATH_LENGTH: Final = 256  # targets of longer paths are not cached
-METHOD_AND_PATH: Final = 2  # the length of the cache key of most requests
 MISSING: Final[Any] = object()
 
 
 class RequestTarget:
     """The categories and the route of a request, and whether it is for the admin endpoint."""
 
-    __slots__ = ("admin", "categories", "charge", "dropped", "owners", "recorded", "route", "size", "special", "write")
+    __slots__ = ("admin", "categories", "dropped", "needs_request", "prepared", "route", "unplanned")
 
     def __init__(
         self,
@@ -49,30 +44,16 @@ class RequestTarget:
         self.route: MatchedRoute | None = route
         self.admin: bool = admin
         self.dropped: Categories = dropped
-        # The short way, if all charges are 1 at the client's key and nothing depends on the request: charges the keys.
-        self.special: bool = True
-        self.owners: tuple[tuple[Limiter, Any], ...] = ()
-        self.size: int = 0
-        self.recorded: tuple[CategoryLimiter, ...] = ()  # the categories among the owners, which come first
-        self.charge: Callable[..., Any]
-        self.write: FieldWriter
+        # Whether a limit of the route reads the headers to choose its key.
+        self.needs_request: bool = route is not None and any(use.limit.has_key for use in route.uses)
+        # What its requests are charged, by plan (None: no plan); None: it cannot be prepared.
+        self.prepared: dict[str | None, ChargeSet | None] = {}
+        self.unplanned: ChargeSet | None = None  # the same without a plan, if the key of the client is all it needs
 
     @property
     def has_limits(self) -> bool:
         """Whether a request is limited at all: it or its route is charged, or blocked clients are denied."""
         return bool(self.categories or self.dropped) or (self.route is not None and self.route.is_limited)
-
-    def make_result(self, reporter: Reporter, keys: Sequence[Key], decisions: Sequence[Decision]) -> ChargeResult:
-        """Return the result of charges that the short way has made or denied."""
-        decided = [
-            MadeCharge(RequestCharge(limiter, key, 1, owner, reporter), decision)
-            for (limiter, owner), key, decision in zip(self.owners, keys, decisions, strict=True)
-        ]
-        if decisions[0][0]:
-            return ChargeResult(allowed=True, decided=decided, denials=[])
-        return ChargeResult(
-            allowed=False, decided=decided, denials=[each for each in decided if each.denies] or decided
-        )
 
 
 class RequestTargets:
@@ -84,22 +65,19 @@ class RequestTargets:
         category_limiters: Mapping[str, CategoryLimiter],
         route_limiters: RouteLimiters,
         admin_path: str | None,
-        prepare: Callable[[RequestTarget], None],
     ) -> None:
-        """Find targets by these rules. `prepare` adds the short way to a target that can have it."""
+        """Find targets by these rules."""
         self._rules = rules
         self._category_limiters = category_limiters
         self._route_limiters = route_limiters
         self._admin_path = admin_path
-        self._prepare = prepare
         self.cached: dict[object, RequestTarget | None] = {}  # None: the request is not limited
-        # Those of requests that need nothing special, by method and path.
-        self.plain: dict[tuple[str | None, ...], RequestTarget] = {}
+        # The same, for requests that are known by method and path alone.
+        self.plain: dict[object, RequestTarget | None] = {} if rules.by_method else self.cached
 
     def clear(self) -> None:
         """Forget all targets: the routes have changed."""
         self.cached.clear()
-        self.plain.clear()
 
     def find(
         self,
@@ -115,10 +93,6 @@ class RequestTargets:
             if len(self.cached) >= MAX_CACHED_TARGETS:
                 self.clear()
             self.cached[cache_key] = found
-            if found is not None and len(cache_key) == METHOD_AND_PATH and not self._rules.by_method:
-                self._prepare(found)
-                if not found.special:
-                    self.plain[cache_key] = found
         return found
 
     def _match_target(

@@ -189,15 +189,10 @@ class RouteLimit:
         self._logged: set[str] = set()
         self.has_key: bool = key is not None
         self.by_address: bool = key is by_address  # not by the key of the middleware
-        self.is_plain: bool = (
-            fixed is not None
-            and len(fixed) == 1
-            and mode == "enforce"
-            and cost == 1
-            and store is None
-            and not self._coroutines
-            and not (methods or exempt_when or per_method or self.reserves)
-        )
+        # Whether what a request is charged is known before it arrives, but for its key.
+        self.is_fixed: bool = (
+            fixed is not None and not callable(cost) and exempt_when is None and not callable(count)
+        ) and not self._coroutines
 
     def for_middleware(self, name: str, *, coroutines: bool) -> RouteLimit:
         """Return a copy for the option `application_limits` or `default_limits`; raises ConfigError.
@@ -265,17 +260,26 @@ class RouteLimit:
         return own.request_limiter
 
     def make_charge_flow(
-        self, request: Request, native: object, request_limiter: RequestLimiter, client: RequestClient, name: str
+        self,
+        request: Request,
+        native: object,
+        request_limiter: RequestLimiter,
+        client: RequestClient,
+        key: Key,
+        name: str,
     ) -> CallFlow[RequestCharge | None]:
-        """Return what a request is to be charged under the name of a policy; None if it is not limited."""
-        if not self.has_functions:
-            return self.make_charge(request, request_limiter, client, name)
+        """Return what a request is to be charged under the name of a policy; None if it is not limited.
+
+        `key` is the one that the middleware has chosen for the client.
+        """
         if not request_limiter.rules.enabled or not self.applies_to(request.method):
             return None
         if self._exempt_when is not None and (yield from self._call_flow("exempt_when", self._exempt_when, native)):
             return None
-        key = yield from self._choose_key_flow(native, request.mapping, client, request_limiter)
-        if key is None:
+        if self._key_of is not None:
+            yield from self._call_key_flow(native, request.mapping)
+        found = self.choose_key(native, request.mapping, client, key, request_limiter)
+        if found is None:
             return None
         limits = None
         if self._limits_of is not None:
@@ -288,21 +292,44 @@ class RouteLimit:
             cost = yield from self._read_cost_flow(native, limiter.policy)
         reserves = self.reserves or (limits is not None and holds_slots(limits))
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
-        return RequestCharge(limiter, key, cost, self, request_limiter, reserves, native if reserves else None)
+        return RequestCharge(limiter, found, cost, self, request_limiter, reserves, native if reserves else None)
 
-    def make_charge(
-        self, request: Request, request_limiter: RequestLimiter, client: RequestClient, name: str
-    ) -> RequestCharge | None:
-        """Return the same for a limit without functions, which needs only the headers of the request."""
-        if not request_limiter.rules.enabled or not self.applies_to(request.method):
+    def prepare_charge(self, request_limiter: RequestLimiter, name: str, method: str) -> RequestCharge | None:
+        """Return what requests with a method are charged, without their keys; None if they are not limited.
+
+        Only for a limit that calls no functions but `key`.
+        """
+        if not self.applies_to(method):
             return None
-        chosen = None if self._key_of is None or client.key is None else self._key_of(request)
-        key = self._make_key(chosen, client, request_limiter)
-        if key is None:
-            return None
-        limiter = self._limiter(request_limiter, self._count_name(name, request.method), None)
+        limiter = self._limiter(request_limiter, self._count_name(name, method), None)
         assert self._fixed_cost is not None  # noqa: S101 - only functions have no fixed cost
-        return RequestCharge(limiter, key, self._fixed_cost, self, request_limiter, self.reserves)
+        return RequestCharge(limiter, UNKNOWN, self._fixed_cost, self, request_limiter, self.reserves)
+
+    def choose_key(
+        self,
+        native: object,
+        mapping: Any,  # noqa: ANN401 - of any framework
+        client: RequestClient,
+        key: Key,
+        request_limiter: RequestLimiter,
+    ) -> Key | None:
+        """Return the key of a request; None if it is not limited: exempt clients and clients without an address.
+
+        The key function is called once per request; None from it limits by `key`, that of the client.
+        """
+        identifier = request_limiter.client_identifier
+        if client.key is None:
+            return None
+        if self.by_address:
+            key = client.key
+        elif self._key_of is not None:
+            results = key_results(mapping)
+            if id(self) not in results:
+                results[id(self)] = self._key_of(native)
+            chosen = results[id(self)]
+            if chosen is not None:
+                return identifier.make_key(chosen, key)
+        return None if key is UNKNOWN and identifier.allows_unknown else key
 
     def _count_name(self, name: str, method: str) -> str:
         """Return the name of a policy; with `per_method`, each method has its own count."""
@@ -318,10 +345,6 @@ class RouteLimit:
         """Return whether requests with this method are limited."""
         return self._methods is None or method.upper() in self._methods
 
-    def plain_limiter(self, request_limiter: RequestLimiter, name: str) -> Limiter:
-        """Return the limiter of a plain limit at a route."""
-        return self._limiter(request_limiter, name, None)
-
     def final_cost(self, request: FrameworkRequest, status: int, cost: Cost) -> Cost | None:
         """Return the final cost of a request, given the status of its response; None: the estimated cost."""
         del cost
@@ -336,17 +359,12 @@ class RouteLimit:
             return (yield functools.partial(function, native))
         return function(native)
 
-    def _choose_key_flow(
-        self, native: object, mapping: object, client: RequestClient, request_limiter: RequestLimiter
-    ) -> CallFlow[Key | None]:
-        """Return the key of a request, as `_make_key` does; the key function is called once per request."""
-        chosen = None
-        if self._key_of is not None and client.key is not None:
+    def _call_key_flow(self, native: object, mapping: object) -> CallFlow[None]:
+        """Call a key function that is a coroutine function; `choose_key` then uses its result."""
+        if "key" in self._coroutines and self._key_of is not None:
             results = key_results(mapping)
             if id(self) not in results:
-                results[id(self)] = yield from self._call_flow("key", self._key_of, native)
-            chosen = results[id(self)]
-        return self._make_key(chosen, client, request_limiter)
+                results[id(self)] = yield functools.partial(self._key_of, native)
 
     def _read_dynamic_flow(self, native: object) -> CallFlow[tuple[Limit, ...] | None]:
         """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
@@ -394,17 +412,6 @@ class RouteLimit:
                 self._parsed.clear()
             found = self._parsed[cache_key] = read_exact_limits(cache_key)
         return found
-
-    def _make_key(self, chosen: object, client: RequestClient, request_limiter: RequestLimiter) -> Key | None:
-        """Return the key of a request; None if it is not limited: exempt clients and clients without an address.
-
-        `chosen` is what the key function returned; None limits by the key of the client.
-        """
-        if client.key is None:
-            return None
-        if chosen is None:
-            return None if client.key is UNKNOWN and request_limiter.client_identifier.allows_unknown else client.key
-        return request_limiter.client_identifier.make_key(chosen, client.key)
 
     def _limiter(self, request_limiter: RequestLimiter, name: str, limits: tuple[Limit, ...] | None) -> Limiter:
         """Return the limiter of a route, for dynamic limits or (None) for the fixed ones."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.inbound.limiting.charges import FIRST_SERVER_ERROR
 from tidegate.inbound.limiting.limited_functions import is_exempt, is_limited, route_name, stack_of
 from tidegate.inbound.limiting.matched_route import MatchedRoute, RouteFinder, RouteUse, class_handler
+from tidegate.inbound.limiting.settle import FIRST_SERVER_ERROR
 from tidegate.inbound.responses.response import BODY_HEADERS
 
 if TYPE_CHECKING:

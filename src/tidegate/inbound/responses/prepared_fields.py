@@ -43,28 +43,35 @@ class FieldForm(Generic[S]):
         return self.remaining[left] if left < CACHED_REMAINING else (self.remaining_name, self.number(left))
 
 
-def prepare_tightest(policies: Sequence[Policy], form: FieldForm[S]) -> Callable[[Decided], list[tuple[S, S]]]:
+def prepare_tightest(
+    policies: Sequence[Policy], form: FieldForm[S], write_others: FieldWriter
+) -> Callable[[Decided], list[tuple[S, S]]]:
     """Return a function that writes the fields of the tightest of several policies that were charged together.
 
-    Each has one limit. The tightest has the fewest permits left; of equals, it has the latest reset.
+    Each has one limit. The tightest has the fewest permits left; of equals, it has the latest reset. `write_others`
+    writes decisions about other limits: a store that leases permits, or an outage, may have decided about a share.
     """
-    writers = [_limit_writer(policy.limits[0], form) for policy in policies]
-    write_1 = writers[0]
+    rows = [(policy.limits, policy.limits[0].view, _limit_writer(policy.limits[0], form)) for policy in policies]
+    ((own_limits, own_view, own_write), *others) = rows
 
     def write_tightest(decisions: Decided) -> list[tuple[S, S]]:
-        left, reset, write = -1, 0, write_1
-        for decision, each in zip(decisions, writers, strict=True):
-            ((own, _, full),) = decision.views
+        left, reset, write = -1, 0, own_write
+        for (_, at, limits, results, costs), (policy_limits, view, each) in zip(decisions, rows, strict=True):
+            if limits is not policy_limits:
+                return write_others(decisions)
+            own, _, full = results[0] if costs is None else view(results[0], limits[0], costs[0], at)  # type: ignore[misc]  # without costs, views
             if left < 0 or own < left or (own == left and full > reset):
                 left, reset, write = own, full, each
         return write(left, decisions[0][1] + reset)
 
     def write_only(decisions: Decided) -> list[tuple[S, S]]:
-        (decision,) = decisions
-        ((left, _, reset),) = decision.views
-        return write_1(left, decision[1] + reset)
+        _, at, limits, results, costs = decisions[0]
+        if limits is not own_limits:
+            return write_others(decisions)
+        left, _, reset = results[0] if costs is None else own_view(results[0], limits[0], costs[0], at)  # type: ignore[misc]  # as above
+        return own_write(left, at + reset)
 
-    return write_only if len(writers) == 1 else write_tightest
+    return write_tightest if others else write_only
 
 
 def _limit_writer(limit: Limit, form: FieldForm[S]) -> Callable[[int, int], list[tuple[S, S]]]:

@@ -161,10 +161,16 @@ class ResponseWriter:
 
     def tightest_writer(self, policies: Sequence[Policy], *, raw: bool) -> FieldWriter:
         """Return what writes the fields of decisions about policies that were charged together. `raw`: as bytes."""
-        if self.style == "x" and all(policy.only is not None for policy in policies):
-            return prepare_tightest(policies, self._raw_form) if raw else prepare_tightest(policies, self._text_form)
         write_decision: FieldWriter = self.raw_fields if raw else self.fields
-        return lambda decisions: write_decision(combine_decisions(decisions))
+
+        def write_combined(decisions: Sequence[Decision]) -> list[Any]:
+            return write_decision(combine_decisions(decisions))
+
+        if self.style != "x" or any(policy.only is None for policy in policies):
+            return write_combined
+        if raw:
+            return prepare_tightest(policies, self._raw_form, write_combined)
+        return prepare_tightest(policies, self._text_form, write_combined)
 
     def is_plain(self, headers: Iterable[RawField]) -> bool:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""
