@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
-from tidegate.stores.sqlite.database import APPLICATION_ID, has_object
+from tidegate.stores.sqlite.database import APPLICATION_ID, SCHEMA_VERSION, has_object
 
 if TYPE_CHECKING:
     import sqlite3
@@ -51,13 +51,13 @@ def columns_of(db: sqlite3.Connection, table: str) -> set[str]:
 
 
 def rename_tables(db: sqlite3.Connection) -> None:
-    """Rename the tables of the document, in one transaction, so that the file can be migrated as an empty one."""
+    """Rename the tables of the document, in one transaction, so that those of a budget can be created."""
     db.execute("BEGIN IMMEDIATE")
     if is_document_database(db):  # another process may have been faster
         db.execute(f"ALTER TABLE rate_limits RENAME TO {COUNTS}")
         db.execute(f"ALTER TABLE task_completions RENAME TO {COMPLETIONS}")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute("PRAGMA user_version = 0")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
 
 

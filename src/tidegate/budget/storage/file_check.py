@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.budget.storage.document_tables import is_document_database
 from tidegate.errors import ConfigError
-from tidegate.stores.sqlite.database import ADVICE, WRONG_PATH_CODES, WrongFileError, error_code, find_version
+from tidegate.stores.sqlite.database import ADVICE, WRONG_PATH_CODES, WrongFileError, check_version, error_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def _check_file(path: Path) -> None:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
             if not is_document_database(db):
-                find_version(db, path)
+                check_version(db, path)
     except (WrongFileError, sqlite3.Error) as error:
         refuse_wrong_path(error, path)
 

@@ -27,7 +27,7 @@ from tidegate.errors import StoreUnavailable
 from tidegate.files import make_private_folder
 from tidegate.fork import fork_safe
 from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
-from tidegate.stores.sqlite.database import Migration, read_migrations
+from tidegate.stores.sqlite.database import Schema, read_schema
 from tidegate.stores.sqlite.store import SQLiteStore, decide
 
 if TYPE_CHECKING:
@@ -232,8 +232,8 @@ class BudgetStore(SQLiteStore):
         super().close()
         self._process_lock.release()
 
-    def _migrations(self) -> list[Migration]:
-        return [*super()._migrations(), *read_migrations(__package__, creates="budget_open")]
+    def _schemas(self) -> list[Schema]:
+        return [*super()._schemas(), read_schema(__package__)]
 
     def _adopt(self, db: sqlite3.Connection) -> None:
         """Take over a database with the tables of the document; `count_again` imports them."""

@@ -3,9 +3,9 @@
 store.py          SQLiteStore: one write transaction per call, in which the Python core decides
 rows.py           reads and writes states as rows
 log_rows.py       a log as rows, for the core: a search reads a few rows, however long the log is
-database.py       opens the file, migrates its schema, explains its errors
+database.py       opens the file, creates its tables, explains its errors
 async_worker.py   the async form: a thread that decides the calls of many tasks in shared transactions
-*.sql             the migrations of the schema
+schema.sql        its tables and views
 """
 
 from tidegate.stores.sqlite.store import SQLiteStore, Synchronous, open_sqlite

@@ -1,4 +1,4 @@
-"""Opens the database file, migrates its schema, and explains its errors."""
+"""Opens the database file, creates its tables, and explains its errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APPLICATION_ID: Final = 0x74696465  # "tide", in the file's header: identifies files of tidegate
-SCHEMA_VERSION: Final = 3  # the newest version that can be read: 1 and 2 are the store's, 3 adds tables of budgets
+SCHEMA_VERSION: Final = 4  # of the files that can be read
 CACHED_STATEMENTS: Final = 64
 WAL_PAGES: Final = 4000  # size of the write-ahead log at which it is written back into the file
 WAL_BYTES: Final = 16 * 2**20  # the write-ahead log is truncated to this size afterwards, if a reader delayed it
 
-CREATED_OBJECT: Final = re.compile(r"-- Applied to files without the (?:table|view) (\w+)\.")
+CREATED_TABLE: Final = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 DAMAGED_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 ADVICE: Final = {
@@ -63,21 +63,23 @@ def explain(error: sqlite3.Error, attempt: str, path: Path) -> StoreUnavailable:
 
 
 class WrongFileError(StoreUnavailable):
-    """The file is the database of another program, or of a newer version."""
+    """The file is the database of another program, or of another version."""
 
 
-class Migration(NamedTuple):
-    """A numbered step of the schema.
+class Schema(NamedTuple):
+    """Tables and views that belong together: they are missing from a file that lacks the first of these tables.
 
-    A step of the store itself is missing from a file whose version is lower than its number. A step of a subclass names
-    a table that it creates, and is missing from a file without this table, so files that the subclass does not use
-    can get later steps of the store without it. A step that only adds a table or changes views works in the same way:
-    it names the table or a view in its first line, and needs no new version.
+    A subclass of the store has a schema of its own: only files that it uses have its tables.
     """
 
-    number: int
     script: str
-    creates: str | None = None
+
+    @property
+    def first_table(self) -> str:
+        """The name of the first table that the script creates."""
+        found = CREATED_TABLE.search(self.script)
+        assert found is not None  # noqa: S101 - each schema has a table
+        return found[1]
 
 
 def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
@@ -95,14 +97,14 @@ def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
     )
 
 
-def prepare(db: sqlite3.Connection, path: Path, synchronous: str, migrations: Sequence[Migration]) -> None:
-    """Configure a new connection, and migrate the schema of its file."""
+def prepare(db: sqlite3.Connection, path: Path, synchronous: str, schemas: Sequence[Schema]) -> None:
+    """Configure a new connection, and create the tables that its file lacks."""
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
     if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         db.execute("PRAGMA journal_mode = WAL")
-    migrate(db, path, migrations)
+    create_tables(db, path, schemas)
 
 
 def discard(db: sqlite3.Connection) -> None:
@@ -114,29 +116,20 @@ def discard(db: sqlite3.Connection) -> None:
         db.close()
 
 
-def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
-    """Apply the migrations that the file lacks, all in one transaction; the caller discards it on an error."""
-    if not find_missing(db, find_version(db, path), migrations):
+def create_tables(db: sqlite3.Connection, path: Path, schemas: Sequence[Schema]) -> None:
+    """Create the tables that the file lacks, all in one transaction; the caller discards it on an error."""
+    check_version(db, path)
+    if all(has_object(db, schema.first_table) for schema in schemas):
         return
     db.execute("BEGIN IMMEDIATE")
-    version = find_version(db, path)  # another process may have been faster
-    for migration in find_missing(db, version, migrations):
-        for statement in statements(migration.script):
-            db.execute(statement)
-        version = max(version, migration.number)
+    check_version(db, path)
+    for schema in schemas:
+        if not has_object(db, schema.first_table):  # another process may have been faster
+            for statement in statements(schema.script):
+                db.execute(statement)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    db.execute(f"PRAGMA user_version = {version}")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
-
-
-def find_missing(db: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> list[Migration]:
-    """List the migrations that a file of this version lacks, in the order of their numbers."""
-    missing = [
-        migration
-        for migration in migrations
-        if (migration.number > version if migration.creates is None else not has_object(db, migration.creates))
-    ]
-    return sorted(missing, key=lambda migration: (migration.number, migration.creates is not None))
 
 
 def has_object(db: sqlite3.Connection, name: str) -> bool:
@@ -145,30 +138,27 @@ def has_object(db: sqlite3.Connection, name: str) -> bool:
     return db.execute(query, (name,)).fetchone() is not None
 
 
-def find_version(db: sqlite3.Connection, path: Path) -> int:
-    """Return the schema version of the file; raise WrongFileError if it is newer, or of another program."""
+def check_version(db: sqlite3.Connection, path: Path) -> None:
+    """Raise WrongFileError if the file is of another version, or of another program; an empty file is neither."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         if version or db.execute("SELECT * FROM sqlite_master LIMIT 1").fetchone():
             raise WrongFileError(f"{path} is the database of another program: use another path")
-        return 0
-    if version > SCHEMA_VERSION:
+    elif version > SCHEMA_VERSION:
         raise WrongFileError(
-            f"{path} was written by a newer tidegate (schema {version}, expected at most {SCHEMA_VERSION}): upgrade "
+            f"{path} was written by a newer tidegate (schema {version}, expected {SCHEMA_VERSION}): upgrade "
             "tidegate, or use another path"
         )
-    return version
+    elif version < SCHEMA_VERSION:
+        raise WrongFileError(
+            f"{path} was written by an older tidegate that was never released (schema {version}, expected "
+            f"{SCHEMA_VERSION}): move the file away, together with its -wal and -shm files, to start with an empty file"
+        )
 
 
-def read_migrations(package: str, creates: str | None = None) -> list[Migration]:
-    """Read the migrations of a package, numbered by their file names: `0001_tables.sql` is number 1."""
-    migrations = []
-    for file in sorted(files(package).iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".sql"):
-            script = file.read_text(encoding="utf-8")
-            named = CREATED_OBJECT.match(script)
-            migrations.append(Migration(int(file.name.partition("_")[0]), script, named[1] if named else creates))
-    return migrations
+def read_schema(package: str) -> Schema:
+    """Read the schema of a package."""
+    return Schema((files(package) / "schema.sql").read_text(encoding="utf-8"))
 
 
 def statements(script: str) -> Iterator[str]:

@@ -25,13 +25,13 @@ from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
 from tidegate.stores.sqlite.database import (
     BUSY_CODES,
     DAMAGED_CODES,
-    Migration,
+    Schema,
     connect,
     discard,
     error_code,
     explain,
     prepare,
-    read_migrations,
+    read_schema,
 )
 from tidegate.stores.sqlite.rows import KeyRow, StateRows, storable
 from tidegate.stores.sqlite.value_rows import check_conditions, get_value, list_values, sweep_values, write_values
@@ -334,18 +334,18 @@ class SQLiteStore(Store):
             yield_thread(MAX_LOCK_PAUSE)
         self._db = db = connect(self.path, create=self._creates)
         self._adopt(db)
-        prepare(db, self.path, self.synchronous, self._migrations())
+        prepare(db, self.path, self.synchronous, self._schemas())
         stat = self.path.stat()
         self._inode, self._removed = (stat.st_dev, stat.st_ino), False
         self._rows = rows = StateRows(db.cursor(), self._kept_policies)
         return rows
 
-    def _migrations(self) -> list[Migration]:
-        """Return the migrations of the schema; a subclass with tables of its own adds theirs."""
-        return read_migrations("tidegate.stores.sqlite")
+    def _schemas(self) -> list[Schema]:
+        """Return the tables of the file; a subclass adds its own."""
+        return [read_schema("tidegate.stores.sqlite")]
 
     def _adopt(self, db: sqlite3.Connection) -> None:
-        """Prepare a file of another program for the migrations, in a subclass that can read it."""
+        """Prepare a file of another program for the tables of this one, in a subclass that can read it."""
 
     def _close(self) -> None:
         """Close the connection. `_db` is cleared last, so that an interrupted close is repeated."""

@@ -1,43 +1,6 @@
--- A file of schema 3, as tidegate wrote it when every SQLite file had the tables of budgets: three completed tasks of a
--- budget, and the key 'k' of another policy with 2 of 5 permits used.
-PRAGMA application_id = 0x74696465;
-PRAGMA user_version = 3;
-BEGIN TRANSACTION;
-CREATE TABLE budget_completion (
-    id        INTEGER PRIMARY KEY,
-    policy    TEXT    NOT NULL,
-    completed INTEGER NOT NULL,
-    tasks     INTEGER NOT NULL,  -- how many, where they have no names of their own
-    task_type TEXT,
-    task_id   TEXT,
-    cost      TEXT               -- JSON: what the whole batch cost, by unit, with its first row
-);
-INSERT INTO "budget_completion" VALUES(1,'budget:tasks',1750000000000000,1,NULL,'a',NULL);
-INSERT INTO "budget_completion" VALUES(2,'budget:tasks',1750000000000000,1,NULL,'b',NULL);
-INSERT INTO "budget_completion" VALUES(3,'budget:tasks',1750000000000000,1,NULL,NULL,NULL);
-CREATE TABLE budget_open (
-    owner   INTEGER NOT NULL,  -- who reserved: a random number for each budget that a program opens
-    at      INTEGER NOT NULL,  -- when: the instant of the charge, in microseconds
-    number  INTEGER NOT NULL,  -- of those of the same instant
-    policy  TEXT    NOT NULL,
-    expires INTEGER NOT NULL,  -- not settled by then, it is given back
-    costs   TEXT    NOT NULL,  -- JSON: what is still open, by the name of each limit
-    PRIMARY KEY (owner, at, number)
-) WITHOUT ROWID;
-CREATE TABLE entry (
-    log       INTEGER NOT NULL,
-    seq       INTEGER NOT NULL,
-    time      INTEGER NOT NULL,
-    sum       INTEGER NOT NULL,  -- of the costs up to here: rises with seq, so that both can be bisected
-    cost      INTEGER NOT NULL,
-    task_type TEXT,
-    task_id   TEXT,
-    PRIMARY KEY (log, seq)
-) WITHOUT ROWID;
-CREATE TABLE log (
-    id    INTEGER PRIMARY KEY AUTOINCREMENT,
-    state INTEGER              -- the row it belongs to; NULL: ended, its entries are to be removed
-);
+-- One row per policy and key holds the states of all its limits; long logs have rows of their own.
+-- Times are microseconds since 1970.
+
 CREATE TABLE state (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,
     policy  TEXT    NOT NULL,
@@ -48,10 +11,44 @@ CREATE TABLE state (
     due     INTEGER NOT NULL,  -- when to look whether the row can go; it may live longer, but not end before
     UNIQUE (policy, key)
 );
-INSERT INTO "state" VALUES(1,'budget:tasks','tasks','[["minute","sliding_log",9007199254740991,60000000,"tasks",9007199254740991,"1m","UTC",1,0],["day","sliding_log",9007199254740991,86400000000,"tasks",9007199254740991,"1d","UTC",1,0]]','[[1750000000000000, 2, 1750000000000000, 1], [1750000000000000, 2, 1750000000000000, 1]]',1750000000000000,1750087503970304);
-INSERT INTO "state" VALUES(2,'default','k','[["1h","sliding_log",5,3600000000,"requests",5,"1h","UTC",1,0]]','[[1750000000000000, 2]]',1750000000000000,1750003617890304);
+
 CREATE INDEX state_due ON state (due);
+
+CREATE TABLE log (
+    id    INTEGER PRIMARY KEY AUTOINCREMENT,
+    state INTEGER              -- the row it belongs to; NULL: ended, its entries are to be removed
+);
+
 CREATE INDEX log_state ON log (state);
+
+CREATE TABLE entry (
+    log       INTEGER NOT NULL,
+    seq       INTEGER NOT NULL,
+    time      INTEGER NOT NULL,
+    sum       INTEGER NOT NULL,  -- of the costs up to here: rises with seq, so that both can be bisected
+    cost      INTEGER NOT NULL,
+    task_type TEXT,
+    task_id   TEXT,
+    PRIMARY KEY (log, seq)
+) WITHOUT ROWID;
+
+-- Small values (stores/values.py).
+CREATE TABLE value (
+    collection TEXT    NOT NULL,  -- Collection.identity
+    name       TEXT    NOT NULL,
+    data       BLOB    NOT NULL,
+    written    INTEGER NOT NULL,
+    ends       INTEGER NOT NULL,
+    PRIMARY KEY (collection, name)
+) WITHOUT ROWID;
+
+CREATE INDEX value_ends ON value (ends);
+
+-- Views of the stored states, for SQL queries. Numbers are as of `updated_at`, the last change of the key: the views do
+-- not read a clock. Timestamps are UTC strings that sort, and compare with datetime('now', …). Policies of
+-- tidegate itself are not shown. The window of a log reaches from its oldest counted permit until the newest one no longer
+-- counts.
+
 CREATE VIEW tidegate_parts AS
 SELECT state.id AS state, policy, state.key AS key, updated,
        part.key AS place,
@@ -64,7 +61,21 @@ SELECT state.id AS state, policy, state.key AS key, updated,
        json_extract(part.value, '$[6]') AS period,
        json_extract(numbers, '$[' || part.key || ']') AS n
 FROM state, json_each(state.limits) AS part
-WHERE json_extract(numbers, '$[' || part.key || '][0]') IS NOT NULL;
+WHERE json_extract(numbers, '$[' || part.key || '][0]') IS NOT NULL AND policy NOT GLOB 'tidegate.*';
+
+-- The counted permits of logs, in the order in which they were taken: in the state itself, or as rows of `entry`.
+CREATE VIEW tidegate_logs AS
+SELECT parts.state, parts.place, number.value AS time
+FROM tidegate_parts AS parts, json_each(parts.n) AS number
+WHERE json_type(parts.n, '$[0]') = 'integer' AND number.key % 2 = 0
+  AND json_extract(parts.n, '$[' || (number.key + 1) || ']') > 0
+UNION ALL
+SELECT parts.state, parts.place, entry.time
+FROM tidegate_parts AS parts JOIN entry ON entry.log = json_extract(parts.n, '$[0][0]')
+                                       AND entry.seq >= json_extract(parts.n, '$[0][2]')
+                                       AND entry.seq < json_extract(parts.n, '$[0][3]')
+WHERE json_type(parts.n, '$[0]') = 'array' AND entry.cost > 0;
+
 CREATE VIEW tidegate_windows AS
 SELECT *,
        CASE algorithm
@@ -83,7 +94,8 @@ SELECT *,
          WHEN 'sliding_window' THEN json_extract(n, '$[2]')
          WHEN 'fixed_window' THEN json_extract(n, '$[1]')
          WHEN 'calendar_window' THEN json_extract(n, '$[1]')
-         ELSE updated - length
+         ELSE coalesce((SELECT min(time) FROM tidegate_logs AS logs
+                        WHERE logs.state = weighted.state AND logs.place = weighted.place), updated)
        END AS opened,
        CASE algorithm
          WHEN 'token_bucket' THEN json_extract(n, '$[1]')
@@ -91,40 +103,44 @@ SELECT *,
          WHEN 'sliding_window' THEN json_extract(n, '$[2]') + length
          WHEN 'fixed_window' THEN json_extract(n, '$[1]') + length
          WHEN 'calendar_window' THEN json_extract(n, '$[2]')
-         ELSE updated
+         ELSE coalesce((SELECT max(time) + weighted.length FROM tidegate_logs AS logs
+                        WHERE logs.state = weighted.state AND logs.place = weighted.place), updated)
        END AS closes
 FROM (
     SELECT *, CASE algorithm WHEN 'sliding_window' THEN
         1.0 * json_extract(n, '$[1]') * max(0, json_extract(n, '$[2]') + length - updated) / length END AS ceiled
     FROM tidegate_parts
-);
+) AS weighted;
+
+-- All columns, one row per policy, key and limit.
 CREATE VIEW tidegate_states AS
 SELECT policy, key, name, algorithm, unit, quota, period, used,
        strftime('%Y-%m-%d %H:%M:%S', opened / 1000000, 'unixepoch') || printf('.%06dZ', opened % 1000000) AS window_start,
        strftime('%Y-%m-%d %H:%M:%S', closes / 1000000, 'unixepoch') || printf('.%06dZ', closes % 1000000) AS window_end,
        strftime('%Y-%m-%d %H:%M:%S', updated / 1000000, 'unixepoch') || printf('.%06dZ', updated % 1000000) AS updated_at
 FROM tidegate_windows;
+
+-- One row per key: the first limit of its policy.
 CREATE VIEW rate_limiter_state AS
 SELECT key AS domain, used AS request_count,
        strftime('%Y-%m-%d %H:%M:%S', opened / 1000000, 'unixepoch') || printf('.%06dZ', opened % 1000000) AS window_start,
        strftime('%Y-%m-%d %H:%M:%S', updated / 1000000, 'unixepoch') || printf('.%06dZ', updated % 1000000) AS updated_at
 FROM (SELECT *, min(place) FROM tidegate_windows GROUP BY state);
-CREATE INDEX budget_open_expires ON budget_open (policy, expires);
-CREATE INDEX budget_completion_completed ON budget_completion (completed);
+
+-- One row per limit of each key. Rolling windows end at `last_updated`.
 CREATE VIEW rate_limits AS
-SELECT CASE WHEN policy GLOB 'budget:*' THEN name
-            ELSE CASE period WHEN '1m' THEN 'minute' WHEN '1h' THEN 'hour' WHEN '1d' THEN 'day' WHEN '1w' THEN 'week'
-                             WHEN '30d' THEN 'month' ELSE period END END AS time_period,
+SELECT CASE period WHEN '1m' THEN 'minute' WHEN '1h' THEN 'hour' WHEN '1d' THEN 'day' WHEN '1w' THEN 'week'
+                   WHEN '30d' THEN 'month' ELSE period END AS time_period,
        used AS current_count,
        strftime('%Y-%m-%d %H:%M:%S', opened / 1000000, 'unixepoch') || printf('.%06dZ', opened % 1000000) AS window_start,
        strftime('%Y-%m-%d %H:%M:%S', closes / 1000000, 'unixepoch') || printf('.%06dZ', closes % 1000000) AS window_end,
        strftime('%Y-%m-%d %H:%M:%S', updated / 1000000, 'unixepoch') || printf('.%06dZ', updated % 1000000) AS last_updated
-FROM tidegate_windows
-WHERE NOT (policy GLOB 'budget:*' AND instr(name, '<'));
+FROM tidegate_windows;
+
+-- One row per permit in the longest log of each key, oldest first; `id` numbers the rows of the result.
 CREATE VIEW task_completions AS
 WITH RECURSIVE longest AS (
-    SELECT state, n, max(length) FROM tidegate_parts
-    WHERE algorithm = 'sliding_log' AND NOT policy GLOB 'budget:*' GROUP BY state
+    SELECT state, n, max(length) FROM tidegate_parts WHERE algorithm = 'sliding_log' GROUP BY state
 ), admitted (time, cost, task_type, task_id) AS (
     SELECT entry.time, entry.cost, entry.task_type, entry.task_id
     FROM longest JOIN entry ON entry.log = json_extract(n, '$[0][0]')
@@ -134,8 +150,6 @@ WITH RECURSIVE longest AS (
     SELECT json_extract(n, '$[' || number.key || ']'), json_extract(n, '$[' || (number.key + 1) || ']'), NULL, NULL
     FROM longest, json_each(n) AS number
     WHERE json_type(n, '$[0]') = 'integer' AND number.key % 2 = 0
-    UNION ALL
-    SELECT completed, tasks, task_type, task_id FROM budget_completion
 ), task (time, cost, task_type, task_id, number) AS (
     SELECT time, cost, task_type, task_id, 1 FROM admitted
     UNION ALL
@@ -145,6 +159,3 @@ SELECT row_number() OVER (ORDER BY time) AS id,
        strftime('%Y-%m-%d %H:%M:%S', time / 1000000, 'unixepoch') || printf('.%06dZ', time % 1000000) AS completed_at,
        task_type, task_id
 FROM task;
-DELETE FROM "sqlite_sequence";
-INSERT INTO "sqlite_sequence" VALUES('state',2);
-COMMIT;
