@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS   :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run screenshots test test-all test-more test-package test-recipes test-others test-mutants lint format docs page site release manifests monitoring cli-page bench bench-compare mutants soak lock clean venv servers
+.PHONY: help run screenshots test test-all test-more test-package test-recipes test-others test-mutants lint format docs page site release manifests monitoring reference bench bench-compare mutants soak lock clean venv servers
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,8 +101,9 @@ manifests: venv ## write deploy/kubernetes from the Helm chart
 	@mkdir -p deploy/kubernetes
 	@$(VENV)/bin/helm template tidegate deploy/helm/tidegate --namespace tidegate > deploy/kubernetes/tidegate.yaml
 
-cli-page: venv ## write docs/reference/cli.md from the parser of the command line
+reference: venv ## write docs/reference from the code: commands, settings, metrics, header fields, log lines, JSON fields, errors
 	@$(PY) tools/make_cli_page.py
+	@$(PY) tools/site_reference.py
 
 monitoring: venv ## write dashboards, alert rules and the runbook from deploy/monitoring.yaml
 	@$(PY) tools/make_monitoring.py

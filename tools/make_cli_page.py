@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 SETTINGS_PAGE: Final = PAGE.parents[1] / "howto" / "service.md"
-TABLE_BEGIN: Final = "<!-- settings: written by make cli-page -->"
+TABLE_BEGIN: Final = "<!-- settings: written by make reference -->"
 TABLE_END: Final = "<!-- end of settings -->"
-METRICS_BEGIN: Final = "<!-- metrics: written by make cli-page -->"
+METRICS_BEGIN: Final = "<!-- metrics: written by make reference -->"
 METRICS_END: Final = "<!-- end of metrics -->"
 TABLE_SECTIONS: Final = """\
 | `policies` | policies by name; option `--policy NAME=LIMITS`, variable `TIDEGATE_POLICIES` (`a=1/1s; b=5/1m`) | none |

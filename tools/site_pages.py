@@ -5,7 +5,7 @@
 
 The folder has the pages of docs/, and:
 
-- The reference pages, from the code (`site_reference`), and the pictures of the algorithms (`site_pictures`).
+- The pages of the API (`site_reference`), and the pictures of the algorithms (`site_pictures`).
 - The pages in the root of the repository, such as ARCHITECTURE.md, under project/.
 - A page under files/ for each file or folder of the repository that a page links to, so that no link leaves the site.
 - A stylesheet.
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.docs.links import CODE, LINK  # noqa: E402 - found in ROOT
 from tools.site_pictures import LIMITS, draw  # noqa: E402 - found in ROOT
-from tools.site_reference import all_pages  # noqa: E402 - found in ROOT
+from tools.site_reference import api_pages  # noqa: E402 - found in ROOT
 
 PROJECT_PAGES: Final = {name: f"project/{name.lower()}" for name in (
     "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
@@ -54,7 +54,7 @@ def write(folder: Path) -> None:
     """Write all pages and pictures into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
-    texts = all_pages() | {STYLESHEET: STYLES}
+    texts = api_pages() | {STYLESHEET: STYLES}
     waiting = [(f"docs/{path.relative_to(folder)}", path.read_text(encoding="utf-8")) for path in folder.rglob("*.md")]
     for source, text in waiting:
         path = source.removeprefix("docs/")
@@ -117,7 +117,7 @@ def outside_links(text: str, source: str) -> list[str]:
 
 def has_page(target: str) -> bool:
     """Return whether a file of the repository is a page of the site anyway."""
-    return target in PROJECT_PAGES or target in {HOME, "docs"} or target.startswith(("docs/", "reference/"))
+    return target in PROJECT_PAGES or target in {HOME, "docs"} or target.startswith("docs/")
 
 
 def place_of(target: str) -> str:

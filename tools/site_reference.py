@@ -1,14 +1,15 @@
-"""Writes the reference pages of the site from the code: settings, metrics, header fields, log lines, API.
+"""Writes the reference pages from the code: settings, metrics, header fields, log lines, JSON fields, errors, API.
 
-    python tools/site_reference.py FOLDER
+    python tools/site_reference.py        # all but the API into docs/reference: `make reference`
 
-`make site` does this when it builds the site; the pages are not in the repository. Names, types, options, variables and
-messages come from the code. The meaning of a setting that has no help text in the code comes from the table in the
-guide that describes it: a setting without such a row is an error.
+Names, types, options, variables and messages come from the code. The meaning of a setting that has no help text in the
+code comes from the table in the guide that describes it: a setting without such a row is an error. `make site` adds the
+pages of the API, whose text mkdocstrings reads from the code.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -23,7 +24,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.docs.links import FENCE, anchor_of  # noqa: E402 - found in ROOT
 from tests.project.public_surface import public_modules  # noqa: E402 - found in ROOT
+from tidegate import errors  # noqa: E402 - after ROOT
 from tidegate.budget.settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
+from tidegate.cli import EXIT_CODES  # noqa: E402 - after ROOT
 from tidegate.cli.file_kinds import KINDS  # noqa: E402 - after ROOT
 from tidegate.egress import messages  # noqa: E402 - after ROOT
 from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS  # noqa: E402 - after ROOT
@@ -34,11 +37,14 @@ from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS  # no
 from tidegate.outbound.providers.pool_file import KEY_FIELDS, MEMBER_FIELDS, POOL_FIELDS  # noqa: E402 - after ROOT
 from tidegate.outbound.providers.profile_file import PROFILE_FIELDS  # noqa: E402 - after ROOT
 from tidegate.outbound.sources.source import SOURCE_FIELDS  # noqa: E402 - after ROOT
+from tidegate.service.api.problems import KINDS as PROBLEM_KINDS  # noqa: E402 - after ROOT
+from tidegate.service.api.problems import PROBLEM_PREFIX  # noqa: E402 - after ROOT
 from tidegate.service.config.settings import (  # noqa: E402 - after ROOT
     ENVIRONMENT_PREFIX,
     OPTIONS,
     SECTIONS,
 )
+from tidegate.service.http.openapi import document  # noqa: E402 - after ROOT
 from tidegate.stores.outage.open import OPTIONS as OUTAGE_OPTIONS  # noqa: E402 - after ROOT
 from tidegate.stores.postgres.store import OPTIONS as POSTGRES_OPTIONS  # noqa: E402 - after ROOT
 from tidegate.stores.redis.address import OPTIONS as REDIS_OPTIONS  # noqa: E402 - after ROOT
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 DOCS: Final = ROOT / "docs"
-GENERATED: Final = "This page is generated from the code when the site is built."
+GENERATED: Final = "This page is generated from the code (`make reference`)."
 
 
 # ---- tables of the guides --------------------------------------------------------------------------------------------
@@ -409,6 +415,99 @@ def logs_page() -> str:
     return "\n".join(lines)
 
 
+# ---- JSON fields -----------------------------------------------------------------------------------------------------
+
+
+def json_page() -> str:
+    """Write the fields of the requests and responses of the service."""
+    lines = [
+        "# JSON fields",
+        "",
+        (
+            f"{GENERATED} It lists the fields of requests and responses of the service; [wire.md](wire.md) has the "
+            "protocol, and `GET /openapi.json` returns the schemas."
+        ),
+        "",
+    ]
+    schemas = json.loads(document())["components"]["schemas"]
+    for name, schema in schemas.items():
+        found = properties_of(schema, schemas)
+        if found:
+            rows = [
+                [code(field), type_of(flat(value, schemas)), plain(description_of(value, schemas))]
+                for field, value in found.items()
+            ]
+            lines += [f"## {name}", "", plain(schema.get("description", "")), ""]
+            lines += table(["field", "type", "meaning"], rows)
+    return "\n".join(lines)
+
+
+def properties_of(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a schema, and of the schemas that it combines."""
+    found: dict[str, Any] = {}
+    for part in (*schema.get("allOf", ()), *schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        found |= properties_of(flat(part, schemas), schemas)
+    return found | schema.get("properties", {})
+
+
+def flat(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema in place of a reference to it."""
+    if "$ref" in schema:
+        return dict(schemas[schema["$ref"].rpartition("/")[2]])
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [flat(each, schemas) for each in schema["anyOf"]]}
+    return schema
+
+
+def description_of(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """Return the description of a field, or that of its type."""
+    return str(schema.get("description") or flat(schema, schemas).get("description") or "")
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def errors_page() -> str:
+    """Write the exceptions, the problem types of the service and of the gateway, and the exit codes."""
+    exceptions = [getattr(errors, name) for name in sorted(errors.__all__)]
+    lines = [
+        "# Errors",
+        "",
+        f"{GENERATED} A denial is not an error: `try_acquire` returns a Decision.",
+        "",
+        "## Exceptions",
+        "",
+        "All are in `tidegate`. In the web frameworks, a denied request is `RateLimitExceeded`, a `Denied`.",
+        "",
+        *table(
+            ["exception", "bases", "meaning"],
+            [
+                [code(each.__name__), ", ".join(code(base.__name__) for base in each.__bases__), summary_of(each)]
+                for each in exceptions
+            ],
+        ),
+        "## Problem types of the service",
+        "",
+        f"Problem details (RFC 9457) have the type `{PROBLEM_PREFIX}` and one of these names.",
+        "",
+        *table(
+            ["type", "status", "meaning"],
+            [[code(kind), str(status), plain(title)] for kind, (status, title) in PROBLEM_KINDS.items()],
+        ),
+        "The gateway's are in the [guide](../howto/egress.md#header-fields-and-errors).",
+        "",
+        "## Exit codes of commands",
+        "",
+        *table(["code", "meaning"], [[str(number), plain(meaning)] for number, meaning in EXIT_CODES.items()]),
+    ]
+    return "\n".join(lines)
+
+
+def summary_of(described: type) -> str:
+    """Return the first line of a docstring."""
+    return plain((described.__doc__ or "").strip().partition("\n")[0])
+
+
 # ---- API -------------------------------------------------------------------------------------------------------------
 
 
@@ -434,21 +533,16 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/metrics.md": metrics_page,
     "reference/headers.md": headers_page,
     "reference/logs.md": logs_page,
+    "reference/json.md": json_page,
+    "reference/errors.md": errors_page,
 }
 
 
-def all_pages() -> dict[str, str]:
-    """Write all pages of the reference, by their path in the site."""
-    return {path: write() for path, write in PAGES.items()} | api_pages()
-
-
-def main(folder: str) -> None:
-    """Write the pages into a folder, to read them."""
-    for path, text in all_pages().items():
-        target = Path(folder) / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+def write_pages() -> dict[str, str]:
+    """Write the pages of docs/reference, by their path in docs."""
+    return {path: f"{write().rstrip()}\n" for path, write in PAGES.items()}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for path, text in write_pages().items():
+        (DOCS / path).write_text(text, encoding="utf-8")

@@ -39,8 +39,8 @@ def test_help_fits_the_terminal(name, columns, capsys, monkeypatch):
 
 
 def test_the_page_is_what_the_parser_says():
-    assert PAGE.read_text(encoding="utf-8") == write_page(), "run: make cli-page"
-    assert SETTINGS_PAGE.read_text(encoding="utf-8") == write_settings_page(), "run: make cli-page"
+    assert PAGE.read_text(encoding="utf-8") == write_page(), "run: make reference"
+    assert SETTINGS_PAGE.read_text(encoding="utf-8") == write_settings_page(), "run: make reference"
 
 
 def test_every_argument_and_option_has_help():
