@@ -9,10 +9,12 @@ import pytest
 from tests.cases import cases
 from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running, settled
 from tests.outbound.flows import FailingSettlements
-from tests.outbound.server import as_json
+from tests.outbound.server import Answer, as_json
 from tidegate import ConfigError
 from tidegate.egress import load_egress
+from tidegate.testing import ManualClock
 
+START = 1_728_000_000
 CALLERS = {
     "research": {"token": TOKEN, "limits": ["3/1m"], "max_priority": 5, "connections": 2},
     "other": {"token": OTHER_TOKEN, "providers": ["elsewhere"]},
@@ -194,12 +196,40 @@ async def test_a_client_that_leaves_while_it_waits_costs_its_caller_nothing(upst
         call = asyncio.create_task(gateway.get("/up/x", headers=headers))
         counts = gateway.gateway.stats.counts("research", "up")
         await settled(lambda: counts.waiting == 1 and gateway.gateway.gate.metrics()["waiting"] == 1)
-        assert await used_by_caller(gateway) == {"1m": 2}
+        assert await used_by_caller(gateway) == {"1m": 1}, "both are charged in one step"
         call.cancel()
         await settled(lambda: counts.active == 0)
         await gateway.gateway.background.finish()
         assert await used_by_caller(gateway) == {"1m": 1}
         assert counts.gone == 1
+
+
+async def test_a_caller_without_permits_holds_up_no_other(upstream):
+    callers = {"slow": {"token": "slow-token-0123456789", "limits": ["1/1h"]}, "research": {"token": TOKEN}}
+    clock = ManualClock(start=START)
+    async with running(upstream.url, {"callers": callers}, clock=clock, limits=["3/1h"]) as gateway:
+        slow = {"X-Api-Key": "slow-token-0123456789"}
+        assert (await gateway.get("/up/x", headers=slow))[0] == 200
+        call = asyncio.create_task(gateway.get("/up/x", headers=slow | {"X-Tidegate-Timeout": "20"}))
+        counts = gateway.gateway.stats.counts("slow", "up")
+        await settled(lambda: counts.waiting == 1)
+        assert (await gateway.get("/up/x", headers={"X-Api-Key": TOKEN}))[0] == 200
+        clock.advance(21)
+        status, _, body = await call
+        assert (status, b"caller slow: rate limit reached" in body) == (429, True)
+
+
+async def test_a_request_that_is_sent_again_costs_its_caller_one(upstream):
+    answers = iter([Answer(429, (("Retry-After", "1"),), (b"",)), as_json({"ok": 1})])
+    upstream.respond = lambda _request: next(answers)
+    clock = ManualClock(start=START)
+    async with running(upstream.url, {"callers": CALLERS}, clock=clock, limits=["100/1h"], retries=3) as gateway:
+        call = asyncio.create_task(gateway.get("/up/x", headers={"X-Api-Key": TOKEN}))
+        while not call.done():
+            clock.advance(0.5)
+            await asyncio.sleep(0.005)
+        assert ((await call)[0], len(upstream.requests)) == (200, 2)
+        assert await used_by_caller(gateway) == {"1m": 1}
 
 
 async def test_a_provider_that_cannot_be_reached_costs_its_caller_nothing():

@@ -1,4 +1,7 @@
-"""The callers' own limits, counted by limiters on the store of the gate."""
+"""The callers' own limits, counted by limiters on the store of the gate.
+
+A call reserves from them in the same step as from the limits of its provider, and keeps that through all attempts.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.errors import StoreUnavailable
+from tidegate.joint import LimiterAsk
 from tidegate.limiter import AsyncLimiter
 from tidegate.outbound.providers.money import is_money
 from tidegate.outbound.providers.profile import TOKEN_UNITS, WEBSOCKET
 from tidegate.outbound.quota.charge import CHARGE_TTL
 from tidegate.outbound.quota.cost import check_keys, has_fixed_body, may_be_unreported, read_call
+from tidegate.outbound.quota.exchange import SenderLimits
 from tidegate.outbound.quota.request_tokens import largest_output, units_of
 from tidegate.outbound.quota.unbounded import unknown_cost, unreadable_body, unset_bound
+from tidegate.reservation import AsyncReservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,7 +29,6 @@ if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.exchange import OutboundRequest
     from tidegate.outbound.quota.request_tokens import RequestTokens
-    from tidegate.reservation import AsyncReservation
     from tidegate.stores import Store
 
 PER_REQUEST: Final = ("requests", "concurrent-requests")
@@ -37,7 +42,7 @@ class CallerPlan(NamedTuple):
 
 
 class CallerLimits:
-    """Reserves what a call costs its caller, until the call is settled."""
+    """Decides what a call costs its caller."""
 
     def __init__(self, callers: Iterable[EgressCaller], store: Store) -> None:
         """Open a limiter for each caller that has limits."""
@@ -64,18 +69,18 @@ class CallerLimits:
         """Return whether a caller's limits count tokens, or money that depends on them."""
         return any(unit in TOKEN_UNITS or is_money(unit) for unit in self.units_of(caller))
 
-    async def reserve(
-        self,
-        caller: EgressCaller,
-        cost: Mapping[str, int],
-        timeout: float,  # noqa: ASYNC109 - the deadline of the call
-        priority: float,
-    ) -> AsyncReservation | None:
-        """Reserve a cost, waiting up to `timeout` seconds; raises Denied. None: the caller has no limits."""
+    def charge(self, caller: EgressCaller, cost: Mapping[str, int]) -> SenderLimits | None:
+        """Return what a call is charged at its caller's limits, together with its provider's; None: it has none."""
         limiter = self._limiters.get(caller.name)
         if limiter is None or not caller.limits:
             return None
-        return await limiter.reserve(caller.name, cost, CHARGE_TTL, timeout, priority)
+        return SenderLimits((LimiterAsk(limiter, caller.name, cost),))
+
+    def reservation(self, sender: SenderLimits | None) -> AsyncReservation | None:
+        """Return the reservation of what was charged; None: nothing was."""
+        if sender is None or not sender.charged:
+            return None
+        return AsyncReservation(sender.charged, self._store.clock, CHARGE_TTL)
 
     async def peek(self, caller: EgressCaller, provider: Provider, call: OutboundRequest) -> Decision | None:
         """Return the decision of a caller's own limits for a call now; None: it has none."""

@@ -1,8 +1,8 @@
 """One call to a provider: waits for its permit at the gate, is sent with the provider's key, and is retried if safe.
 
-The gate retries what the provider has refused, as its file says. Two more failures are retried here, as often as the
-file allows: a connection that could not be opened (nothing was sent, so the permit is kept), and a connection that was
-lost before the response began, if the method is idempotent (the request may have arrived, so it needs a new permit).
+The gate retries, as the provider's file says: what the provider has refused, a connection that could not be opened, and
+one that was lost before the response began, if the method is idempotent. Each attempt needs a permit; that of a request
+that was not sent is returned.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from urllib.parse import quote_plus
 import aiohttp
 from yarl import URL
 
-from tidegate.clock import TaskSignal
-from tidegate.core.bounds import SECOND
 from tidegate.egress.addresses import ForbiddenAddressError
 from tidegate.egress.messages import TOO_MANY_REQUESTS, EgressError
 from tidegate.outbound.aiohttp import unreached
-from tidegate.outbound.capacity.retry import FIRST_PAUSE, IDEMPOTENT_METHODS
 from tidegate.outbound.quota.decoding import BodyDecoder, DecodingError
-from tidegate.outbound.quota.exchange import CURRENT_OPTIONS, OutboundRequest, ProviderResponse, target_url
+from tidegate.outbound.quota.exchange import OutboundRequest, ProviderResponse, target_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +86,6 @@ class ProviderCall:
         self._headers = headers
         self._body = body
         self._on_sending = on_sending
-        self._ends = 0
         self.request: RequestTokens | None = None  # what it asks for, if the limits of its caller count that
         self.attempts: int = 0
         self.arrived: bool = False  # whether the provider may have received it, and did not refuse it with a 429
@@ -97,62 +93,33 @@ class ProviderCall:
         rewrites = in_memory and not body.encoded
         # The call as the gate sees it.
         self.outbound: OutboundRequest = OutboundRequest(
-            method, target.quota_url, headers.get, body.content, in_memory, unreached, rewrites, reports_write=True
+            method,
+            target.quota_url,
+            headers.get,
+            body.content,
+            in_memory,
+            unreached,
+            rewrites,
+            reports_write=True,
+            retries=self._may_retry,
         )
 
     def replace_body(self, body: bytes) -> None:
         """Send another body: one with a bound that the limits of the caller allow."""
         self._body.replace(body)
 
-    async def run(self, timeout: float) -> SendResult[UpstreamResponse]:  # noqa: ASYNC109 - the deadline of the call
-        """Wait for a permit and send, with all retries up to `timeout` seconds from now.
-
-        Raises Denied, or EgressError if the provider cannot be reached.
-        """
-        clock = self._gate.clock
-        self._ends = clock.steady() + round(timeout * SECOND)
-        while True:
-            try:
-                return await self._gate.run(self._gate.send_flow(self.outbound, self._send))
-            except (*LOST, aiohttp.ClientError, TimeoutError, OSError) as error:
-                if self._body.problem is not None:
-                    raise self._body.problem from None
-                if isinstance(error, LOST) and not unreached(error) and self._may_repeat():
-                    left = (self._ends - clock.steady()) / SECOND
-                    CURRENT_OPTIONS.set({**(CURRENT_OPTIONS.get() or {}), "timeout": left})
-                    continue
-                raise describe_failure(error, self.target.provider.name) from None
-
-    def _may_repeat(self) -> bool:
-        """Return whether a call that may have arrived can be sent again."""
-        allowed = self._method.upper() in IDEMPOTENT_METHODS and self._body.replays
-        in_time = self._gate.clock.steady() < self._ends
-        return allowed and in_time and self.attempts <= self.target.provider.retries.max_retries
+    async def run(self) -> SendResult[UpstreamResponse]:
+        """Wait for a permit and send, with all retries; raises Denied, or EgressError if no response arrives."""
+        try:
+            return await self._gate.run(self._gate.send_flow(self.outbound, self._send))
+        except (*LOST, aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._body.problem or describe_failure(error, self.target.provider.name) from None
 
     async def _send(
         self, provider: Provider | None, changed: bytes | None = None, written: Callable[[], None] | None = None
     ) -> ProviderResponse:
         self._on_sending()
-        pause = FIRST_PAUSE
-        while True:
-            self.attempts += 1
-            try:
-                return await self._send_once(provider, changed, written)
-            except aiohttp.ClientError as error:
-                # A call of a pool is sent by another member at once; see the gate.
-                most = 0 if provider is None or provider.member else provider.retries.max_retries
-                if not unreached(error) or is_forbidden(error) or not self._body.replays or self.attempts > most:
-                    raise
-                clock = self._gate.clock
-                until = clock.steady() + pause
-                if until > self._ends:
-                    raise
-                await clock.wait_async(TaskSignal(), until)
-                pause *= 2
-
-    async def _send_once(
-        self, provider: Provider | None, changed: bytes | None, written: Callable[[], None] | None
-    ) -> ProviderResponse:
+        self.attempts += 1
         url, headers, key = self._with_key(provider)
         try:
             native = await self._client.send(self._method, url, headers, self._body, changed, written)
@@ -163,6 +130,11 @@ class ProviderCall:
         upstream = UpstreamResponse(native, key)
         fields = tuple(native.headers.items())
         return ProviderResponse(native.status, fields, upstream.release, upstream, upstream.look_at_body)
+
+    def _may_retry(self, error: BaseException) -> bool:
+        """Return whether the request may be sent again: the connection was lost, or could not be opened."""
+        failed = isinstance(error, LOST) or (unreached(error) and not is_forbidden(error))
+        return failed and self._body.replays and self._body.problem is None
 
     def _with_key(self, provider: Provider | None) -> tuple[URL, CIMultiDict[str], str | None]:
         """Return the URL and the header fields with the provider's key, which is only sent confidentially."""

@@ -34,8 +34,6 @@ from tidegate.outbound.quota.unbounded import UnboundedCost
 from tidegate.stores.cancellation import BackgroundTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aiohttp import web
     from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from tidegate.egress.tracing import Tracing
     from tidegate.observe.text_format import Family, Sample
     from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.quota.exchange import SendResult
+    from tidegate.outbound.quota.exchange import SenderLimits, SendResult
     from tidegate.outbound.quota.gate import AsyncGate
     from tidegate.reservation import AsyncReservation
 
@@ -298,7 +296,7 @@ class EgressGateway:
         Returns the reservation of the caller's own limits, and the response.
         """
         provider = call.target.provider
-        own: AsyncReservation | None = None
+        sender: SenderLimits | None = None
         exchange.begin_wait()
         try:
             call.request = self.limits.read(caller, provider, call.outbound)
@@ -307,33 +305,30 @@ class EgressGateway:
                 call.replace_body(plan.body)
             elif call.request is not None:  # the gate need not read it again
                 call.outbound = call.outbound._replace(parsed=(provider, call.request))
-            if caller.limits:
-                own, options = await self.reserve_own(caller, plan.cost, options)
-            # Each request has a task, and so a context, of its own: the options need not be reset.
-            timeout, priority, tag = options
-            CURRENT_OPTIONS.set({"timeout": timeout, "priority": priority, "tag": tag, "team": caller.name})
-            result = await call.run(timeout)
+            sender = self.limits.charge(caller, plan.cost)
+            self.use_options(caller, options, sender)
+            result = await call.run()
         except BaseException as error:  # noqa: BLE001 - also a cancellation: raised again below
-            if own is not None:
-                await self.settle_own(own, error, arrived=call.arrived)
-            raise self.describe_error(error, exchange, caller, provider, of_caller=own is None) from None
+            await self.settle_own(self.limits.reservation(sender), error, arrived=call.arrived)
+            raise self.describe_error(error, exchange, caller, provider, sender) from None
         finally:
             exchange.end_wait()
             exchange.attempts = call.attempts
         self._note_response(exchange, result)
-        return own, result
+        return self.limits.reservation(sender), result
 
-    async def reserve_own(
-        self, caller: EgressCaller, cost: Mapping[str, int], options: CallOptions
-    ) -> tuple[AsyncReservation | None, CallOptions]:
-        """Reserve from the limits of a caller; returns the reservation, and the options with the time that is left."""
-        began = self.gate.clock.steady()
-        own = await self.limits.reserve(caller, cost, options.timeout, options.priority)
-        waited = (self.gate.clock.steady() - began) / SECOND
-        return own, options._replace(timeout=max(0.0, options.timeout - waited))
+    @staticmethod
+    def use_options(caller: EgressCaller, options: CallOptions, sender: SenderLimits | None) -> None:
+        """Use the options of a call. Each request has a task, and so a context, of its own: they need not be reset."""
+        timeout, priority, tag = options
+        CURRENT_OPTIONS.set(
+            {"timeout": timeout, "priority": priority, "tag": tag, "team": caller.name, "sender": sender}
+        )
 
-    async def settle_own(self, own: AsyncReservation, error: BaseException, *, arrived: bool) -> None:
+    async def settle_own(self, own: AsyncReservation | None, error: BaseException, *, arrived: bool) -> None:
         """Settle the limits of a caller after an error: what may have arrived stays charged."""
+        if own is None:
+            return
         settling = self.background.start(settle_quietly(own, arrived=arrived))
         if not isinstance(error, asyncio.CancelledError):
             await asyncio.shield(settling)
@@ -344,13 +339,12 @@ class EgressGateway:
         exchange: EgressExchange,
         caller: EgressCaller,
         provider: Provider,
-        *,
-        of_caller: bool,
+        sender: SenderLimits | None,
     ) -> BaseException:
-        """Count a call that failed, and return the answer to it; `of_caller`: the caller's own limits may deny it."""
+        """Count a call that failed, and return the answer to it."""
         if isinstance(error, Denied) and not isinstance(error, UnboundedCost):
             exchange.count("denied")
-            return denial(error, provider, f"caller {caller.name}: " if of_caller and caller.limits else "")
+            return denial(error, provider, f"caller {caller.name}: " if sender is not None and sender.denied else "")
         if isinstance(error, EgressError):
             exchange.count("failed")
         return messages.refusal(error, provider) if isinstance(error, RateLimitError) else error

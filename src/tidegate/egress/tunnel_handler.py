@@ -81,26 +81,26 @@ class TunnelHandler:
         provider, host, port = self._gateway.routes.find_tunnel(authority)
         exchange.host, exchange.path = host, ""
         self._gateway.note_target(exchange, caller, provider)
-        gateway, charge, own = self._gateway, None, None
+        gateway, charge = self._gateway, None
         options = read_options(request.headers, gateway.settings, caller, provider)
         if any(limit.unit not in PER_REQUEST for limit in caller.limits):
             raise uncountable(f"caller {caller.name}")
+        sender = gateway.limits.charge(caller, gateway.limits.cost_of_tunnel(caller))
+        gateway.use_options(caller, options._replace(tag=""), sender)
         exchange.begin_wait()
         try:
-            if caller.limits:
-                own, options = await gateway.reserve_own(caller, gateway.limits.cost_of_tunnel(caller), options)
             url = f"https://{bracketed(host)}/"
-            charge = await gateway.gate.acquire(url, None, options.timeout, options.priority)
+            charge = await gateway.gate.acquire(url)
             exchange.end_wait()
             reader, writer = await self._connect(host, port)
         except BaseException as error:  # noqa: BLE001 - also a cancellation: raised again below
-            settling = gateway.background.start(self._settle(charge, own, sent=False))
+            settling = gateway.background.start(self._settle(charge, gateway.limits.reservation(sender), sent=False))
             if not isinstance(error, asyncio.CancelledError):
                 await asyncio.shield(settling)
             if isinstance(error, ConfigError):
                 raise uncountable(f"provider {provider.name}") from None
             failure = describe_failure(error, provider.name) if isinstance(error, OSError) else error
-            raise gateway.describe_error(failure, exchange, caller, provider, of_caller=own is None) from None
+            raise gateway.describe_error(failure, exchange, caller, provider, sender) from None
         exchange.count("requests")
         exchange.count("tunnels")
         response = web.StreamResponse(status=200, reason="Connection established", headers={NOTE: TUNNEL_NOTE})
@@ -108,7 +108,7 @@ class TunnelHandler:
             await self._run(request, exchange, response, stream_end(reader, writer))
         finally:
             writer.close()
-            gateway.background.start(self._settle(charge, own, sent=True))
+            gateway.background.start(self._settle(charge, gateway.limits.reservation(sender), sent=True))
         return response
 
     async def _run(

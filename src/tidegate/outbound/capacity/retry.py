@@ -1,11 +1,10 @@
-"""Whether a refused request is retried. Pure; randomness is an argument."""
+"""Whether a request that was refused, or got no response, is sent again. Pure; randomness is an argument."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from tidegate.core.bounds import SECOND
-from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
 
 if TYPE_CHECKING:
     from tidegate.outbound.providers.provider import Retries
@@ -22,17 +21,12 @@ FIRST_PAUSE: Final = 250_000  # microseconds, the average of the first pause; it
 MAX_PAUSE: Final = 30 * SECOND
 
 
-def retry_pause(
-    retries: Retries, attempt: int, status: int, method: str, spent: int, retry_after: float | None, jitter: float
-) -> int | None:
+def retry_pause(retries: Retries, attempt: int, spent: int, retry_after: float | None, jitter: float) -> int | None:
     """Return how many microseconds after Retry-After to retry; None: do not retry.
 
-    `spent` microseconds have passed since the first attempt, `jitter` is a random number below 1. A 429 was not
-    processed, so every method is retried; a 503 may have been, so only idempotent methods are.
+    `spent` microseconds have passed since the first attempt, `jitter` is a random number below 1.
     """
-    if attempt > retries.max_retries or not (
-        status == TOO_MANY_REQUESTS or (status == SERVICE_UNAVAILABLE and method.upper() in IDEMPOTENT_METHODS)
-    ):
+    if attempt > retries.max_retries:
         return None
     pause = round(jitter * 2 * min(MAX_PAUSE, FIRST_PAUSE << (attempt - 1)))
     wait = 0 if retry_after is None else round(retry_after * SECOND)

@@ -14,14 +14,16 @@ from tidegate.outbound.providers.secret import fingerprint
 from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from tidegate.core import Decision
+    from tidegate.joint import LimiterAsk
     from tidegate.outbound.providers.provider import KeyLocation, Provider
     from tidegate.outbound.quota.request_tokens import RequestTokens
     from tidegate.outbound.quota.settlement import PendingSettlement
     from tidegate.policy import Cost
+    from tidegate.reservation import ReservedCharge
 
 R = TypeVar("R")
 
@@ -40,6 +42,25 @@ ACCOUNT_HEADERS: Final = (
 )
 
 
+class SenderLimits:
+    """Limits of who sends a request, beside those of its provider: reserved with them in one step, for all attempts.
+
+    `charged` is what the request was charged at them, for the sender to settle; empty: it has not been charged.
+    """
+
+    def __init__(self, asks: Sequence[LimiterAsk]) -> None:
+        """Ask for these."""
+        self.asks: Sequence[LimiterAsk] = asks
+        self.charged: Sequence[ReservedCharge] = ()
+        self.denied: bool = False  # whether they denied the request when it was asked for last
+
+    def can_fit(self) -> bool:
+        """Return whether they can ever allow the request."""
+        asks = [each.ask() for each in self.asks]
+        pairs = (zip(policy.limits, costs, strict=True) for policy, _, costs in asks)
+        return all(cost <= limit.burst for each in pairs for limit, cost in each)
+
+
 class RequestOptions(NamedTuple):
     """Options of the next requests that replace those of the gate."""
 
@@ -50,6 +71,7 @@ class RequestOptions(NamedTuple):
     tag: str = ""
     strict: bool | None = None
     team: str = ""
+    sender: SenderLimits | None = None
 
     def replaced(self, timeout: float | None, priority: float | None, cost: Mapping[str, int] | None) -> RequestOptions:
         """Return the options with these instead, except those that are None."""
@@ -88,9 +110,9 @@ def request_options(**options: Unpack[RequestKeywords]) -> Iterator[None]:
 
     Works with every client library: a context variable carries the options, also into tasks started in the block.
     """
-    unknown = sorted(options.keys() - RequestOptions._fields)
+    known = RequestKeywords.__annotations__
+    unknown = sorted(options.keys() - known)
     if unknown:
-        known = RequestOptions._fields
         advice = did_you_mean(unknown[0], known) or f"expected {', '.join(known)}"
         raise ConfigError(f"unknown option: {advice}", field=unknown[0])
     named = {name: "" if value is None else str(value) for name, value in options.items() if name in ("team", "tag")}
@@ -110,6 +132,8 @@ class OutboundRequest(NamedTuple):
     has written the request, or before it sends one whose body it does not write at once. `is_permit`: the program sends
     the request itself, and its method is not known. `form` returns those parts of a multipart form that are in memory,
     if the body as a whole is not. `parsed` is what was already read of it, and the provider that it was read for.
+    `retries` returns whether a request without a response is sent again after an error, as often as its provider's file
+    allows, if its method is idempotent or it was not sent.
     """
 
     method: str
@@ -123,6 +147,7 @@ class OutboundRequest(NamedTuple):
     is_permit: bool = False
     form: Callable[[], bytes | None] = lambda: None
     parsed: tuple[Provider, RequestTokens] | None = None
+    retries: Callable[[BaseException], bool] = lambda _error: False
 
 
 class ProviderResponse(NamedTuple):

@@ -45,7 +45,7 @@ from tidegate.outbound.quota.pending_charge import (
 )
 from tidegate.outbound.quota.planner import CallPlanner
 from tidegate.outbound.quota.reserver import Reserver
-from tidegate.outbound.quota.responses import COUNTER_NAMES, ResponseHandler
+from tidegate.outbound.quota.responses import COUNTER_NAMES, NextTry, ResponseHandler
 from tidegate.outbound.quota.tokenizer import load_tokenizer
 from tidegate.policy import join_key
 from tidegate.reservation import Reserving, apply_async
@@ -168,9 +168,10 @@ class _Gate:
         while True:
             charge = yield from self._reserver.reserve_flow(gate_call)
             response = yield from handler.send_flow(gate_call, send)
-            if response is None:
-                continue
-            again = yield from handler.finish_flow(gate_call, response)
+            if isinstance(response, NextTry):
+                again: NextTry | None = response
+            else:
+                again = yield from handler.finish_flow(gate_call, response)
             if again is None:
                 own, account, plan, asks = gate_call.candidate
                 settlement = None
@@ -181,7 +182,8 @@ class _Gate:
                 outcome = RequestOutcome(provider.name, waited, gate_call.tries, charge.decision, cost, own.member)
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
-            yield response.close
+            if response is not again:
+                yield response.close
             if again.new_attempt:
                 gate_call.begin_attempt()
                 yield Sleep(self._signal(), self.clock.steady() + again.pause)

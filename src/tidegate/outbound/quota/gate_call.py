@@ -130,7 +130,8 @@ class GateCall(JointCall):
         self._found = found = planner.candidates(provider, request, options)
         self.candidates: list[Candidate] = found
         self.candidate: Candidate = found[0]  # that was charged
-        super().__init__([candidate.asks for candidate in found])
+        super().__init__(())
+        self._use(found)
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
@@ -163,7 +164,11 @@ class GateCall(JointCall):
 
     def _use(self, candidates: list[Candidate]) -> None:
         self.candidates = candidates
-        self.alternatives = [candidate.asks for candidate in candidates]
+        sender = self.options.sender
+        if sender is None or sender.charged:
+            self.alternatives = [candidate.asks for candidate in candidates]
+        else:
+            self.alternatives = [(*candidate.asks, *sender.asks) for candidate in candidates]
 
     def repeat(self, times: int) -> None:
         """Ask for this many such calls at once."""
@@ -185,7 +190,8 @@ class GateCall(JointCall):
         for candidate in self.candidates:
             if not candidate.plain:
                 return "hold"
-        return "acquire"
+        sender = self.options.sender
+        return "acquire" if sender is None or sender.charged else "hold"
 
     def ask_flow(self, verb: str, numbers: Sequence[int] = ()) -> JointFlow:
         """Ask the store for the first of some candidates (none: all) with room; raises CandidatesChanged."""
@@ -207,7 +213,7 @@ class GateCall(JointCall):
         if not open_numbers:
             self.denying = waits_for
             return soonest(paused)
-        asks = candidates[open_numbers[0]].asks
+        asks = self.alternatives[open_numbers[0]]
         self._only = None
         if verb == "acquire" and len(open_numbers) == 1 and len(asks) == 1:
             # As `charge_flow` does, but a store in memory answers this in a quarter of the time.
@@ -220,16 +226,31 @@ class GateCall(JointCall):
         if decision.allowed:
             self.candidate = candidates[self.chosen]
             return decision
-        if decision.retry == NEVER:
+        sender = self.options.sender
+        if decision.retry == NEVER and (sender is None or sender.can_fit()):
             waits = [wait for number in open_numbers if (wait := candidates[number].recovery_wait()) is not None]
             decision = retry_after_recovery(decision, min(waits)) if waits else decision
         self.denying += waits_for
         return soonest([*paused, decision])
 
     def make_charge(self) -> Charge:
-        """Return what it was charged."""
+        """Return what it was charged, with what its sender was charged."""
         charges = self.reserved() if self._only is None else ()
         return Charge(charges, self._planner.clock, only=self._only)
+
+    def leave_to_sender(self, charge: Charge) -> None:
+        """Take what the sender was charged from a charge: the sender settles it, once for all attempts."""
+        sender = self.options.sender
+        if sender is not None and not sender.charged:
+            count = len(self.candidate.asks)
+            charge.charges, sender.charged = charge.charges[:count], charge.charges[count:]
+            self._use(self.candidates)
+
+    def note_denied(self) -> None:
+        """Note whether it was denied by the limits of its sender."""
+        sender = self.options.sender
+        if sender is not None:
+            sender.denied = any((each.limiter.queues, each.key) in self.denying for each in sender.asks)
 
     def _check_current(self) -> None:
         if len(self.candidates) > 1:
@@ -242,7 +263,7 @@ class GateCall(JointCall):
     def places(self) -> Places:
         """Return the queues in which it may have to wait."""
         candidates = self.candidates
-        if len(candidates) == 1 and len(candidates[0].asks) == 1:
+        if len(candidates) == 1 and len(self.alternatives[0]) == 1:
             return candidates[0].account.places
         return super().places()
 

@@ -89,6 +89,7 @@ class Reserver:
                     yield from quiet_flow(charge.cancel_flow())
                     if charge.settled:
                         continue
+            call.leave_to_sender(charge)
             self._counts["sent"] += 1
             if candidate.provider.prices is not None:
                 charge.label, charge.spending = label_of(candidate, call.options), self._spending
@@ -113,6 +114,7 @@ class Reserver:
             yield from acquire_flow(call, verb, timeout, priority, self._make_signal, denied, call.began)
         except Denied as error:
             self._counts["denied"] += 1
+            call.note_denied()
             raise denial(call, error.decision, timeout) from None
 
     @staticmethod

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tidegate.clock import Clock
     from tidegate.flow import CallFlow
+    from tidegate.outbound.providers.provider import Retries
     from tidegate.outbound.quota.account import Account
     from tidegate.outbound.quota.charge import Charge
     from tidegate.outbound.quota.cost import CallPlan
@@ -95,7 +96,7 @@ class ResponseHandler:
         self._recharge_written = recharge_written
 
     def send_flow(self, call: GateCall, send: Callable[..., Any]) -> CallFlow[Any]:
-        """Send; None: nothing was sent, and another member of the pool must send the call."""
+        """Send; returns the response, or how the call is sent again because there is none."""
         (own, account, plan, _), charge = call.candidate, call.charge
         delays = account.delays
         if delays.has_movable:
@@ -109,11 +110,29 @@ class ResponseHandler:
         try:
             return (yield from self._send_once_flow(account, call.request, send_once, charge))
         except Exception as error:
-            if not own.member or len(call.candidates) == 1 or not call.request.unreached(error) or call.is_overdue():
+            again = self._try_after_error(call, error)
+            if again is None:
                 raise
+            return again
+
+    def _try_after_error(self, call: GateCall, error: Exception) -> NextTry | None:
+        """Return how a call without a response is sent again: by another member, or in another attempt; None: not."""
+        request, own = call.request, call.candidate.provider
+        unreached = request.unreached(error)
+        if own.member and unreached and len(call.candidates) > 1 and not call.is_overdue():
             call.drop(call.candidate)
-            self._counts["retried"] += 1
+            return NextTry(0, new_attempt=False)
+        if not request.retries(error) or not (unreached or request.method.upper() in IDEMPOTENT_METHODS):
             return None
+        pause = retry_pause(*self._retries(call), None, self._jitter() if unreached else 0)
+        return None if pause is None else NextTry(pause, new_attempt=True)
+
+    def _retries(self, call: GateCall) -> tuple[Retries, int, int]:
+        """Return how often a call is sent again, its number of attempts, and the microseconds since it began."""
+        retries = call.candidate.account.provider.retries
+        if call.options.timeout is not None:
+            retries = retries._replace(within=min(retries.within, call.options.timeout))
+        return retries, call.attempt, self.clock.steady() - call.began
 
     def _note_written(self, account: Account, charge: Charge) -> None:
         """Charge a permit again if its request was written long after it was taken."""
@@ -179,13 +198,11 @@ class ResponseHandler:
             self._note_member(call, status)
             if request.replays and self._may_move_on(call, status):
                 return NextTry(0, new_attempt=False)
-        if status not in REFUSAL_STATUSES or not request.replays:
+        # A 429 was not processed, so every method is retried; a 503 may have been.
+        repeats = status == TOO_MANY_REQUESTS or request.method.upper() in IDEMPOTENT_METHODS
+        if status not in REFUSAL_STATUSES or not request.replays or not repeats:
             return None
-        retries, spent = call.candidate.account.provider.retries, self.clock.steady() - call.began
-        if call.options.timeout is not None:
-            retries = retries._replace(within=min(retries.within, call.options.timeout))
-        rules = retries, call.attempt, status, request.method, spent, meaning.retry_after
-        pause = retry_pause(*rules, self._jitter())
+        pause = retry_pause(*self._retries(call), meaning.retry_after, self._jitter())
         return None if pause is None else NextTry(pause, new_attempt=True)
 
     def _note_member(self, call: GateCall, status: int) -> None:
