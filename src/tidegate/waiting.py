@@ -9,9 +9,11 @@ of those that need only the others.
 
 Queues are ordered by time of arrival, moved forward by `ageing` seconds for each step of priority. Equal priorities are
 served in order of arrival, and a waiter is overtaken only by higher priorities that arrive within that time. The order
-is the same in every queue, so calls with several keys never wait for each other in a circle. The price: while a call
-waits for one key, later calls may take the permits of another one that it needs, too. Then it waits for that key next,
-ahead of those that arrived later.
+is the same in every queue, so calls with several keys never wait for each other in a circle. While a call waits for one
+key, later calls may take the permits of another one that it needs, too. Then it waits for that key next, ahead of those
+that arrived later, and stays in the queues where it stood if it has waited at least as long as it still has to wait. So
+it cannot starve between keys whose permits come at different times, and it holds up others at most as long as it has
+waited itself.
 
 A signal handler may raise at any instruction, so a call can end without leaving its queues. It holds a lock for as long
 as it waits (`Waiter.running`): `with` releases it whatever happens. A waiter whose lock is free has ended, and is
@@ -340,6 +342,7 @@ def _wait_flow(
     steady: Callable[[], int],
     denied: Denial | None,
 ) -> WaitFlow:
+    started = steady()
     while True:
         waiter.signal.clear()
         places.check_open()
@@ -360,8 +363,12 @@ def _wait_flow(
             until = again if deadline is None else min(deadline, again)
         if deadline is not None and steady() >= deadline:
             return deny_unserved((yield from call.ask_flow("peek", places.everything))) if denied is None else decision
-        occupied = () if numbers == places.everything else places.occupied_before(waiter)
-        if waiter.stand_in([*occupied, *(() if denied is None else denied.places)]):
+        queues = [] if numbers == places.everything else places.occupied_before(waiter)
+        if denied is not None:
+            queues += denied.places
+            if not never and denied.decision.retry <= steady() - started:
+                queues += waiter.joined
+        if waiter.stand_in(queues):
             continue  # what it waits for may have happened before it joined the queue
         denied = None
         yield Sleep(waiter.signal, until)

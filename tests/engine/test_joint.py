@@ -353,6 +353,30 @@ async def test_a_call_that_another_key_denies_next_is_ahead_of_those_that_arrive
     await asyncio.gather(*tasks)
 
 
+async def test_keys_whose_permits_come_at_different_times_do_not_starve_a_call_that_needs_both(clock):
+    store = MemoryStore(clock=clock)
+    a, b = (AsyncLimiter("1/1s burst=1", name=name, store=store) for name in "ab")
+    await b.acquire("k")
+    clock.advance(0.5)  # b has a permit half a second before a, which the second call uses now
+    served = []
+
+    async def call(name, *limiters):
+        await reserve_async([(limiter, "k", 1) for limiter in limiters], timeout=None)
+        served.append((name, clock.now() - START))
+
+    tasks = []
+    for name in ("both", *("a", "b") * 10):
+        limiters = (a, b) if name == "both" else (a,) if name == "a" else (b,)
+        tasks.append(asyncio.create_task(call(name, *limiters)))
+        await settle()
+    for _ in range(40):
+        clock.advance(0.5)
+        await settle()
+    await asyncio.gather(*tasks)
+    position = next(place for place, (name, _) in enumerate(served) if name == "both")
+    assert position <= 2, f"each key was given to later calls while the other one denied: {served}"
+
+
 async def test_a_cancelled_waiter_leaves_all_queues(clock):
     store = MemoryStore(clock=clock)
     a, b = AsyncLimiter("1/10s", name="a", store=store), AsyncLimiter("1/10s", name="b", store=store)
