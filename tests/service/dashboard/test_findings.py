@@ -13,6 +13,7 @@ SINCE = 1_728_000_000_000
 def overview(**changes):
     """Return an overview in which nothing is wrong."""
     normal = {
+        "at": SINCE + 30_000,
         "store": {"kind": "redis", "lost": False, "lost_since": None},
         "recent": {"admitted": 100, "denied": 0, "share": 0.0, "usual": 0.0, "since": None, "policies": {}, "keys": []},
         "policies": [
@@ -50,7 +51,9 @@ def test_a_quiet_service_says_so():
 
 def test_a_usual_share_of_denials_is_normal():
     usual = recent(70, 30, [("login", "a", 30)], usual=0.25)
-    assert texts(overview(recent=usual)) == [(GOOD, "Normal: 30 % of calls denied", "Not more than usual.")]
+    assert texts(overview(recent=usual)) == [
+        (GOOD, "Normal: 30 % of calls denied", "In the last minute; not more than usual.")
+    ]
     assert texts(overview(recent=recent(9_999, 9)))[0][1] == "Normal: less than 1 % of calls denied"
 
 
@@ -69,7 +72,8 @@ def test_one_key_that_is_denied_is_named_with_its_limit():
     assert finding.level == BAD
     assert finding.text == "Half of all calls denied: login, 203.0.113.77 (76 %)"
     assert finding.meaning == (
-        "203.0.113.77 is over 5 per minute and has 76 % of the denials. Other keys have limits of their own."
+        "203.0.113.77 is over 5 per minute and has 76 % of the denials in the last minute. "
+        "Other keys have limits of their own."
     )
     assert (finding.since, finding.policy, finding.key) == (SINCE, "login", "203.0.113.77")
 
@@ -79,13 +83,19 @@ def test_many_keys_of_one_policy_are_counted():
     data = overview(recent=recent(900, 100, keys, {"login": (90, 412), "api": (10, 3)}))
     (finding,) = find_all(data)
     assert (finding.level, finding.text) == (WARNING, "10 % of all calls denied: login, 412 keys (90 %)")
-    assert finding.meaning == "login has 90 % of the denials, spread over 412 keys."
+    assert finding.meaning == "login has 90 % of the denials in the last minute, spread over 412 keys."
     assert (finding.policy, finding.key) == ("login", None)
 
 
 def test_an_episode_that_has_just_begun_has_the_share_since_its_start():
     (finding,) = find_all(overview(recent=recent(800, 200, [("login", "a", 200)]) | {"share": 0.8}))
     assert (finding.level, finding.title) == (BAD, "80 % of all calls denied")
+
+
+def test_the_share_of_the_last_minute_is_not_said_of_a_longer_time():
+    data = overview(recent=recent(800, 200, [("login", "a", 200)]), at=SINCE + 3_600_000)
+    (finding,) = find_all(data)
+    assert finding.title + finding.since_text == "20 % of all calls denied in the last minute, more than usual since"
 
 
 def test_several_policies_are_listed():
@@ -99,7 +109,10 @@ def test_a_blocked_key_is_not_over_a_limit():
     data = recent(10, 90, [("login", "bad", 90)])
     data["keys"][0]["limits"] = ["blocked"]
     (finding,) = find_all(overview(recent=data))
-    assert finding.meaning == "bad is blocked and has 100 % of the denials. Other keys have limits of their own."
+    assert (
+        finding.meaning
+        == "bad is blocked and has 100 % of the denials in the last minute. Other keys have limits of their own."
+    )
 
 
 def test_the_parts_of_a_key_are_separated():

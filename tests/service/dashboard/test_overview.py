@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, InProcessService, http_client
 from tidegate.service.dashboard import overview
-from tidegate.service.dashboard.history import HISTORY_SECONDS, quantile, spread
+from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, quantile, spread
 from tidegate.service.decisions import near_limit
 from tidegate.service.decisions.stats import LATENCY_BUCKETS
 
@@ -55,6 +55,17 @@ async def test_calls_are_spread_over_the_seconds_since_the_last_sample(site):
     await acquire(site, "api", "a", 7)
     site.clock.advance(3)
     assert (await get_overview(site))["tracks"]["api"][0] == [2, 2, 3]
+
+
+async def test_the_total_has_every_policy():
+    policies = {f"policy-{number}": "9/1m" for number in range(MAX_POLICIES + 30)}
+    async with InProcessService(policies=policies) as site:
+        for name in policies:
+            await acquire(site, name, "a")
+        site.clock.advance(1)
+        result = await get_overview(site)
+        assert result["total"] == [[MAX_POLICIES + 30], [0], [0]]
+        assert len(result["tracks"]) == MAX_POLICIES
 
 
 async def test_the_history_is_bounded(site):

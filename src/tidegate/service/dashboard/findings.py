@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BAD, WARNING, GOOD = "bad", "warn", "good"
 LEVELS: Final = (BAD, WARNING, GOOD)
 MIN_DENIED: Final = 10  # calls in the last minute
+RECENT_MILLISECONDS: Final = 60_000  # of the calls that are looked at
 MIN_SHARE: Final = 0.05  # of all calls: below, denials are never a finding
 BAD_SHARE: Final = 0.25
 UNUSUAL_FACTOR: Final = 2.0  # times the usual share
@@ -58,6 +59,7 @@ class StatusFinding(NamedTuple):
     since: int | None = None  # milliseconds since 1970
     policy: str | None = None
     key: Key | None = None
+    since_text: str = " since"  # between the title and the time
 
     @property
     def text(self) -> str:
@@ -120,7 +122,12 @@ def find_denials(overview: Overview) -> Iterator[StatusFinding]:
         detail, meaning, policy, key = "mostly because the store is unavailable", "", None, None
     share = max(share, recent["share"])  # of an episode that began within the minute, without the calls before it
     level = BAD if share >= BAD_SHARE else WARNING
-    yield StatusFinding("denials", level, describe_share(share), detail, meaning, recent["since"], policy, key)
+    title, since = describe_share(share), recent["since"]
+    if since is None or overview["at"] - since <= RECENT_MILLISECONDS:
+        yield StatusFinding("denials", level, title, detail, meaning, since, policy, key)
+    else:  # the numbers are those of a part of the time since then
+        title += " in the last minute"
+        yield StatusFinding("denials", level, title, detail, meaning, since, policy, key, ", more than usual since")
 
 
 def describe_denied(recent: Mapping[str, Any]) -> tuple[str, str, str | None, Key | None]:
@@ -134,14 +141,16 @@ def describe_denied(recent: Mapping[str, Any]) -> tuple[str, str, str | None, Ke
         name, percent = shorten(format_key(row["key"])), f"{row['denied'] * 100 // total} %"
         detail = f"{shorten(row['policy'])}, {name} ({percent})"
         why = "blocked" if list(row["limits"]) == ["blocked"] else describe_limits(row.get("over", ()))
-        meaning = f"{name} is {why} and has {percent} of the denials. Other keys have limits of their own."
+        meaning = (
+            f"{name} is {why} and has {percent} of the denials in the last minute. Other keys have limits of their own."
+        )
         return detail, meaning, row["policy"], row["key"]
     policy, (denials, keys) = by_policy[0]
     if denials >= MAIN_SHARE * total:
         percent = f"{denials * 100 // total} %"
         spread = count_of(keys, "key", "keys")
         detail = f"{shorten(policy)}, {spread} ({percent})"
-        meaning = f"{shorten(policy)} has {percent} of the denials, spread over {spread}."
+        meaning = f"{shorten(policy)} has {percent} of the denials in the last minute, spread over {spread}."
         return detail, meaning, policy, None
     names = [f"{shorten(name)} ({denials * 100 // total} %)" for name, (denials, _) in by_policy[:MAX_NAMES]]
     return ", ".join(names), "Several policies deny: no single key or policy stands out.", None, None
@@ -170,7 +179,9 @@ def find_normal(overview: Overview) -> StatusFinding:
     if not recent["denied"]:
         return StatusFinding("normal", GOOD, "All calls admitted", meaning="No call was denied in the last minute.")
     words = "less than 1 %" if share < 0.01 else f"{share * 100:.0f} %"  # noqa: PLR2004 - one percent
-    return StatusFinding("normal", GOOD, "Normal", f"{words} of calls denied", "Not more than usual.")
+    return StatusFinding(
+        "normal", GOOD, "Normal", f"{words} of calls denied", "In the last minute; not more than usual."
+    )
 
 
 # ---- configuration and components ------------------------------------------------------------------------------------

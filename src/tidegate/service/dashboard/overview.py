@@ -97,9 +97,11 @@ class Overview:
         seconds = self.history.seconds
         count = seconds.count_since(since)
         tracks = {name: [column.last(count) for column in each.columns] for name, each in seconds.policies.items()}
+        total = [column.last(count) for column in seconds.total.columns]
         latency = [[value or None for value in column.last(count)] for column in (seconds.median, seconds.p99)]
         states = seconds.state.last(count)
-        return {"tick": seconds.tick, "seconds": count, "tracks": tracks, "latency": latency, "states": states}
+        columns = {"total": total, "tracks": tracks, "latency": latency, "states": states}
+        return {"tick": seconds.tick, "seconds": count, **columns}
 
     async def history_json(self, query: bytes) -> bytes:
         """Return the body of the response of /v1/history: the columns of one policy, or of all together."""

@@ -43,7 +43,7 @@ def schemas() -> Schema:
     overview = {
         "type": "object",
         "description": "Fields may be added: see the documentation of the dashboard.",
-        "required": ["at", "tick", "seconds", "tracks", "latency", "policies", "store", "panels"],
+        "required": ["at", "tick", "seconds", "total", "tracks", "latency", "policies", "store", "panels"],
     }
     return {**described, "Overview": overview}
 

@@ -84,7 +84,7 @@ function renderFilter(overview, { from, to }) {
 }
 
 function renderStats(overview, policy) {
-  const [admitted, denied] = (policy === null ? live.totals() : live.policy(policy)).map(currentRate);
+  const [admitted, denied] = (policy === null ? live.total : live.policy(policy)).map(currentRate);
   const waiting = policy === null ? overview.waiting : overview.policies.find(({ name }) => name === policy)?.waiting ?? 0;
   setText(byId("now-admitted"), formatRate(admitted));
   setText(byId("now-denied"), formatRate(denied));

@@ -16,7 +16,7 @@ export const STORE_LOST = 2;
 /** How many seconds live charts show if this many are known. */
 export const visibleSeconds = (known) => LIVE_SPANS.find((span) => span >= known) ?? LIVE_SECONDS;
 
-/** The last five minutes, by policy. Each response of /v1/overview adds the seconds since the previous one. */
+/** The last five minutes, in total and by policy: `total` has the columns of `policy` for all policies. Each response of /v1/overview adds the seconds since the previous one. */
 export class LiveHistory {
   constructor() {
     this.clear();
@@ -26,6 +26,7 @@ export class LiveHistory {
     this.tick = null;
     this.process = null;
     this.policies = new Map();
+    this.total = [[], [], []];
     this.latency = [[], []];
     this.states = [];
   }
@@ -46,6 +47,7 @@ export class LiveHistory {
     const length = this.states.length;
     this.latency = this.latency.map((values, index) => append(values, overview.latency[index]));
     this.states = append(this.states, overview.states);
+    this.total = this.total.map((values, index) => append(values, overview.total[index]));
     for (const [name, columns] of Object.entries(overview.tracks)) {
       const known = this.policies.get(name) ?? columns.map(() => new Array(length).fill(0));
       this.policies.set(name, known.map((values, index) => append(values, columns[index])));
@@ -58,18 +60,9 @@ export class LiveHistory {
     return this.policies.get(name) ?? [0, 1, 2].map(() => new Array(this.states.length).fill(0));
   }
 
-  /** Admitted, denied and waiting calls of all policies, per second. */
-  totals() {
-    const totals = [0, 1, 2].map(() => new Array(this.states.length).fill(0));
-    for (const columns of this.policies.values()) {
-      totals.forEach((total, index) => columns[index].forEach((value, second) => { total[second] += value; }));
-    }
-    return totals;
-  }
-
   /** The history of a policy, or of all, for charts. */
   columns(overview, policy) {
-    const [admitted, denied, waiting] = policy === null ? this.totals() : this.policy(policy);
+    const [admitted, denied, waiting] = policy === null ? this.total : this.policy(policy);
     const [median, p99] = this.latency;
     const end = overview.at;
     return { step: 1, from: end - visibleSeconds(this.states.length) * 1000, to: end, end, admitted, denied, waiting, median, p99, states: this.states, marks: overview.marks, top: overview.top };

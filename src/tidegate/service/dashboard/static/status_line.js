@@ -10,7 +10,7 @@ let announced = "";
 const keepTogether = (text) => text.replace(/(\d) %/g, "$1\u00a0%");
 
 function describe(finding, now) {
-  const since = finding.since ? ` since ${formatSince(finding.since, now)}` : "";
+  const since = finding.since ? `${finding.since_text} ${formatSince(finding.since, now)}` : "";
   return `${finding.title}${since}${finding.detail ? `: ${finding.detail}` : ""}`;
 }
 

@@ -72,7 +72,7 @@ function renderLast() {
   });
   byId("top").hidden = items.length === 0;
   byId("top-empty").hidden = items.length > 0;
-  const notes = [countOf(shown.total, "denied call", "denied calls")];
+  const notes = [listed < all ? `${formatCount(listed)} of ${countOf(all, "denied call", "denied calls")} listed` : countOf(all, "denied call", "denied calls")];
   if (shown.zoomed) notes.push("keys of full minutes");
   if (shown.storeLost) notes.push("not listed: denied without the store");
   if (shown.rows.length >= MAX_ROWS) notes.push(`the ${MAX_ROWS} most denied keys`);
