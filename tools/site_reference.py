@@ -447,7 +447,7 @@ def properties_of(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, 
     found: dict[str, Any] = {}
     for part in (*schema.get("allOf", ()), *schema.get("anyOf", ()), *schema.get("oneOf", ())):
         found |= properties_of(flat(part, schemas), schemas)
-    return found | schema.get("properties", {})
+    return {**found, **schema.get("properties", {})}
 
 
 def flat(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:

@@ -59,20 +59,19 @@ class TrafficCounts:
     """The counts of one caller at one provider; `waited` and `first_byte_sum` are microseconds."""
 
     __slots__ = ("current", "row")
-    (
-        requests,
-        denied,
-        refused,
-        failed,
-        gone,
-        tunnels,
-        input_tokens,
-        output_tokens,
-        cost_micros,
-        waited,
-        first_byte_sum,
-    ) = (RowField(place) for place in range(len(COUNTED)))
-    active, waiting = (RowField(place, "current") for place in range(len(CURRENT)))
+    requests: RowField = RowField(COUNTED.index("requests"))
+    denied: RowField = RowField(COUNTED.index("denied"))
+    refused: RowField = RowField(COUNTED.index("refused"))
+    failed: RowField = RowField(COUNTED.index("failed"))
+    gone: RowField = RowField(COUNTED.index("gone"))
+    tunnels: RowField = RowField(COUNTED.index("tunnels"))
+    input_tokens: RowField = RowField(COUNTED.index("input_tokens"))
+    output_tokens: RowField = RowField(COUNTED.index("output_tokens"))
+    cost_micros: RowField = RowField(COUNTED.index("cost_micros"))
+    waited: RowField = RowField(COUNTED.index("waited"))
+    first_byte_sum: RowField = RowField(COUNTED.index("first_byte_sum"))
+    active: RowField = RowField(CURRENT.index("active"), "current")
+    waiting: RowField = RowField(CURRENT.index("waiting"), "current")
 
     def __init__(self, row: Row, current: Row) -> None:
         """Count in these rows: what only grows, and what is in progress."""

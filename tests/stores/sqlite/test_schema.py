@@ -8,7 +8,7 @@ from tidegate.core.limit import Limit
 from tidegate.errors import StoreUnavailable
 from tidegate.policy import Policy
 from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.database import APPLICATION_ID, SCHEMA_VERSION, Schema, statements
+from tidegate.stores.sqlite.database import APPLICATION_ID, SCHEMA_VERSION, PackageTables, statements
 
 POLICY = Policy("default", (Limit(60, "1m", "fixed_window"), Limit(30, "1h", "sliding_log")))
 NOW = 1_750_000_000_000_000
@@ -20,7 +20,7 @@ class ExtendedStore(SQLiteStore):
     script = "CREATE TABLE extra (id);"
 
     def _schemas(self):
-        return [*super()._schemas(), Schema(self.script)]
+        return [*super()._schemas(), PackageTables(self.script)]
 
 
 def read(path, query):

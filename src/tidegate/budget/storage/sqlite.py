@@ -27,7 +27,7 @@ from tidegate.errors import StoreUnavailable
 from tidegate.files import make_private_folder
 from tidegate.fork import fork_safe
 from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
-from tidegate.stores.sqlite.database import Schema, read_schema
+from tidegate.stores.sqlite.database import PackageTables, read_schema
 from tidegate.stores.sqlite.store import SQLiteStore, decide
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class BudgetStore(SQLiteStore):
         super().close()
         self._process_lock.release()
 
-    def _schemas(self) -> list[Schema]:
+    def _schemas(self) -> list[PackageTables]:
         return [*super()._schemas(), read_schema(__package__)]
 
     def _adopt(self, db: sqlite3.Connection) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.charges import Reporter, RequestCharge
     from tidegate.inbound.limiting.matched_route import UsedLimit
+    from tidegate.inbound.responses.prepared_fields import FieldWriter
     from tidegate.policy import Key
     from tidegate.stores import Store
 
@@ -89,7 +90,7 @@ class ChargeSet:
         self._categories: tuple[Any, ...] = tuple(
             [charge.owner for charge in charges if not charge.owner.limits_routes]
         )
-        self.write = first.reporter.response_writer.tightest_writer(self._policies, raw=raw)
+        self.write: FieldWriter = first.reporter.response_writer.tightest_writer(self._policies, raw=raw)
 
     def keys_of(self, native: object, mapping: Any, client: RequestClient, key: Key) -> Sequence[Key]:  # noqa: ANN401 - of any framework
         """Return the keys of a request; `key` is the one that the middleware has chosen for the client.

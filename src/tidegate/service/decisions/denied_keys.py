@@ -48,7 +48,7 @@ class DeniedKeys:
 
     def __init__(self) -> None:
         """Start without denials."""
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self._offset = 0
         self._slot = self._slot_end = 0  # of the current slot: its start and end, in microseconds since 1970
         self._counts: dict[tuple[str, Key], int] = {}  # of the current slot

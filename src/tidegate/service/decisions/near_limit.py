@@ -49,7 +49,7 @@ class NearLimitKeys:
 
     def __init__(self) -> None:
         """Start without keys."""
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.decisions: dict[tuple[str, Key], Decision] = {}
         self.samples_left: int = 0  # allowed calls that are still recorded
         # Other workers of the service may have recorded these keys: when they were reset, in milliseconds since 1970.

@@ -66,7 +66,10 @@ class DecisionCount:
     """The decisions of one policy, by outcome. The path of a decision adds to the row itself: `row[ALLOWED] += 1`."""
 
     __slots__ = ("row",)
-    allowed, denied, shadow, local = (RowField(place) for place in range(len(OUTCOMES)))
+    allowed: RowField = RowField(ALLOWED)
+    denied: RowField = RowField(DENIED)
+    shadow: RowField = RowField(SHADOW)
+    local: RowField = RowField(LOCAL)
 
     def __init__(self, row: Row) -> None:
         """Count in this row."""
@@ -139,7 +142,7 @@ class Stats:
     def __init__(self, counters: Counters | None = None) -> None:
         """Count in this table. Default: a table of this process."""
         self.counters: Counters = Counters() if counters is None else counters
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self._names = LabelNames(MAX_POLICIES)
         self._counts: dict[str, DecisionCount] = {}  # by the policy's name
         self.violated: LabelledCounts = LabelledCounts(self.counters, VIOLATED)

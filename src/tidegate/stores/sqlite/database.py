@@ -66,7 +66,7 @@ class WrongFileError(StoreUnavailable):
     """The file is the database of another program, or of another version."""
 
 
-class Schema(NamedTuple):
+class PackageTables(NamedTuple):
     """Tables and views that belong together: they are missing from a file that lacks the first of these tables.
 
     A subclass of the store has a schema of its own: only files that it uses have its tables.
@@ -97,7 +97,7 @@ def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
     )
 
 
-def prepare(db: sqlite3.Connection, path: Path, synchronous: str, schemas: Sequence[Schema]) -> None:
+def prepare(db: sqlite3.Connection, path: Path, synchronous: str, schemas: Sequence[PackageTables]) -> None:
     """Configure a new connection, and create the tables that its file lacks."""
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
@@ -116,7 +116,7 @@ def discard(db: sqlite3.Connection) -> None:
         db.close()
 
 
-def create_tables(db: sqlite3.Connection, path: Path, schemas: Sequence[Schema]) -> None:
+def create_tables(db: sqlite3.Connection, path: Path, schemas: Sequence[PackageTables]) -> None:
     """Create the tables that the file lacks, all in one transaction; the caller discards it on an error."""
     check_version(db, path)
     if all(has_object(db, schema.first_table) for schema in schemas):
@@ -156,9 +156,9 @@ def check_version(db: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def read_schema(package: str) -> Schema:
+def read_schema(package: str) -> PackageTables:
     """Read the schema of a package."""
-    return Schema((files(package) / "schema.sql").read_text(encoding="utf-8"))
+    return PackageTables((files(package) / "schema.sql").read_text(encoding="utf-8"))
 
 
 def statements(script: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
 from tidegate.stores.sqlite.database import (
     BUSY_CODES,
     DAMAGED_CODES,
-    Schema,
+    PackageTables,
     connect,
     discard,
     error_code,
@@ -340,7 +340,7 @@ class SQLiteStore(Store):
         self._rows = rows = StateRows(db.cursor(), self._kept_policies)
         return rows
 
-    def _schemas(self) -> list[Schema]:
+    def _schemas(self) -> list[PackageTables]:
         """Return the tables of the file; a subclass adds its own."""
         return [read_schema("tidegate.stores.sqlite")]
 
