@@ -1,7 +1,7 @@
-"""Plant ten defects in different packages, one at a time, and report whether the tests of `make test` find them.
+"""Plant defects in different packages, one at a time, and report whether the tests of `make test` find them.
 
-Each is planted in a temporary copy of the package, which goes before the checkout on PYTHONPATH; two are races. It shows
-the power of the tests after they were made fewer or faster, and is run by hand: it takes about two minutes.
+Each is planted in a temporary copy of the package, which goes before the checkout on PYTHONPATH; nine are races. It
+shows the power of the tests after they were made fewer or faster, and is run by hand: it takes about four minutes.
 
     python tests/mutants/planted.py [--only 3]
 """
@@ -102,6 +102,61 @@ DEFECTS: Final = (
         "        with self._lock:\n            label = self._names.label(policy)\n",
         "        if True:\n            label = self._names.label(policy)\n",
         ("tests/service/test_sampling.py", "tests/service/test_envoy.py"),
+    ),
+    Defect(
+        "race: counts are sampled while threads of gRPC add policies",
+        "service/dashboard/history.py",
+        "in totals.counts.copy().items():",
+        "in totals.counts.items():",
+        ("tests/service/test_sampling.py",),
+    ),
+    Defect(
+        "race: the counters of 300 policies do not fit into the shared memory",
+        "service/runtime/shared_memory.py",
+        "COUNTER_BYTES: Final = 16 * 2**20",
+        "COUNTER_BYTES: Final = 2**13",
+        ("tests/service/test_sampling.py",),
+    ),
+    Defect(
+        "race: a read of the audit log that failed once is not repeated",
+        "service/decisions/audit.py",
+        "                values = await self._store.list_values_async(entries_of(day))\n",
+        "                self._days.setdefault(day, [])\n"
+        "                values = await self._store.list_values_async(entries_of(day))\n",
+        ("tests/service/test_sampling.py",),
+    ),
+    Defect(
+        "race: a worker stopped by SIGSTOP is not replaced",
+        "service/runtime/workers.py",
+        "if slot.silent_checks >= MAX_SILENT_CHECKS and",
+        "if slot.silent_checks >= 100 * MAX_SILENT_CHECKS and",
+        ("tests/service/test_hung_workers.py",),
+    ),
+    Defect(
+        "race: the first call of each worker is decided without the store",
+        "stores/outage/guarded_store.py",
+        "        if self._is_simple(asks) and not writes:\n",
+        "        if self._tries > 1:\n"
+        "            self._tries = 1\n"
+        "            return self._fallback.decide(verb, asks, now, at)\n"
+        "        if self._is_simple(asks) and not writes:\n",
+        ("tests/inbound/test_worker_bursts.py",),
+    ),
+    Defect(
+        "race: while the store answers, a process admits its part of the limit only; another was killed",
+        "stores/outage/guarded_store.py",
+        "                return await self.store.apply_async(verb, asks, now, at)\n",
+        "                if self._counts_processes:\n"
+        "                    return self._fallback.decide(verb, asks, now, at)\n"
+        "                return await self.store.apply_async(verb, asks, now, at)\n",
+        ("tests/inbound/test_worker_bursts.py",),
+    ),
+    Defect(
+        "race: a file is removed while it is in use",
+        "stores/sqlite/store.py",
+        "        if self._inode == (0, 0):\n            return\n        try:\n",
+        "        if True:\n            return\n        try:\n",
+        ("tests/stores/sqlite/test_faults.py",),
     ),
 )
 

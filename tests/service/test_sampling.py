@@ -76,22 +76,24 @@ def test_threads_that_add_rows_to_shared_memory_lose_no_count(monkeypatch):
         return crc32(text)
 
     monkeypatch.setattr("tidegate.service.runtime.shared_memory.crc32", switch_threads_then_crc32)
-    for _ in range(ROUNDS):
-        memory = WorkerMemory.create(1, 0)
-        area = memory.areas[0].counters
-        stats = Stats(SharedCounters([area], 0, ManualClock(start=0)))
+    memory = WorkerMemory.create(1, 0)
+    area = memory.areas[0].counters
+    stats = Stats(SharedCounters([area], 0, ManualClock(start=0)))
+    found = [{} for _ in range(THREADS)]  # by each thread
 
-        def count(first, stats=stats):
-            for number in range(first, POLICIES, THREADS):
-                stats.count(f"policy-{number}")
+    def count(thread):
+        for number in range(POLICIES):
+            name = f"policy-{(number + thread) % POLICIES}"  # threads meet at each policy
+            found[thread][name] = stats.count(name)
 
-        threads = [threading.Thread(target=count, args=(first,)) for first in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            area.rows(DECISIONS.name)
-        assert len(area.rows(DECISIONS.name)) == len(stats.totals(own=True).counts) == POLICIES
-        memory.close()
+    threads = [threading.Thread(target=count, args=(thread,)) for thread in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        area.rows(DECISIONS.name)
+    assert len(area.rows(DECISIONS.name)) == len(stats.totals(own=True).counts) == POLICIES
+    assert all(counts == found[0] for counts in found)
+    memory.close()
 
 
 async def test_a_sample_that_fails_does_not_end_the_timer():
