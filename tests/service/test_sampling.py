@@ -12,8 +12,9 @@ from tests.cases import cases
 from tests.service.harness import InProcessService
 from tidegate import StoreUnavailable
 from tidegate.core.decision import LocalDecision
+from tidegate.observe.counters import Counters
 from tidegate.service.decisions.audit import AuditLog, Origin
-from tidegate.service.decisions.stats import DECISIONS, Stats
+from tidegate.service.decisions.stats import DECISIONS
 from tidegate.service.runtime.shared_memory import SharedCounters, WorkerMemory
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
@@ -69,31 +70,47 @@ async def test_metrics_and_the_overview_while_threads_add_policies():
             assert len(counts) == POLICIES
 
 
-def test_threads_that_add_rows_to_shared_memory_lose_no_count(monkeypatch):
-    def switch_threads_then_crc32(text):
-        """Let the others run in the middle of the change."""
+class SwitchingCounters(Counters):
+    """Counters of one process, in which other threads run in the middle of an addition."""
+
+    def _new_row(self, kind, labels):
         time.sleep(0)  # yields the processor, no waiting
+        return super()._new_row(kind, labels)
+
+
+@pytest.fixture(params=["one process", "shared memory"])
+def counters(request, monkeypatch):
+    if request.param == "one process":
+        yield SwitchingCounters()
+        return
+
+    def switch_threads_then_crc32(text):
+        time.sleep(0)  # as above
         return crc32(text)
 
     monkeypatch.setattr("tidegate.service.runtime.shared_memory.crc32", switch_threads_then_crc32)
     memory = WorkerMemory.create(1, 0)
-    area = memory.areas[0].counters
-    stats = Stats(SharedCounters([area], 0, ManualClock(start=0)))
-    found = [{} for _ in range(THREADS)]  # by each thread
+    yield SharedCounters([memory.areas[0].counters], 0, ManualClock(start=0))
+    memory.close()
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_threads_that_add_the_same_rows_count_in_the_same_ones(counters):
+    found = [{} for _ in range(THREADS)]  # rows, by each thread
 
     def count(thread):
         for number in range(POLICIES):
             name = f"policy-{(number + thread) % POLICIES}"  # threads meet at each policy
-            found[thread][name] = stats.count(name)
+            found[thread][name] = counters.row(DECISIONS, name)
 
     threads = [threading.Thread(target=count, args=(thread,)) for thread in range(THREADS)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        area.rows(DECISIONS.name)
-    assert len(area.rows(DECISIONS.name)) == len(stats.totals(own=True).counts) == POLICIES
-    assert all(counts == found[0] for counts in found)
-    memory.close()
+        counters.own(DECISIONS)  # what is read meanwhile
+        counters.totals(DECISIONS)
+    assert len(counters.totals(DECISIONS)) == len(counters.own(DECISIONS)) == POLICIES
+    assert all(row is found[0][name] for rows in found for name, row in rows.items())
 
 
 async def test_a_sample_that_fails_does_not_end_the_timer():
