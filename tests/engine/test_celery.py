@@ -39,7 +39,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "celery", "-A", "tests.engine.celery_app", "worker", *pool, *OPTIONS],
                 cwd=ROOT,
-                env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, **settings, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{ROOT}"},
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -41,7 +41,7 @@ def serving(server: str, site: str, *more: str, socket_path: str | None = None, 
     process = subprocess.Popen(
         command(server, site, port, *more, *(("--uds", socket_path) if socket_path else ())),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{ROOT}", **env},
         start_new_session=True,
         stdin=subprocess.DEVNULL,
     )
