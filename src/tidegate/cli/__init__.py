@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "init": Command("configure", "write a commented configuration file to start from"),
     "validate": Command("configure", "check configuration files; convert Envoy rate limit files", "checking the files"),
     "explain": Command("configure", "show which limits apply to a request, and why", "reading the file"),
+    "plan": Command("configure", "replay logs: see whom limits would deny; suggest limits", "reading the logs"),
     "doctor": Command("configure", "check a deployment, and print how to fix problems", "checking the deployment"),
     "start": Command("run", "run the service: decisions over the network, a dashboard"),
     "egress": Command("run", "run only the egress gateway, without the service", "starting the gateway"),

@@ -20,6 +20,7 @@ from tidegate.cli.tables import Spans, TextTable, draw_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PROGRESS_WIDTH: Final = 24
 CLEAR_SCREEN: Final = "\x1b[H\x1b[J"
 
 
@@ -52,6 +53,7 @@ class Output:
         self.live: bool = sys.stdout.isatty() and not as_json
         self.colours: bool = self.live and has_colours()
         self._progress: Progress | None = None
+        self._what = ""  # the command is doing
         self._frame: list[str] | None = None  # the lines of a view that is not shown yet
 
     @property
@@ -151,11 +153,17 @@ class Output:
     def progress(self, what: str) -> Iterator[None]:
         """Show what a command is doing, on standard error, if its first output takes longer than a second."""
         if what and sys.stderr.isatty() and not self.as_json:
-            self._progress = Progress(what, sys.stderr)
+            self._progress, self._what = Progress(what, sys.stderr), what
         try:
             yield
         finally:
             self.end_progress()
+
+    def show_progress(self, done: int, total: int) -> None:
+        """Show on the line of the progress how much of a total is done."""
+        if self._progress is not None and total:
+            filled = "".join(text for text, _ in self.bar(done, total, PROGRESS_WIDTH))
+            self._progress.show(f"{self._what} {filled} {100 * done // total} %")
 
     def end_progress(self) -> None:
         """Remove the line that shows the progress."""

@@ -31,6 +31,10 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="tidegate-progress", daemon=True)
         self._thread.start()
 
+    def show(self, what: str) -> None:
+        """Show this from now on."""
+        self._what = what
+
     def _run(self) -> None:
         due, step = self._started + SHOW_AFTER, 0
         while True:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Spans = tuple[tuple[str, str], ...]  # parts of a text, each with its style
 Cell = str | Spans
 GAP: Final = "  "
+CURVE_CHARACTERS: Final = " ▁▂▃▄▅▆▇█"
 MIN_SHRUNK_WIDTH: Final = 8  # characters that a shortened column keeps
 
 
@@ -145,6 +146,13 @@ def width_of(cell: Cell) -> int:
     if cell.isascii():
         return len(cell)
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in cell)
+
+
+def draw_curve(counts: Sequence[float]) -> str:
+    """Draw counts as block characters, relative to the highest."""
+    highest = max(counts, default=0)
+    last = len(CURVE_CHARACTERS) - 1
+    return "".join([CURVE_CHARACTERS[max(1, int(count * last // highest)) if count else 0] for count in counts])
 
 
 def join_within(items: Sequence[str], width: int, separator: str = ", ") -> list[str]:

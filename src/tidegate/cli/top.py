@@ -32,7 +32,6 @@ EXAMPLES: Final = (
 MEMBER_COLUMNS: Final = columns("member", "state", "left", "refused", "cost")
 RATE_SECONDS: Final = 5
 CURVE_SECONDS: Final = 30
-CURVE_CHARACTERS: Final = " ▁▂▃▄▅▆▇█"
 MAX_FINDING_LENGTH: Final = 300  # characters
 BAR_WIDTH: Final = 20
 COLOURS: Final = {"bad": "red", "warn": "yellow", "good": "green"}  # by the level of a finding
@@ -226,11 +225,7 @@ def rate(counts: list[int]) -> float:
 
 def curve(counts: list[int]) -> str:
     """Draw the counts of the last half minute as block characters."""
-    last = counts[-CURVE_SECONDS:]
-    highest = max(last, default=0)
-    return "".join(
-        CURVE_CHARACTERS[0 if not count else max(1, count * (len(CURVE_CHARACTERS) - 1) // highest)] for count in last
-    ).rjust(CURVE_SECONDS)
+    return draw_curve(counts[-CURVE_SECONDS:]).rjust(CURVE_SECONDS)
 
 
 # ---- the screen ------------------------------------------------------------------------------------------------------

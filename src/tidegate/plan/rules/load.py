@@ -1,0 +1,77 @@
+"""Loads the rules of a replay: files of a middleware, a service, providers; or limits such as `api=100/1m`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate.errors import ConfigError
+from tidegate.outbound import Providers
+from tidegate.plan.clock import ReplayClock
+from tidegate.plan.rules.inbound import InboundRules
+from tidegate.plan.rules.outbound import OutboundRules
+from tidegate.plan.rules.service import ServiceRules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tidegate.plan.rules.base import ReplayRules
+
+REPLAYED_KINDS: Final = ("inbound", "service", "provider")
+
+
+class RulesSpec(NamedTuple):
+    """What to replay against: the kind of file, the files or the limits, and how addresses are read."""
+
+    kind: str
+    files: tuple[str | Path, ...] = ()
+    limits: Mapping[str, tuple[str, ...]] = {}
+    mapping: Mapping[str, object] | None = None  # the configuration of a middleware, instead of a file
+    trusted_proxies: tuple[str, ...] = ()
+
+    def open(self, *, has_durations: bool = True, shift: int = 0) -> ReplayRules:
+        """Read the rules; `shift` makes limits count for so many microseconds more or less."""
+        clock = ReplayClock()
+        if self.limits:
+            return ServiceRules.of_limits(
+                self.limits, clock, self.trusted_proxies, has_durations=has_durations, shift=shift
+            )
+        if self.kind == "inbound":
+            config = self.mapping if self.mapping is not None else self._file()
+            trusted = self.trusted_proxies
+            return InboundRules(config, clock, trusted_proxies=trusted, has_durations=has_durations, shift=shift)
+        if self.kind == "service":
+            file = str(self._file())
+            return ServiceRules.load(file, clock, self.trusted_proxies, has_durations=has_durations, shift=shift)
+        if self.kind == "provider":
+            providers = Providers.load(list(self.files), (), permissions="ignore")
+            return OutboundRules(providers, clock, has_durations=has_durations)
+        raise ConfigError(
+            f"cannot be replayed: expected the file of a middleware, a service or a provider, not of kind {self.kind}",
+            file=str(self._file()),
+        )
+
+    def _file(self) -> str | Path:
+        if len(self.files) != 1:
+            raise ConfigError(f"expected one file of kind {self.kind}, not {len(self.files)}", field="--policy")
+        return self.files[0]
+
+
+def read_spec(
+    given: Sequence[str | Path], recognise: Callable[[str], str], trusted_proxies: Sequence[str] = ()
+) -> RulesSpec:
+    """Return what values of `--policy` name: files of one kind, or limits such as `api=100/1m,1000/1h`."""
+    if not given:
+        raise ConfigError("expected rules, such as --policy config.yaml or --policy 'api=100/1m'", field="--policy")
+    trusted = tuple(trusted_proxies)
+    limits = [each for each in given if isinstance(each, str) and "=" in each and not Path(each).exists()]
+    if limits and len(limits) < len(given):
+        raise ConfigError("files and limits such as 'api=100/1m' cannot be combined", field="--policy")
+    if limits:
+        pairs = [each.partition("=") for each in limits]
+        found = {name.strip(): tuple(part.strip() for part in text.split(",")) for name, _, text in pairs}
+        return RulesSpec("limits", limits=found, trusted_proxies=trusted)
+    kinds = {recognise(str(each)) for each in given}
+    if len(kinds) > 1:
+        raise ConfigError(f"files of several kinds cannot be combined: {', '.join(sorted(kinds))}", field="--policy")
+    return RulesSpec(kinds.pop(), tuple(given), trusted_proxies=trusted)
