@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import heapq
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
+from tidegate.errors import Denied
 from tidegate.inbound.asgi import RateLimitMiddleware as AsgiMiddleware
 from tidegate.inbound.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.errors import Denied
-from tidegate.plan.logs.formats import LogOptions
 from tidegate.plan.logs.stream import LogStream
 from tidegate.plan.replay import Replay, Replays
 from tidegate.service.config.settings import load_settings
-from tidegate.service.api.requests import Subject
-from tidegate.service.decisions.decider import Decider
+from tidegate.service.decisions.decider import Decider, Subject
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
+
+if TYPE_CHECKING:
+    from tidegate.plan.logs.formats import LogOptions
 
 START = 1_790_000_000_000  # milliseconds
 LOG_FORMAT = '$remote_addr [$msec] "$request" $status $request_time "$http_x_forwarded_for"'
@@ -153,7 +154,7 @@ def drive_service(calls: list[tuple[int, str, str, int]], policies: Any) -> list
         for at, policy, key, cost in calls:
             clock.advance((START + at - clock.steady() // 1000) / 1000)
             result = await decider.acquire(Subject(policy, key), cost)
-            found.append(result.allowed)
+            found.append(result is None or result.allowed)
         await decider.close()
         return found
 

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from tidegate.errors import ConfigError
-from tidegate.plan.logs.batch import Sender, Subject
+from tidegate.plan.logs.batch import LogSender, LogSubject
 from tidegate.plan.logs.formats import LogOptions
 from tidegate.plan.logs.stream import LogStream
 from tidegate.plan.logs.timestamps import LocalTimes, microseconds, read_common, read_epoch, resolution_of
@@ -63,9 +65,11 @@ FORMATS = {
         SECOND // 4,
     ),
     "alb": (
-        "https 2026-10-10T13:55:36.750000Z app/lb/1 203.0.113.9:4711 10.0.0.1:80 0.0 0.2 0.0 200 200 34 366 "
-        '"GET https://x.example:443/a%20b HTTP/1.1" "curl" - - arn "Root=1" "-" "-" 0 2026-10-10T13:55:36.500000Z '
-        '"forward" "-" "-" "10.0.0.1:80" "200" "-" "-"',
+        (
+            "https 2026-10-10T13:55:36.750000Z app/lb/1 203.0.113.9:4711 10.0.0.1:80 0.0 0.2 0.0 200 200 34 366 "
+            '"GET https://x.example:443/a%20b HTTP/1.1" "curl" - - arn "Root=1" "-" "-" 0 2026-10-10T13:55:36.500000Z '
+            '"forward" "-" "-" "10.0.0.1:80" "200" "-" "-"'
+        ),
         {},
         AT,
         SECOND // 4,
@@ -128,7 +132,7 @@ FORMATS = {
 def test_each_format_gives_the_request_and_its_arrival(name, tmp_path):
     text, options, at, duration = FORMATS[name]
     rows, summary = read_text(tmp_path, f"{text}\n", **options)
-    assert rows == [(at, Sender("203.0.113.9"), Subject("GET", "/a b"), 200, duration, 1)]
+    assert rows == [(at, LogSender("203.0.113.9"), LogSubject("GET", "/a b"), 200, duration, 1)]
     assert (summary.requests, summary.malformed) == (1, 0)
     assert summary.has_durations == (duration >= 0)
 
@@ -141,8 +145,8 @@ def test_a_usage_log_of_a_language_model_has_costs(tmp_path):
     rows, _ = read_text(tmp_path, "".join(json.dumps(line) + "\n" for line in lines))
     tokens = {"requests": 1, "input-tokens": 100, "output-tokens": 20, "tokens": 120, "usd_micros": 12_500}
     assert [(row[2], row[5]) for row in rows] == [
-        (Subject("", "gpt-x"), tokens),
-        (Subject("", "gpt-x"), {"requests": 1, "input-tokens": 1, "output-tokens": 2, "tokens": 3, "usd_micros": 0}),
+        (LogSubject("", "gpt-x"), tokens),
+        (LogSubject("", "gpt-x"), {"requests": 1, "input-tokens": 1, "output-tokens": 2, "tokens": 3, "usd_micros": 0}),
     ]
 
 
@@ -193,10 +197,7 @@ def test_files_are_merged_by_time_gzip_too(tmp_path):
 
 
 def test_standard_input_may_be_compressed(tmp_path):
-    program = (
-        "from tests.plan.test_logs import read\n"
-        "if __name__ == '__main__': print(len(read(['-'])[0]))"
-    )
+    program = "from tests.plan.test_logs import read\nif __name__ == '__main__': print(len(read(['-'])[0]))"
     for data in (GOOD.encode() * 3, gzip.compress(GOOD.encode() * 3)):
         result = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
         assert result.stdout == b"3\n"
@@ -220,7 +221,7 @@ def test_parsing_in_processes_gives_the_same(tmp_path):
     path, program = tmp_path / "a.log", tmp_path / "program.py"
     path.write_text("".join(GOOD.replace("/a", f"/{i}") + ("?\n" if i % 100 == 0 else "") for i in range(1000)))
     program.write_text(PARALLEL)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     result = subprocess.run([sys.executable, program, path], capture_output=True, check=True, env=environment)
     assert result.stdout == b"1000\n"
 
@@ -249,7 +250,7 @@ def test_a_local_time_that_occurs_twice_is_read_as_it_rises():
     texts = ["2026-10-25 01:59:00", "2026-10-25 02:30:00", "2026-10-25 02:59:59", "2026-10-25 02:00:00",
              "2026-10-25 02:30:00", "2026-10-25 03:00:00"]  # fmt: skip
     found = [times.read(text) // 60_000_000 for text in texts]
-    assert [after - before for before, after in zip(found, found[1:], strict=False)] == [31, 29, 1, 30, 30]
+    assert [after - before for before, after in pairwise(found)] == [31, 29, 1, 30, 30]
 
 
 def test_zones_of_lines_may_differ(tmp_path):
@@ -273,7 +274,9 @@ def test_numbers_since_1970_are_exact(text, expected, resolution):
     assert (read_epoch(text), resolution_of(text)) == (expected, resolution)
 
 
-@pytest.mark.parametrize("text", ["10/Oct/2026:13:55:36", "10/Oct/2026:13:55:36 +00000", "10/Foo/2026:13:55:36 +0000", ""])
+@pytest.mark.parametrize(
+    "text", ["10/Oct/2026:13:55:36", "10/Oct/2026:13:55:36 +00000", "10/Foo/2026:13:55:36 +0000", ""]
+)
 def test_a_wrong_common_time_is_refused(text):
     with pytest.raises((ValueError, KeyError, IndexError)):
         read_common(text)
@@ -289,7 +292,7 @@ def test_a_wrong_common_time_is_refused(text):
         ('{"ts": "yesterday"}\n', {}, "expected a time such as 2026-10-10T13:55:36Z"),
         ('{"ts": 1, "p": "/"}\n', {"columns": {"paht": "p"}}, "did you mean 'path'"),
         ('{"ts": 1, "p": "/"}\n', {"columns": {"path": "q"}}, "the first record has no 'q'"),
-        ('{"ts": 1, "d": 2}\n', {"columns": {"duration": "d", "duration_unit": "min"}}, "expected one of s, ms, us, ns"),
+        ('{"ts": 1, "d": 2}\n', {"columns": {"duration": "d", "duration_unit": "min"}}, "one of s, ms, us, ns"),
     ],
 )  # fmt: skip
 def test_a_log_that_cannot_be_read_says_what_would_be_right(text, options, message, tmp_path):
@@ -298,7 +301,7 @@ def test_a_log_that_cannot_be_read_says_what_would_be_right(text, options, messa
 
 
 def test_missing_and_broken_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="nothing.log: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"nothing.log: cannot be read: No such file"):
         read([tmp_path / "nothing.log"])
     (tmp_path / "cut.gz").write_bytes(gzip.compress(GOOD.encode() * 1000)[:-20])
     with pytest.raises(ConfigError, match=r"cut.gz: cannot be read: Compressed file ended"):

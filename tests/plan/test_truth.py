@@ -31,11 +31,12 @@ ALGORITHMS = st.sampled_from(["", " token_bucket", " fixed_window", " sliding_lo
 LIMITS = st.lists(st.builds("{}{}".format, RATES, ALGORITHMS), min_size=1, max_size=2, unique_by=lambda text: text[:4])
 PEERS = st.sampled_from(["203.0.113.1", "203.0.113.2", "2001:db8::1", "2001:db8::2", "10.0.0.1"])
 TARGETS = st.sampled_from(["/a", "/a/x?y=1", "/b", "/%62", "/big", "/c", "/other", "//a", "/A"])
+NO_TIME = st.just(0)
 GAPS = st.lists(st.sampled_from([0, 0, 1, 3, 100, 333, 500, 999, 1000, 1001, 2500, 60_000]), min_size=1, max_size=40)
 
 
 @st.composite
-def calls(draw, peers=PEERS, took=st.just(0)):
+def calls(draw, took=NO_TIME):
     found, at = [], 0
     for gap in draw(GAPS):
         at += gap
@@ -43,7 +44,7 @@ def calls(draw, peers=PEERS, took=st.just(0)):
             Call(
                 at,
                 draw(took),
-                draw(peers),
+                draw(PEERS),
                 draw(st.sampled_from(["GET", "POST"])),
                 draw(TARGETS),
                 draw(st.sampled_from([200, 200, 401, 404, 500])),
@@ -138,7 +139,9 @@ def test_a_replay_decides_what_a_service_decided(asked, first, second):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([0, 1, 400, 1000, 2500]), st.sampled_from(["/v1/items", "/v1/big"])), min_size=1),
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 400, 1000, 2500]), st.sampled_from(["/v1/items", "/v1/big"])), min_size=1
+    ),
     st.sampled_from(["sliding_log", "fixed_window", "token_bucket", "sliding_window"]),
 )
 def test_a_replay_decides_what_a_transport_decided(asked, algorithm):

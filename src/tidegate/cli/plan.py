@@ -15,7 +15,7 @@ from tidegate.plan import ReplayOptions, replay
 from tidegate.plan.logs.formats import FORMATS, LogOptions
 from tidegate.plan.logs.records import KNOWN_NAMES
 from tidegate.plan.report import Names
-from tidegate.plan.rules.load import REPLAYED_KINDS, RulesSpec, read_spec
+from tidegate.plan.rules.load import REPLAYED_KINDS, RulesSpec, is_limit, read_spec
 
 if TYPE_CHECKING:
     import argparse
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     ("tidegate plan replay access.log --policy config.yaml", "whom would these limits have denied?"),
     ("tidegate plan replay a.log b.log.gz --policy 'api=100/1m'", "several logs, and one limit for each address"),
-    (
-        """tidegate plan replay access.log --policy config.yaml --log-format '$remote_addr [$msec] "$request" $status"""
-        """ $request_time'""",
-        "nginx with arrival times",
-    ),
+    ('tidegate plan replay access.log --policy config.yaml --log-format "$FORMAT"', "a log_format of nginx"),
 )
 ACTIONS: Final = {"replay": "decide about every request of logs, and report what was denied"}
 MAX_PROCESSES: Final = 2  # by default: more keep the process that decides no busier
@@ -136,8 +132,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def read_rules(given: list[str], args: argparse.Namespace) -> RulesSpec:
     """Return the rules that the options name."""
-    kind = args.kind
-    return read_spec(given, (lambda _file: kind) if kind else recognise, args.trusted_proxy)
+    files = [each for each in given if not is_limit(each)]
+    kinds = {args.kind} if args.kind else {recognise(file) for file in files}
+    if len(kinds) > 1:
+        raise ConfigError(f"files of several kinds cannot be combined: {', '.join(sorted(kinds))}", field="--policy")
+    return read_spec(given, kinds.pop() if kinds else "limits", args.trusted_proxy)
 
 
 def read_options(args: argparse.Namespace, output: Output) -> ReplayOptions:

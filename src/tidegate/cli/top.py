@@ -10,7 +10,7 @@ from tidegate.cli.arguments import DEFAULT_INTERVAL, positive_duration, positive
 from tidegate.cli.durations import METAVAR
 from tidegate.cli.live import watch
 from tidegate.cli.service_args import add_service_options, open_client
-from tidegate.cli.tables import TableColumn, TextTable, columns, draw_table, join_within
+from tidegate.cli.tables import TableColumn, TextTable, columns, draw_curve, draw_table, join_within
 from tidegate.errors import ConfigError
 from tidegate.policy.durations import format_duration
 from tidegate.spending.report import format_amount, short_money

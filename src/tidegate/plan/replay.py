@@ -18,7 +18,7 @@ from tidegate.plan.tally import Counts, Tally
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tidegate.plan.logs.batch import Sender, Subject
+    from tidegate.plan.logs.batch import LogSender, LogSubject
     from tidegate.plan.logs.stream import LogStream, Row
     from tidegate.plan.rules.base import Outcome, ReplayRules, ReplaySubject
     from tidegate.plan.tally import ClientCounts
@@ -58,9 +58,9 @@ class Replay:
         self._place = place
         self._pending: list[tuple[int, int, int, Row]] = []  # retries: when, a number, how many before, the request
         self._order = count()
-        self._senders: dict[Sender, KnownSender] = {}
+        self._senders: dict[LogSender, KnownSender] = {}
 
-    def find_sender(self, sender: Sender) -> KnownSender:
+    def find_sender(self, sender: LogSender) -> KnownSender:
         """Return what is known of a sender."""
         found = self._senders.get(sender)
         if found is None:
@@ -70,7 +70,7 @@ class Replay:
             found = self._senders[sender] = KnownSender(key, self.tally.client(self.rules.name_of(key)))
         return found
 
-    def find_subject(self, subject: Subject) -> KnownSubject:
+    def find_subject(self, subject: LogSubject) -> KnownSubject:
         """Return what is known of a subject."""
         found = self.rules.find(subject)
         return KnownSubject(found, self.tally.endpoint(found.endpoint))
@@ -128,11 +128,11 @@ class Replays:
         """Feed these, each of which knows its place."""
         self.replays = replays
 
-    def find_sender(self, sender: Sender) -> tuple[KnownSender, ...]:
+    def find_sender(self, sender: LogSender) -> tuple[KnownSender, ...]:
         """Return what each knows of a sender."""
         return tuple([replay.find_sender(sender) for replay in self.replays])
 
-    def find_subject(self, subject: Subject) -> tuple[KnownSubject, ...]:
+    def find_subject(self, subject: LogSubject) -> tuple[KnownSubject, ...]:
         """Return what each knows of a subject."""
         return tuple([replay.find_subject(subject) for replay in self.replays])
 

@@ -1,4 +1,4 @@
-"""Batch: requests of a log in columns, as parsers return them; and what could not be read.
+"""LogBatch: requests of a log in columns, as parsers return them; and what could not be read.
 
 Columns of integers cross from one process to another much faster than a list of objects. Values that repeat are kept
 once, in tables: who sent a request (the address of the peer, and X-Forwarded-For; or the key of a call), what it asked
@@ -22,14 +22,14 @@ NO_DURATION: Final = -1
 NO_STATUS: Final = 0
 
 
-class Sender(NamedTuple):
+class LogSender(NamedTuple):
     """Who sent a request: the peer and its X-Forwarded-For header, or the key of a call."""
 
     name: str
     forwarded: str = ""
 
 
-class Subject(NamedTuple):
+class LogSubject(NamedTuple):
     """What was asked for: a method and a path or URL; or a policy, without a method."""
 
     method: str
@@ -50,7 +50,7 @@ class MalformedLine(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
+class LogBatch:
     """Requests in the order of the log. Times and durations are in microseconds; an empty column has no values."""
 
     times: array[int] = field(default_factory=lambda: array("q"))
@@ -59,8 +59,8 @@ class Batch:
     senders: array[int] = field(default_factory=lambda: array("L"))  # places in `sender_table`, as for the next two
     subjects: array[int] = field(default_factory=lambda: array("L"))
     costs: array[int] = field(default_factory=lambda: array("L"))
-    sender_table: list[Sender] = field(default_factory=list)
-    subject_table: list[Subject] = field(default_factory=list)
+    sender_table: list[LogSender] = field(default_factory=list)
+    subject_table: list[LogSubject] = field(default_factory=list)
     cost_table: list[Mapping[str, int] | int] = field(default_factory=list)
     lines: int = 0
     malformed: int = 0
@@ -80,16 +80,16 @@ class BatchBuilder:
 
     def __init__(self) -> None:
         """Start an empty batch."""
-        self.batch = Batch()
-        self._senders: dict[Sender, int] = {}
-        self._subjects: dict[Subject, int] = {}
+        self.batch = LogBatch()
+        self._senders: dict[LogSender, int] = {}
+        self._subjects: dict[LogSubject, int] = {}
         self._costs: dict[object, int] = {}
 
     def add(
         self,
         time: int,
-        sender: Sender,
-        subject: Subject,
+        sender: LogSender,
+        subject: LogSubject,
         *,
         duration: int = NO_DURATION,
         status: int = NO_STATUS,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import tzinfo
 
-    from tidegate.plan.logs.batch import Batch
+    from tidegate.plan.logs.batch import LogBatch
 
 FORMATS: Final = ("combined", "alb", "json", "csv")  # `json` includes Caddy, Envoy and Traefik
 
@@ -28,7 +28,7 @@ class LogParser(Protocol):
     times_are_starts: bool  # whether they are when a request arrived, not when it was answered
     has_durations: bool
 
-    def parse(self, block: str, file: str, line: int) -> Batch:
+    def parse(self, block: str, file: str, line: int) -> LogBatch:
         """Parse a block of lines, of which the first has this number."""
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
-from tidegate.plan.logs.batch import NO_DURATION, NO_STATUS, Batch, BatchBuilder, Sender, Subject
+from tidegate.plan.logs.batch import NO_DURATION, NO_STATUS, BatchBuilder, LogBatch, LogSender, LogSubject
 from tidegate.plan.logs.requests import read_path, read_request
 from tidegate.plan.logs.text_lines import address_of, lines_of
 from tidegate.plan.logs.timestamps import choose_reader, read_duration, resolution_of
@@ -122,7 +122,7 @@ class RecordLines:
         self._unit = DURATION_UNITS[columns.duration_unit]
         self._by_key = "key" in names
 
-    def parse(self, block: str, file: str, line: int) -> Batch:
+    def parse(self, block: str, file: str, line: int) -> LogBatch:
         """Parse a block of lines, of which the first has this number."""
         builder = BatchBuilder()
         batch = builder.batch
@@ -158,10 +158,10 @@ class RecordLines:
         if duration >= 0 and not self.times_are_starts:
             time -= duration
         if self._by_key:
-            sender = Sender(self._text(record, "key"))
+            sender = LogSender(self._text(record, "key"))
         else:
             forwarded = self._text(record, "forwarded")
-            sender = Sender(address_of(self._text(record, "peer")), "" if forwarded == "-" else forwarded)
+            sender = LogSender(address_of(self._text(record, "peer")), "" if forwarded == "-" else forwarded)
         status = self._text(record, "status")
         code = int(status) if status.isdecimal() and len(status) == 3 else NO_STATUS  # noqa: PLR2004 - of HTTP
         cost = self._cost(record)
@@ -175,18 +175,18 @@ class RecordLines:
             return int(text.partition(".")[0]) // 1000
         return read_duration(format(Decimal(text), "f"), self._unit)
 
-    def _subject(self, record: Mapping[str, Any]) -> Subject:
+    def _subject(self, record: Mapping[str, Any]) -> LogSubject:
         names = self._names
         if "policy" in names:
-            return Subject("", self._text(record, "policy"))
+            return LogSubject("", self._text(record, "policy"))
         if "request" in names:
             return read_request(self._text(record, "request"))
         method = self._text(record, "method").upper() or "GET"
         if "url" in names:
-            return Subject(method, self._text(record, "url"))
+            return LogSubject(method, self._text(record, "url"))
         if "path" in names:
-            return Subject(method, read_path(self._text(record, "path")))
-        return Subject("", self._text(record, "model"))
+            return LogSubject(method, read_path(self._text(record, "path")))
+        return LogSubject("", self._text(record, "model"))
 
     def _cost(self, record: Mapping[str, Any]) -> Mapping[str, int] | int:
         """Return the cost of a record: what it used by unit, or the number in its column `cost`, or 1."""

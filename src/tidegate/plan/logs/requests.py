@@ -6,19 +6,19 @@ import re
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from tidegate.plan.logs.batch import Subject
+from tidegate.plan.logs.batch import LogSubject
 
 METHOD = re.compile(r"[A-Za-z][A-Za-z_-]{0,31}")
 MAX_TARGET: Final = 65_536
 
 
-def read_request(text: str) -> Subject:
+def read_request(text: str) -> LogSubject:
     """Read a request line such as `GET /items?id=1 HTTP/1.1`; raises ValueError."""
     method, _, rest = text.partition(" ")
     target = rest.rpartition(" ")[0] if rest.rpartition(" ")[2].startswith("HTTP/") else rest
     if not METHOD.fullmatch(method) or not target:
         raise ValueError(f"expected a request such as 'GET /items HTTP/1.1', not {text[:60]!r}")
-    return Subject(method, read_path(target))
+    return LogSubject(method, read_path(target))
 
 
 def read_path(target: str) -> str:

@@ -1,8 +1,8 @@
 """Reads several logs as one stream of requests, in the order of their times.
 
-    LogFile ──► blocks ──► LogParser, here or in processes ──► Batch ──► Source ─┐
+    LogFile ──► blocks ──► LogParser, here or in processes ──► LogBatch ──► LogSource ─┐
                                                                                  ├──► rows in the order of time
-    another file                                               ──► Batch ──► Source ─┘
+    another file                                               ──► LogBatch ──► LogSource ─┘
 
 A server writes a line when a request ends, so the lines of a log are not in the order in which requests arrived. Rows
 wait for `REORDER_WITHIN` of log time, and are sorted. A clock that stepped back does not reorder anything: its lines
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
-from tidegate.plan.logs.batch import MAX_SHOWN, NO_DURATION, NO_STATUS, Batch, MalformedLine
+from tidegate.plan.logs.batch import MAX_SHOWN, NO_DURATION, NO_STATUS, LogBatch, MalformedLine
 from tidegate.plan.logs.files import LogFile
 from tidegate.plan.logs.formats import FoundFormat, LogOptions, find_format
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
     from pathlib import Path
 
-    from tidegate.plan.logs.batch import Sender, Subject
+    from tidegate.plan.logs.batch import LogSender, LogSubject
 
     Row = tuple[int, Any, Any, int, int, Any]  # time, sender, subject, status, duration, cost
 
@@ -46,10 +46,10 @@ BY_TIME: Final = itemgetter(0)
 class Resolver(Protocol):
     """Finds what the senders and subjects of a log are to the rules."""
 
-    def find_sender(self, sender: Sender) -> Any:  # noqa: ANN401 - of the rules
+    def find_sender(self, sender: LogSender) -> Any:  # noqa: ANN401 - of the rules
         """Return what a sender is."""
 
-    def find_subject(self, subject: Subject) -> Any:  # noqa: ANN401 - of the rules
+    def find_subject(self, subject: LogSubject) -> Any:  # noqa: ANN401 - of the rules
         """Return what was asked for."""
 
 
@@ -67,7 +67,7 @@ class LogSummary:
     times_are_starts: bool = True  # or the time at which a request began is known from its duration
     has_durations: bool = True
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: LogBatch) -> None:
         """Count a batch."""
         self.lines += batch.lines
         self.requests += len(batch.times)
@@ -82,10 +82,10 @@ class LogSummary:
         self.has_durations = self.has_durations and parser.has_durations
 
 
-class Source:
+class LogSource:
     """The rows of one file that wait to be merged."""
 
-    def __init__(self, batches: Iterator[Batch], summary: LogSummary) -> None:
+    def __init__(self, batches: Iterator[LogBatch], summary: LogSummary) -> None:
         """Read these batches, and count what is late."""
         self._batches = batches
         self._summary = summary
@@ -167,7 +167,7 @@ def steps_of(behind: Sequence[int], tolerance: int) -> Iterator[int]:
         stepped = gap > tolerance
 
 
-def rows_of(batch: Batch, resolver: Resolver) -> Iterator[Row]:
+def rows_of(batch: LogBatch, resolver: Resolver) -> Iterator[Row]:
     """Return the rows of a batch, with what the rules know of each sender and subject."""
     senders = [resolver.find_sender(sender) for sender in batch.sender_table]
     subjects = [resolver.find_subject(subject) for subject in batch.subject_table]
@@ -230,7 +230,7 @@ class LogStream:
         """Yield lists of rows, in the order of time."""
         pool = ProcessPoolExecutor(self._processes, get_context("spawn")) if self._processes > 1 else nullcontext()
         with pool as executor:
-            sources = [Source(self._batches(file, executor), self.summary) for file in self._files]
+            sources = [LogSource(self._batches(file, executor), self.summary) for file in self._files]
             while reading := [source for source in sources if source.open]:
                 min(reading, key=lambda source: source.watermark).read(resolver)
                 until = min((source.watermark for source in sources if source.open), default=None)
@@ -239,12 +239,12 @@ class LogStream:
                 if rows:
                     yield rows
 
-    def _batches(self, file: LogFile, executor: Executor | None) -> Iterator[Batch]:
+    def _batches(self, file: LogFile, executor: Executor | None) -> Iterator[LogBatch]:
         """Parse the blocks of a file; with an executor, several at a time."""
         found = self._find_format(file)
         if found is None:
             return
-        waiting: deque[Future[Batch]] = deque()
+        waiting: deque[Future[LogBatch]] = deque()
         line = 1
         for block in file.blocks():
             for _ in range(found.skipped if line == 1 else 0):
@@ -261,6 +261,6 @@ class LogStream:
             yield waiting.popleft().result()
 
 
-def parse_block(found: FoundFormat, block: bytes, file: str, line: int) -> Batch:
+def parse_block(found: FoundFormat, block: bytes, file: str, line: int) -> LogBatch:
     """Parse one block."""
     return found.parser.parse(block.decode("utf-8", "surrogateescape"), file, line)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
-from tidegate.plan.logs.batch import NO_DURATION, NO_STATUS, Batch, Sender, Subject
+from tidegate.plan.logs.batch import NO_DURATION, NO_STATUS, LogBatch, LogSender, LogSubject
 from tidegate.plan.logs.requests import read_request
 from tidegate.plan.logs.timestamps import choose_reader, read_common, read_duration, resolution_of
 
@@ -55,7 +55,7 @@ DIRECTIVES: Final = {  # of Apache
     "{usec}t": "time",
 }
 PREFERRED_TIMES: Final = ("msec", "{usec}t", "{msec}t", "time_iso8601")  # more exact than another time of the line
-PART = re.compile(r"\$\{?(\w+)\}?|%([<>]?(?:\{[^}]*\})?[A-Za-z])")
+FIELD = re.compile(r"\$\{?(\w+)\}?|%([<>]?(?:\{[^}]*\})?[A-Za-z])")
 QUOTED: Final = r'([^"\\\n]*(?:\\.[^"\\\n]*)*)'
 BRACKETED: Final = r"\[([^\]\n]*)\]"  # Apache writes the brackets of %t itself
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))")
@@ -73,7 +73,7 @@ class LinePattern(NamedTuple):
 def compile_pattern(text: str) -> LinePattern:
     """Compile a `log_format` of nginx or a `LogFormat` of Apache; raises ConfigError for one without the fields."""
     text = text.replace("%%", "%").strip()
-    found = [(match, match[1] or match[2]) for match in PART.finditer(text)]
+    found = [(match, match[1] or match[2]) for match in FIELD.finditer(text)]
     apache = bool(found) and all(match[2] for match, _ in found)
     roles = DIRECTIVES if apache else VARIABLES
     names = [name for _, name in found]
@@ -128,16 +128,16 @@ class TextLines:
         self.has_durations: bool = any(name in groups for name in ("duration", "duration_us", "ended"))
         self._places = [groups.get(name, -1) for name in NAMES]
 
-    def parse(self, block: str, file: str, line: int) -> Batch:  # written out: it runs for every line
+    def parse(self, block: str, file: str, line: int) -> LogBatch:  # written out: it runs for every line
         """Parse a block of lines, of which the first has this number."""
         (at_time, at_duration, at_us, at_ended, at_peer, at_forwarded, at_request, at_method, at_path, at_status) = (
             self._places
         )
-        batch = Batch()
+        batch = LogBatch()
         read_time, starts = self._read_time, self.times_are_starts
         senders: dict[object, int] = {}
         subjects: dict[object, int] = {}
-        known: dict[Subject, int] = {}
+        known: dict[LogSubject, int] = {}
         add_time, add_duration, add_status = batch.times.append, batch.durations.append, batch.statuses.append
         add_sender, add_subject = batch.senders.append, batch.subjects.append
         timed = self.has_durations
@@ -188,7 +188,7 @@ class TextLines:
         return max(0, choose_reader(values[at_ended])(values[at_ended]) - time)
 
     @staticmethod
-    def _subject(raw: object, known: dict[Subject, int], batch: Batch) -> int:
+    def _subject(raw: object, known: dict[LogSubject, int], batch: LogBatch) -> int:
         """Return the place of what a line asks for: lines that differ in their query have the same."""
         subject = read_request(unescape(raw)) if isinstance(raw, str) else read_request(" ".join(map(unescape, raw)))  # type: ignore[call-overload]  # a pair of strings
         place = known.get(subject)
@@ -198,7 +198,7 @@ class TextLines:
         return place
 
     @staticmethod
-    def _reject_between(batch: Batch, text: str, file: str, line: int) -> None:
+    def _reject_between(batch: LogBatch, text: str, file: str, line: int) -> None:
         """Count the lines between two that follow the format; empty ones are no mistake."""
         for number, each in enumerate(lines_of(text)):
             batch.lines += 1
@@ -206,12 +206,12 @@ class TextLines:
                 batch.reject(file, line + number, "does not follow the format", each)
 
 
-def read_sender(who: object) -> Sender:
+def read_sender(who: object) -> LogSender:
     """Return who sent a request."""
     if isinstance(who, str):
-        return Sender(address_of(who))
+        return LogSender(address_of(who))
     peer, forwarded = map(str, who)  # type: ignore[call-overload]  # a pair of strings
-    return Sender(address_of(peer), "" if forwarded == "-" else unescape(forwarded))
+    return LogSender(address_of(peer), "" if forwarded == "-" else unescape(forwarded))
 
 
 def address_of(text: str) -> str:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.core.limit import Limit
     from tidegate.plan.clock import ReplayClock
-    from tidegate.plan.logs.batch import Sender, Subject
+    from tidegate.plan.logs.batch import LogSender, LogSubject
 
 MAX_SUBJECTS: Final = 20_000  # distinct paths that are kept; the cache is cleared when it is full
 
 
-class Charged(NamedTuple):
+class PolicyDecision(NamedTuple):
     """A policy that a request was charged to, and the decision."""
 
     policy: str
@@ -28,8 +28,8 @@ class Outcome(NamedTuple):
     """Whether a request was allowed, what it was charged to, and which policies denied it."""
 
     allowed: bool
-    charged: Sequence[Charged] = ()
-    denied_by: Sequence[Charged] = ()
+    charged: Sequence[PolicyDecision] = ()
+    denied_by: Sequence[PolicyDecision] = ()
     blocked: bool = False  # the client is blocked: no limit was asked
 
     @property
@@ -66,13 +66,13 @@ class ReplayRules(Protocol):
     def settle(self) -> None:
         """Settle what is due at the time of the clock."""
 
-    def find_key(self, sender: Sender) -> object:
+    def find_key(self, sender: LogSender) -> object:
         """Return the key of a sender, as `decide` takes it; None: the sender is exempt."""
 
     def name_of(self, key: object) -> str:
         """Return the name of a key for people."""
 
-    def find(self, subject: Subject) -> ReplaySubject:
+    def find(self, subject: LogSubject) -> ReplaySubject:
         """Return what a subject is to the rules."""
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from tidegate.inbound.limiting.options import MAX_RELOAD_SECONDS
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.rules.config import load_rules
 from tidegate.inbound.rules.path_readings import wsgi_routes
-from tidegate.plan.rules.base import MAX_SUBJECTS, UNLIMITED, Charged, Outcome
+from tidegate.plan.rules.base import MAX_SUBJECTS, UNLIMITED, Outcome, PolicyDecision
 from tidegate.plan.rules.endpoints import endpoint_name
 from tidegate.plan.uncertainty import shift_rules
 from tidegate.stores.memory.store import MemoryStore
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.charges import MadeCharge
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.plan.clock import ReplayClock
-    from tidegate.plan.logs.batch import Sender, Subject
+    from tidegate.plan.logs.batch import LogSender, LogSubject
 
 MAX_KEYS: Final = 50_000_000  # as in a shared store: no key shares the count of another because there is no room
 ALLOWED_STATUS: Final = 200  # of a request that was answered 429 and that the rules allow
@@ -83,11 +83,11 @@ class InboundRules:
             self.notes.append("the log does not say which plan a client has: the limits without a plan were used")
         if not rules.enabled:
             self.notes.append("the rules are disabled (enabled: false): nothing is limited")
-        self._subjects: dict[Subject, InboundSubject] = {}
+        self._subjects: dict[LogSubject, InboundSubject] = {}
         self._unsettled: list[tuple[int, int, list[MadeCharge], Request, int]] = []
         self._order = count()
 
-    def find_key(self, sender: Sender) -> RequestClient:
+    def find_key(self, sender: LogSender) -> RequestClient:
         """Return the client, as the middleware identifies it."""
         headers = [("x-forwarded-for", sender.forwarded)] if sender.forwarded else []
         return self.client_identifier.find(sender.name or None, headers)
@@ -97,7 +97,7 @@ class InboundRules:
         client: RequestClient = key  # type: ignore[assignment]  # as `find_key` returns it
         return str(client.key if client.key is not None else client.address)
 
-    def find(self, subject: Subject) -> InboundSubject:
+    def find(self, subject: LogSubject) -> InboundSubject:
         """Return what a method and a path are charged."""
         found = self._subjects.get(subject)
         if found is None:
@@ -135,7 +135,7 @@ class InboundRules:
 class InboundSubject:
     """A method and a path: its target, and the names of the categories that it is charged to."""
 
-    def __init__(self, rules: InboundRules, subject: Subject) -> None:
+    def __init__(self, rules: InboundRules, subject: LogSubject) -> None:
         """Find the target, as a middleware does."""
         method, path = subject
         self._rules = rules
@@ -159,22 +159,22 @@ class InboundSubject:
             return UNLIMITED
         if self._plain and not client.special:
             decisions = target.charge((client.key,) * target.size)
-            charged = list(map(Charged, self.policies, decisions))
+            charged = list(map(PolicyDecision, self.policies, decisions))
             if decisions[0][0]:
                 return Outcome(True, charged)  # noqa: FBT003 - by position: this runs for every request
             return Outcome(False, charged, [each for each in charged if denies(each)])  # noqa: FBT003 - as above
         request = Request(self._method, self._path, client.address, {}, lambda _: None, {})
         result = run(self._limiter.check_flow(request, target, client), perform)
-        made = [Charged(each.charge.policy.name, each.decision) for each in result.decided]
+        made = [PolicyDecision(each.charge.policy.name, each.decision) for each in result.decided]
         if result.allowed:
             if any(each.charge.reserves for each in result.decided):
                 self._rules.settle_later(result.decided, request, status, duration)
             return Outcome(True, made)  # noqa: FBT003 - as above
-        denied = [Charged(each.charge.policy.name, each.decision) for each in result.denials]
+        denied = [PolicyDecision(each.charge.policy.name, each.decision) for each in result.denials]
         return Outcome(False, made, denied, blocked=result.block is not None and not result.decided)  # noqa: FBT003 - as above
 
 
-def denies(charged: Charged) -> bool:
+def denies(charged: PolicyDecision) -> bool:
     """Return whether one of the limits of a policy denied."""
     return any(view[1] for view in charged.decision.views)
 

@@ -13,7 +13,7 @@ from tidegate.plan.rules.outbound import OutboundRules
 from tidegate.plan.rules.service import ServiceRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tidegate.plan.rules.base import ReplayRules
 
@@ -57,21 +57,24 @@ class RulesSpec(NamedTuple):
         return self.files[0]
 
 
-def read_spec(
-    given: Sequence[str | Path], recognise: Callable[[str], str], trusted_proxies: Sequence[str] = ()
-) -> RulesSpec:
-    """Return what values of `--policy` name: files of one kind, or limits such as `api=100/1m,1000/1h`."""
+def read_spec(given: Sequence[str | Path], kind: str = "inbound", trusted_proxies: Sequence[str] = ()) -> RulesSpec:
+    """Return the rules of files of one kind, or of limits such as `api=100/1m,1000/1h`; raises ConfigError.
+
+    `kind` is inbound (the file of a middleware), service (of a service) or provider (files of providers).
+    """
     if not given:
         raise ConfigError("expected rules, such as --policy config.yaml or --policy 'api=100/1m'", field="--policy")
     trusted = tuple(trusted_proxies)
-    limits = [each for each in given if isinstance(each, str) and "=" in each and not Path(each).exists()]
-    if limits and len(limits) < len(given):
+    limits = [each for each in given if is_limit(each)]
+    if not limits:
+        return RulesSpec(kind, tuple(given), trusted_proxies=trusted)
+    if len(limits) < len(given):
         raise ConfigError("files and limits such as 'api=100/1m' cannot be combined", field="--policy")
-    if limits:
-        pairs = [each.partition("=") for each in limits]
-        found = {name.strip(): tuple(part.strip() for part in text.split(",")) for name, _, text in pairs}
-        return RulesSpec("limits", limits=found, trusted_proxies=trusted)
-    kinds = {recognise(str(each)) for each in given}
-    if len(kinds) > 1:
-        raise ConfigError(f"files of several kinds cannot be combined: {', '.join(sorted(kinds))}", field="--policy")
-    return RulesSpec(kinds.pop(), tuple(given), trusted_proxies=trusted)
+    pairs = [str(each).partition("=") for each in limits]
+    found = {name.strip(): tuple(part.strip() for part in text.split(",")) for name, _, text in pairs}
+    return RulesSpec("limits", limits=found, trusted_proxies=trusted)
+
+
+def is_limit(text: str | Path) -> bool:
+    """Return whether this is a limit such as `api=100/1m`, not the path of a file."""
+    return isinstance(text, str) and "=" in text and not Path(text).exists()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConfigError
 from tidegate.outbound.quota.gate import Gate
-from tidegate.plan.rules.base import UNLIMITED, Charged, Outcome
+from tidegate.plan.rules.base import UNLIMITED, Outcome, PolicyDecision
 from tidegate.plan.rules.endpoints import endpoint_name
 from tidegate.stores.memory.store import MemoryStore
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.outbound import Provider, Providers
     from tidegate.outbound.quota.pending_charge import PendingCharge
     from tidegate.plan.clock import ReplayClock
-    from tidegate.plan.logs.batch import Sender, Subject
+    from tidegate.plan.logs.batch import LogSender, LogSubject
     from tidegate.policy import Cost
 
 MAX_KEYS: Final = 50_000_000
@@ -62,7 +62,7 @@ class OutboundRules:
         else:
             heapq.heappush(self._open, (self.clock.steady() + duration, next(self._order), pending))
 
-    def find_key(self, sender: Sender) -> str:
+    def find_key(self, sender: LogSender) -> str:
         """Return who sent a request; the quota of a provider does not depend on it."""
         return sender.name or "all"
 
@@ -70,7 +70,7 @@ class OutboundRules:
         """Return the name of a sender."""
         return str(key)
 
-    def find(self, subject: Subject) -> OutboundSubject:
+    def find(self, subject: LogSubject) -> OutboundSubject:
         """Return the provider of a request."""
         return OutboundSubject(self, subject)
 
@@ -82,7 +82,7 @@ class OutboundRules:
 class OutboundSubject:
     """Requests to one URL, or for one model."""
 
-    def __init__(self, rules: OutboundRules, subject: Subject) -> None:
+    def __init__(self, rules: OutboundRules, subject: LogSubject) -> None:
         """Find the provider."""
         self._rules = rules
         providers = list(rules.providers)
@@ -110,7 +110,7 @@ class OutboundSubject:
         pending = self._rules.gate.try_acquire(self._target, given)
         if pending.decision is None:
             return UNLIMITED
-        charged = (Charged(provider.title, pending.decision),)
+        charged = (PolicyDecision(provider.title, pending.decision),)
         if not pending.allowed:
             return Outcome(False, charged, charged)  # noqa: FBT003 - as a decision
         self._rules.settle_later(pending, duration)

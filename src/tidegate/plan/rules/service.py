@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN, address_key, client_address, parse_address
 from tidegate.limiter import Limiter
-from tidegate.plan.rules.base import Charged, Outcome
+from tidegate.plan.rules.base import Outcome, PolicyDecision
 from tidegate.plan.rules.endpoints import endpoint_name
 from tidegate.plan.uncertainty import shift_policy
 from tidegate.policy import Policy, join_key, normal_key
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.limit import Limit
     from tidegate.plan.clock import ReplayClock
-    from tidegate.plan.logs.batch import Sender, Subject
+    from tidegate.plan.logs.batch import LogSender, LogSubject
     from tidegate.policy import Cost, Key
 
 MAX_KEYS: Final = 50_000_000
@@ -57,7 +57,7 @@ class ServiceRules:
         self._shift = shift
         self._trusted = list(trusted_proxies)
         self._limiters: dict[str, Limiter] = {}  # by the slot of a variant
-        self._keys: dict[Sender, Key] = {}
+        self._keys: dict[LogSender, Key] = {}
 
     @classmethod
     def load(
@@ -85,7 +85,7 @@ class ServiceRules:
     def settle(self) -> None:
         """Settle nothing."""
 
-    def find_key(self, sender: Sender) -> Key:
+    def find_key(self, sender: LogSender) -> Key:
         """Return the key of a call: the client's address, as the middleware reads it, or the key in the log."""
         found = self._keys.get(sender)
         if found is None:
@@ -102,7 +102,7 @@ class ServiceRules:
         """Return a key for people."""
         return join_key(key)  # type: ignore[arg-type]  # as `find_key` returns it
 
-    def find(self, subject: Subject) -> ServiceSubject:
+    def find(self, subject: LogSubject) -> ServiceSubject:
         """Return the policy of a call."""
         return ServiceSubject(self, subject)
 
@@ -124,7 +124,7 @@ class ServiceSubject:
 
     limited = True
 
-    def __init__(self, rules: ServiceRules, subject: Subject) -> None:
+    def __init__(self, rules: ServiceRules, subject: LogSubject) -> None:
         """Find the policy: the one that is named, or the only one."""
         self._rules = rules
         names = list(rules.policies.entries)
@@ -149,6 +149,6 @@ class ServiceSubject:
         if not isinstance(cost, int):
             cost = {unit: amount for unit, amount in cost.items() if unit in policy.units}
         decision = limiter.try_acquire(key, cost)  # type: ignore[arg-type]  # as above
-        charged = (Charged(self._name, decision),)
+        charged = (PolicyDecision(self._name, decision),)
         allowed = decision.within_limits or policy.mode == "shadow"
         return Outcome(allowed, charged, () if allowed else charged)
