@@ -17,8 +17,8 @@ COARSE = '203.0.113.9 - - [10/Oct/2026:13:55:{:02} +0000] "GET /{} HTTP/1.1" 200
 CONFIG = """
 rate_limiting:
   categories:
-    read: {limits: [2/10s], endpoints: [/items/*]}
-    write: {limits: [1/1h, 5/1d], endpoints: [{path: /save, methods: [POST]}]}
+    items: {limits: [2/10s], endpoints: [/items/*]}
+    save: {limits: [1/1h, 5/1d], endpoints: [{path: /save, methods: [POST]}]}
 """
 
 
@@ -39,17 +39,22 @@ def log(tmp_path):
 def test_a_report_says_who_was_denied_by_what(log, config):
     report = replay([log], read_spec([config]), OPTIONS)
     assert report["totals"] == {
-        "requests": 12, "limited": 12, "denied": 6, "denied_share": 0.5, "blocked": 0, "shadow_denied": 0, "clients": 4,
+        "requests": 12, "limited": 11, "denied": 6, "denied_share": 0.5, "blocked": 0, "shadow_denied": 0, "clients": 4,
         "denied_clients": 3, "denied_clients_share": 0.75,
     }  # fmt: skip
-    assert {each["policy"]: each["denied"] for each in report["policies"]} == {"read": 4, "write": 2}
-    (read,) = report["policies"][0]["limits"]
-    assert (read["name"], read["denied"], read["clients"], read["closeness"]) == ("read-10s", 4, 2, [0, 0, 0, 0, 2])
+    assert {each["policy"]: each["denied"] for each in report["policies"]} == {"items": 4, "save": 2}
+    (items,) = report["policies"][0]["limits"]
+    assert (items["name"], items["denied"], items["clients"], items["closeness"]) == (
+        "items-10s",
+        4,
+        2,
+        [0, 0, 0, 0, 2],
+    )
     hour, day = report["policies"][1]["limits"]
     assert (hour["denied"], day["denied"], day["closeness"]) == (2, 0, [1, 0, 0, 0, 0])
     first = report["clients"][0]
     assert (first["client"], first["requests"], first["denied"]) == ("203.0.113.1", 4, 2)
-    assert first["closest"] == {"limit": "read read-10s", "used": 2, "quota": 2, "share": 1.0}
+    assert first["closest"] == {"limit": "items items-10s", "used": 2, "quota": 2, "share": 1.0}
     assert first["first_denied"] == "2026-09-21T14:13:25+00:00"
     assert {each["endpoint"]: each["denied"] for each in report["endpoints"]} == {
         "GET /items/{id}": 4, "POST /save": 2, "GET /free": 0,
@@ -118,7 +123,7 @@ def test_the_command_writes_the_report(arguments, log, config, capsys):
         assert json.loads(out)["totals"]["denied"] == 6
     else:
         assert "denied: 6 of 12 requests (50 %), 3 of 4 clients (75 %)" in out
-        assert "write: 1/1h sliding_log name=write-1h" in out
+        assert "save: 1/1h sliding_log name=save-1h" in out
         assert "POST /save" in out
 
 

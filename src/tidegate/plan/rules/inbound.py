@@ -1,7 +1,7 @@
 """Replays requests against the rules of a middleware: the middleware's own `RequestLimiter` decides.
 
-A request takes the way that it takes in a middleware: the short way of its target if it has one, else the flow, whose
-charges are settled when the response ended.
+Each request is decided as a middleware decides it, at once or by the flow; charges that depend on the response are
+settled when it ended.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.inbound.client.request import Request
-from tidegate.inbound.limiting.charges import perform, settle_flow
+from tidegate.inbound.limiting.charges import perform
 from tidegate.inbound.limiting.options import MAX_RELOAD_SECONDS
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
+from tidegate.inbound.limiting.settle import final_costs, settle_flow
 from tidegate.inbound.rules.config import load_rules
 from tidegate.inbound.rules.path_readings import wsgi_routes
 from tidegate.plan.rules.base import MAX_SUBJECTS, UNLIMITED, Outcome, PolicyDecision
@@ -24,7 +25,7 @@ from tidegate.plan.uncertainty import shift_rules
 from tidegate.stores.memory.store import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tidegate.core.limit import Limit
@@ -84,7 +85,7 @@ class InboundRules:
         if not rules.enabled:
             self.notes.append("the rules are disabled (enabled: false): nothing is limited")
         self._subjects: dict[LogSubject, InboundSubject] = {}
-        self._unsettled: list[tuple[int, int, list[MadeCharge], Request, int]] = []
+        self._unsettled: list[tuple[int, int, Sequence[MadeCharge], Request, int]] = []
         self._order = count()
 
     def find_key(self, sender: LogSender) -> RequestClient:
@@ -115,15 +116,14 @@ class InboundRules:
         """Settle the charges of responses that have ended."""
         now = self.clock.steady()
         while self._unsettled and self._unsettled[0][0] <= now:
-            _, _, made, request, status = heapq.heappop(self._unsettled)
-            run(settle_flow(made, request, status), perform)
+            settle_charges(*heapq.heappop(self._unsettled)[2:])
 
-    def settle_later(self, made: list[MadeCharge], request: Request, status: int, duration: int) -> None:
+    def settle_later(self, made: Sequence[MadeCharge], request: Request, status: int, duration: int) -> None:
         """Settle charges when the response has ended; without a duration, at once."""
         if status in (0, TOO_MANY_REQUESTS):
             status = ALLOWED_STATUS
         if duration <= 0:
-            run(settle_flow(made, request, status), perform)
+            settle_charges(made, request, status)
         else:
             heapq.heappush(self._unsettled, (self.clock.steady() + duration, next(self._order), made, request, status))
 
@@ -148,35 +148,39 @@ class InboundSubject:
         categories = () if self._target is None else self._target.categories
         self.policies: tuple[str, ...] = tuple(each.category.name for each, _ in categories)
         self.endpoint: str = endpoint_name(method, path, [each.category for each, _ in categories])
-        self._plain = self._target is not None and not self._target.special and not rules.limiter.special
 
     def decide(self, key: object, status: int, duration: int, cost: Mapping[str, int] | int) -> Outcome:
-        """Decide about a request; its cost is what the rules say."""
+        """Decide about a request as a middleware does; its cost is what the rules say."""
         del cost
         client: RequestClient = key  # type: ignore[assignment]  # as `find_key` returns it
         target = self._target
         if target is None:
             return UNLIMITED
-        if self._plain and not client.special:
-            decisions = target.charge((client.key,) * target.size)
-            charged = list(map(PolicyDecision, self.policies, decisions))
-            if decisions[0][0]:
-                return Outcome(True, charged)  # noqa: FBT003 - by position: this runs for every request
-            return Outcome(False, charged, [each for each in charged if denies(each)])  # noqa: FBT003 - as above
-        request = Request(self._method, self._path, client.address, {}, lambda _: None, {})
-        result = run(self._limiter.check_flow(request, target, client), perform)
-        made = [PolicyDecision(each.charge.policy.name, each.decision) for each in result.decided]
+        result = self._limiter.decide_now(target, client, self._method, self._path, None)
+        if result is None:
+            request = self._request(client)
+            result = run(self._limiter.check_flow(request, target, client), perform)
+        prepared = result.prepared
+        if prepared is None:
+            made = [PolicyDecision(each.charge.policy.name, each.decision) for each in result.decided]
+            reserves = result.allowed and any(each.charge.reserves for each in result.decided)
+        else:
+            made, reserves = list(map(PolicyDecision, self.policies, result.decisions)), prepared.reserves
+        if reserves:
+            self._rules.settle_later(result.decided, self._request(client), status, duration)
         if result.allowed:
-            if any(each.charge.reserves for each in result.decided):
-                self._rules.settle_later(result.decided, request, status, duration)
-            return Outcome(True, made)  # noqa: FBT003 - as above
+            return Outcome(True, made)  # noqa: FBT003 - by position: this runs for every request
         denied = [PolicyDecision(each.charge.policy.name, each.decision) for each in result.denials]
-        return Outcome(False, made, denied, blocked=result.block is not None and not result.decided)  # noqa: FBT003 - as above
+        blocked = result.block is not None and not result.decided
+        return Outcome(allowed=False, charged=made, denied_by=denied, blocked=blocked)
+
+    def _request(self, client: RequestClient) -> Request:
+        return Request(self._method, self._path, client.address, {}, lambda _: None, {})
 
 
-def denies(charged: PolicyDecision) -> bool:
-    """Return whether one of the limits of a policy denied."""
-    return any(view[1] for view in charged.decision.views)
+def settle_charges(made: Sequence[MadeCharge], request: Request, status: int) -> None:
+    """Settle the charges of a request whose response had this status."""
+    run(settle_flow(made, final_costs([each.charge for each in made], request, status)), perform)
 
 
 def no_plan(_request: Request) -> None:
