@@ -53,9 +53,9 @@ def test_a_report_says_who_was_denied_by_what(log, config):
     hour, day = report["policies"][1]["limits"]
     assert (hour["denied"], day["denied"], day["closeness"]) == (2, 0, [1, 0, 0, 0, 0])
     first = report["clients"][0]
-    assert (first["client"], first["requests"], first["denied"]) == ("203.0.113.1", 4, 2)
+    assert (first["client"], first["requests"], first["denied"]) == ("203.0.113.0", 4, 2)
     assert first["closest"] == {"limit": "items items-10s", "used": 2, "quota": 2, "share": 1.0}
-    assert first["first_denied"] == "2026-09-21T14:13:25+00:00"
+    assert first["first_denied"] == "2026-09-21T14:13:24+00:00"
     assert {each["endpoint"]: each["denied"] for each in report["endpoints"]} == {
         "GET /items/{id}": 4, "POST /save": 2, "GET /free": 0,
     }  # fmt: skip

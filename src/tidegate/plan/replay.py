@@ -50,10 +50,10 @@ class Replay:
 
     def __init__(self, rules: ReplayRules, *, retries: int = 0, place: int = 0) -> None:
         """Replay against these rules."""
-        self.rules = rules
-        self.tally = Tally()
-        self.retried = Counts()
-        self.given_up = 0
+        self.rules: ReplayRules = rules
+        self.tally: Tally = Tally()
+        self.retried: Counts = Counts()
+        self.given_up: int = 0
         self._retries = retries
         self._place = place
         self._pending: list[tuple[int, int, int, Row]] = []  # retries: when, a number, how many before, the request
@@ -126,7 +126,7 @@ class Replays:
 
     def __init__(self, replays: Sequence[Replay]) -> None:
         """Feed these, each of which knows its place."""
-        self.replays = replays
+        self.replays: Sequence[Replay] = replays
 
     def find_sender(self, sender: LogSender) -> tuple[KnownSender, ...]:
         """Return what each knows of a sender."""

@@ -29,7 +29,7 @@ class Names:
 
     def __init__(self, *, hashed: bool = False, secret: str = "") -> None:
         """Hash names if `hashed`, with a secret; without one, with a new key, which nobody keeps."""
-        self.hashed = hashed
+        self.hashed: bool = hashed
         self._key = secret.encode()[:64] or secrets.token_bytes(32)
 
     def show(self, name: str) -> str:

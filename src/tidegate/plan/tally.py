@@ -29,8 +29,8 @@ class Counts:
 
     def __init__(self) -> None:
         """Start at zero."""
-        self.requests = 0
-        self.denied = 0
+        self.requests: int = 0
+        self.denied: int = 0
 
 
 class ClientCounts(Counts):
@@ -41,10 +41,10 @@ class ClientCounts(Counts):
     def __init__(self, key: object) -> None:
         """Count a client with this key."""
         super().__init__()
-        self.key = key
-        self.first_denied = 0
-        self.last_denied = 0
-        self.shadow_denied = 0
+        self.key: object = key
+        self.first_denied: int = 0
+        self.last_denied: int = 0
+        self.shadow_denied: int = 0
         self.peaks: dict[str, int] = {}
 
 
@@ -56,8 +56,8 @@ class PolicyCounts(Counts):
     def __init__(self, name: str) -> None:
         """Count a policy."""
         super().__init__()
-        self.name = name
-        self.shadow_denied = 0
+        self.name: str = name
+        self.shadow_denied: int = 0
         self.by_limit: dict[str, int] = {}
         self.labels: dict[int, tuple[str, ...]] = {}  # by the identity of the limits of a variant
 
@@ -93,13 +93,13 @@ class Tally:
         self.policies: dict[str, PolicyCounts] = {}
         self.endpoints: dict[str, Counts] = {}
         self.minutes: dict[int, Counts] = {}
-        self.waits = Waits()
-        self.requests = 0
-        self.limited = 0
-        self.denied = 0
-        self.blocked = 0
-        self.first = 0
-        self.last = 0
+        self.waits: Waits = Waits()
+        self.requests: int = 0
+        self.limited: int = 0
+        self.denied: int = 0
+        self.blocked: int = 0
+        self.first: int = 0
+        self.last: int = 0
         self._minute = -1
         self._minute_counts = Counts()
 

@@ -80,7 +80,7 @@ class BatchBuilder:
 
     def __init__(self) -> None:
         """Start an empty batch."""
-        self.batch = LogBatch()
+        self.batch: LogBatch = LogBatch()
         self._senders: dict[LogSender, int] = {}
         self._subjects: dict[LogSubject, int] = {}
         self._costs: dict[object, int] = {}

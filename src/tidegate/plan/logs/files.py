@@ -25,12 +25,12 @@ class LogFile:
 
     def __init__(self, path: str | Path, read: Callable[[int], None] = lambda _: None) -> None:
         """Read this file, or standard input; `read` is called with the number of bytes that were read."""
-        self.path = str(path)
-        self.name = "standard input" if self.path == STANDARD_INPUT else self.path
+        self.path: str = str(path)
+        self.name: str = "standard input" if self.path == STANDARD_INPUT else self.path
         self._count = read
         self._first = b""
         self._blocks = self._read_blocks()
-        self.size = 0 if self.path == STANDARD_INPUT else size_of(self.path)
+        self.size: int = 0 if self.path == STANDARD_INPUT else size_of(self.path)
 
     def sample(self) -> bytes:
         """Return the first lines; empty if there are none. `blocks` yields them again."""

@@ -94,7 +94,7 @@ class LogSource:
         self._emitted = 0
         self._ordered: list[Row] = []  # before the latest step of the clock
         self._rows: list[Row] = []
-        self.open = True
+        self.open: bool = True
 
     @property
     def watermark(self) -> int:

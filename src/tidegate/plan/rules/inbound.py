@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tidegate.core.limit import Limit
-    from tidegate.inbound.client.identify import RequestClient
+    from tidegate.inbound.client.identify import ClientIdentifier, RequestClient
     from tidegate.inbound.limiting.charges import MadeCharge
     from tidegate.inbound.limiting.request_targets import RequestTarget
     from tidegate.plan.clock import ReplayClock
@@ -53,7 +53,7 @@ class InboundRules:
         shift: int = 0,
     ) -> None:
         """Read the configuration as a middleware does; raises ConfigError. `shift`: see `plan.uncertainty`."""
-        self.clock = clock
+        self.clock: ReplayClock = clock
         rules = load_rules(config)
         if not has_durations and any(
             limit.rules.holds_slots for category in rules.categories for limit in category.policy.limits
@@ -75,7 +75,7 @@ class InboundRules:
         )
         if shift:
             self.limiter.update_rules(shift_rules(self.limiter.rules, shift))
-        self.client_identifier = self.limiter.client_identifier
+        self.client_identifier: ClientIdentifier = self.limiter.client_identifier
         self.limits: Mapping[str, tuple[Limit, ...]] = {
             category.name: category.policy.limits for category in (*rules.categories, *rules.extra_categories)
         }

@@ -34,13 +34,13 @@ class OutboundRules:
 
     def __init__(self, providers: Providers, clock: ReplayClock, *, has_durations: bool = True) -> None:
         """Replay against these providers."""
-        self.clock = clock
-        self.providers = providers
+        self.clock: ReplayClock = clock
+        self.providers: Providers = providers
         self.limits: Mapping[str, tuple[Limit, ...]] = {each.title: each.limits for each in self.providers}
         if not has_durations and any(limit.rules.holds_slots for own in self.limits.values() for limit in own):
             raise ConfigError("a limit of concurrent requests can only be replayed from a log with durations")
         self.notes: list[str] = ["a denied request would have waited in the client; the replay does not move it"]
-        self.gate = Gate(self.providers, MemoryStore(clock=clock, max_entries=MAX_KEYS), timeout=0, reload=None)
+        self.gate: Gate = Gate(self.providers, MemoryStore(clock=clock, max_entries=MAX_KEYS), timeout=0, reload=None)
         self._open: list[tuple[int, int, PendingCharge]] = []
         self._order = count()
 

@@ -42,8 +42,8 @@ class ServiceRules:
         shift: int = 0,
     ) -> None:
         """Replay against these policies; `shift`: see `plan.uncertainty`."""
-        self.clock = clock
-        self.policies = policies
+        self.clock: ReplayClock = clock
+        self.policies: ServicePolicies = policies
         if not policies.entries:
             raise ConfigError("has no policies, so there is nothing to replay", field="policies")
         self.limits: Mapping[str, tuple[Limit, ...]] = {
