@@ -81,13 +81,21 @@ class Waiting(MemoryStore):
     """Delays the calls of tasks until the event `until` is set."""
 
     instant = False
-    blocked = ""  # prefix of the names of the delayed policies
+    blocked = ""  # prefix of the names of the delayed policies, and of collections of values
     until = None
 
     async def apply_async(self, verb, asks, *rest):
-        if self.until is not None and asks[0][0].name.startswith(self.blocked):
-            await self.until.wait()
+        if asks:
+            await self.wait_for(asks[0][0].name)
         return self.apply(verb, asks, *rest)
+
+    async def get_value_async(self, collection, name, now=None):
+        await self.wait_for(collection.name)
+        return self.get_value(collection, name, now)
+
+    async def wait_for(self, name):
+        if self.until is not None and name.startswith(self.blocked):
+            await self.until.wait()
 
 
 class SlowStore(MemoryStore):

@@ -74,7 +74,7 @@ async def test_a_task_cancelled_after_its_response_releases_everything():
 async def test_a_task_cancelled_before_sending_returns_its_permit():
     store, known = Waiting(clock=ManualClock(START)), limited("10/1m", **SLOTS)
     gate = AsyncGate(known, store)
-    store.blocked, store.until = "tidegate.capacity:", asyncio.Event()
+    store.blocked, store.until = "tidegate.capacity", asyncio.Event()
 
     async def send(_provider):
         raise AssertionError

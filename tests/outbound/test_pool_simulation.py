@@ -106,7 +106,6 @@ def test_the_money_is_used_with_hidden_quotas_while_processes_are_killed():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 35: 0.7 to 1.5 % refused calls after six minutes in 8 seeds, aim 1 %")
 def test_quotas_that_only_refusals_tell_are_found_within_minutes():
     """Refusals with nothing but Retry-After: the capacity of each key is found by trying."""
     world = HiddenPoolSimulation(CHEAP, processes=4, reports=False, seed=2)

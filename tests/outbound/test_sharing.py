@@ -3,6 +3,7 @@
 import asyncio
 import operator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import partial
 
 import httpx
@@ -16,14 +17,16 @@ from tests.servers.nats import NatsServer
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tidegate import Denied, StoreUnavailable
+from tidegate.adaptive import CapacityUpdate
+from tidegate.bus.local import LocalBus
 from tidegate.clock import TaskSignal
 from tidegate.flow import run
 from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers
-from tidegate.outbound.capacity.refusals import Notice
-from tidegate.outbound.capacity.shared_notices import SharedNotices
+from tidegate.outbound.capacity.shared_notices import COLLECTION, NAME, SharedNotice, SharedNotices, StoreCalls
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore, open_store
+from tidegate.stores.values import Collection
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
@@ -159,64 +162,137 @@ async def test_gates_on_one_store_detect_a_stricter_limit_together():
     assert settled.count(False) / len(settled) < 0.01
 
 
-# ---- the board itself ------------------------------------------------------------------------------------------------
+def test_a_notice_reaches_those_that_share_the_store_only_over_the_store_and_others_over_the_bus():
+    """One gate has the bus and the store, one only the store, one only the bus: all end at the same capacity."""
+    clock = ManualClock(START)
+    store, bus = MemoryStore(clock=clock), LocalBus("reductions", clock=clock)
+    both = Gate(providers(1000), store, bus=bus, timeout=0)
+    by_store = Gate(providers(1000), store, timeout=0)
+    by_bus = Gate(providers(1000), MemoryStore(clock=clock), bus=bus, timeout=0)
+    gates = both, by_store, by_bus
+    for gate in gates:
+        answer(gate)
+    answer(both, 429, [("Retry-After", "60")])
+    for gate in gates:
+        until(lambda gate=gate: _denied(gate), "the notice")
+        assert gate.capacities() == {"x.example": 500}
+    for gate in gates:
+        gate.close()
+    bus.close()
+
+
+# ---- notices themselves ----------------------------------------------------------------------------------------------
 
 
 take = partial(run, perform=operator.call)
 
 
-def boards(count, clock):
+def reduction(value, pause=0.0, since=0):
+    at = datetime.fromtimestamp(START, UTC)
+    return SharedNotice(CapacityUpdate("x.example", "a", value, "refused", at, 1, pause or None), since)
+
+
+def notices_of(count, clock):
     store = MemoryStore(clock=clock)
-    return [SharedNotices("x.example", "x.example", store.apply, 60_000_000) for _ in range(count)]
+    return [SharedNotices("x.example", "x.example", calls_of(store)) for _ in range(count)]
+
+
+def calls_of(store):
+    return StoreCalls(store, store.apply, store.get_value)
 
 
 def test_an_unavailable_store_has_no_notices():
     store = MemoryStore(clock=ManualClock(START))
     lost = False
 
-    def apply(*args):
-        if lost:
-            raise StoreUnavailable("away")
-        return store.apply(*args)
+    def unless_lost(function):
+        def call(*args):
+            if lost:
+                raise StoreUnavailable("away")
+            return function(*args)
 
-    notices = SharedNotices("x.example", "x.example", apply, 60_000_000)
+        return call
+
+    calls = StoreCalls(store, unless_lost(store.apply), unless_lost(store.get_value))
+    notices = SharedNotices("x.example", "x.example", calls)
     take(notices.read_flow())
     lost = True
     assert take(notices.read_flow()) is None
-    assert take(notices.write_flow(Notice(30, 0))) is None
+    assert take(notices.write_flow(reduction(30)))
     lost = False
     assert take(notices.read_flow()) is None  # so nothing was written
 
 
+def test_a_store_without_values_shares_nothing():
+    store = MemoryStore(clock=ManualClock(START))
+    store.keeps_values = False
+    mine, other = (SharedNotices("x.example", "x.example", calls_of(store)) for _ in range(2))
+    take(mine.read_flow())
+    assert take(mine.write_flow(reduction(30)))
+    store.keeps_values = True
+    assert take(other.read_flow()) is None
+
+
 def test_a_notice_is_read_once_by_each_other_process():
-    clock = ManualClock(START)
-    mine, *others = boards(3, clock)
+    mine, *others = notices_of(3, ManualClock(START))
     assert take(mine.read_flow()) is None
-    assert take(mine.write_flow(Notice(30, 5_000_000))) is None
-    clock.advance(2)
+    assert take(mine.write_flow(reduction(30, 5.0, 7)))
     for other in others:
-        assert take(other.read_flow()) == (Notice(30, 5_000_000), 2_000_000)
+        assert take(other.read_flow()) == reduction(30, 5.0, 7)
         assert take(other.read_flow()) is None
     assert take(mine.read_flow()) is None
 
 
-def test_of_two_concurrent_notices_one_is_written_and_returned():
-    clock = ManualClock(START)
-    mine, other = boards(2, clock)
+def test_of_two_concurrent_notices_the_second_is_written_after_the_first_was_read():
+    mine, other = notices_of(2, ManualClock(START))
     take(mine.read_flow())
     take(other.read_flow())
-    assert take(mine.write_flow(Notice(30, 0))) is None
-    assert take(other.write_flow(Notice(40, 9))) == (Notice(30, 0), 0)
-    assert take(other.write_flow(Notice(20, 0))) is None
-    assert take(mine.read_flow()) == (Notice(20, 0), 0)
+    assert take(mine.write_flow(reduction(30)))
+    assert not take(other.write_flow(reduction(40)))
+    assert take(other.read_flow()) == reduction(30)
+    assert take(other.write_flow(reduction(20)))
+    assert take(mine.read_flow()) == reduction(20)
 
 
-def test_a_notice_that_cannot_be_encoded_is_skipped():
-    mine, other = boards(2, ManualClock(START))
-    assert take(mine.write_flow(Notice(30, 0))) is None  # without a look: the store could not be asked
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"update": "{}", "since": 1}', b'{"quotas": {"60/1m": null}}'])
+def test_a_notice_that_cannot_be_read_is_ignored_and_replaced(data):
+    store = MemoryStore(clock=ManualClock(START))
+    store.put_value(Collection(COLLECTION, ("x.example", "x.example"), listed=False), NAME, data, ttl=60)
+    mine, other = (SharedNotices("x.example", "x.example", calls_of(store), limits=("60/1m",)) for _ in range(2))
+    assert take(mine.read_flow()) is None
+    assert mine.quotas == (0,)
+    assert take(mine.write_flow(reduction(30)))
+    assert take(other.read_flow()) == reduction(30)
+
+
+def test_learned_quotas_are_kept_beside_a_reduction():
+    store = MemoryStore(clock=ManualClock(START))
+    mine, other = (SharedNotices("x.example", "x.example", calls_of(store), limits=("a", "b")) for _ in range(2))
     take(mine.read_flow())
-    assert take(mine.write_flow(Notice(2**31, 0))) is None
-    assert take(other.read_flow()) is None
+    take(mine.write_quotas_flow((0, 30)))
+    assert take(mine.write_flow(reduction(5)))
+    assert take(other.read_flow()) == reduction(5)
+    assert other.quotas == (0, 30)
+
+
+def test_two_processes_that_are_refused_at_the_same_time_end_at_the_lower_capacity():
+    """Each reads before the other has written: what was written first is not lost."""
+    clock = ManualClock(START)
+    store = MemoryStore(clock=clock)
+    gates = [Gate(providers(1000), store, timeout=0) for _ in range(3)]
+    for gate in gates:
+        answer(gate)
+    first, second, third = (gate.accounts[0].account_capacity for gate in gates)
+    take(second.check_flow(START * 10**6))
+    answer(gates[0], 429, [("Retry-After", "600")])
+    assert first.quota == 500
+    second.shared_capacity.announce("x.example", 700, 0, "refused")
+    take(second._share_flow(second.shared_capacity.make_update("x.example", 700, 0, "refused"), START * 10**6))  # noqa: SLF001 - between its read and its write, the other one wrote
+    take(third.check_flow(START * 10**6))
+    assert (second.quota, third.quota) == (500, 500)
+    assert gates[2].accounts[0].paused_for() > 590 * 10**6
+    for gate in gates:
+        gate.close()
 
 
 def test_a_store_clock_set_back_keeps_the_pause():
@@ -240,28 +316,13 @@ def test_a_store_clock_set_back_keeps_the_pause():
         gate.close()
 
 
-def test_counters_that_expire_between_read_and_write_are_handled():
-    """The counters began anew, so what is left is nonsense, and so old that nobody minds."""
-    clock = ManualClock(START)
-    mine, other = boards(2, clock)
-    take(mine.read_flow())
-    take(mine.write_flow(Notice(30, 0)))
-    clock.advance(86_399)
-    take(mine.read_flow())
-    clock.advance(2)
-    take(mine.write_flow(Notice(40, 0)))
-    news = take(other.read_flow())
-    assert news.age > 10**15
-    assert news.notice.pause <= 86_400_000_000
-
-
 steps = st.tuples(st.sampled_from(("look", "write", "wait")), st.integers(0, 2), st.integers(1, 90), st.integers(0, 99))
 
 
 @given(st.lists(steps, max_size=30))
 def test_all_processes_converge_to_the_last_notice(plan):
     clock = ManualClock(START)
-    everybody = boards(3, clock)
+    everybody = notices_of(3, clock)
     for notices in everybody:
         assert take(notices.read_flow()) is None
     known = [None] * 3  # by each: the notice it knows of
@@ -271,15 +332,14 @@ def test_all_processes_converge_to_the_last_notice(plan):
         if what == "wait":
             clock.advance(pause / 10)
         elif what == "look":
-            news = take(everybody[who].read_flow())
-            known[who], fresh[who] = news.notice.value if news else known[who], True
+            known[who], fresh[who] = take(everybody[who].read_flow()) or known[who], True
             assert known[who] == last
         else:
-            news = take(everybody[who].write_flow(Notice(value, pause)))
-            assert (news is None) == fresh[who]
-            if news is None:
-                last, fresh = value, [False] * 3
-            known[who], fresh[who] = last, True
-    for notices, value in zip(everybody, known, strict=True):
-        news = take(notices.read_flow())
-        assert (news.notice.value if news else value) == last
+            notice = reduction(value, pause)
+            written = take(everybody[who].write_flow(notice))
+            assert written == fresh[who]
+            if written:
+                last, fresh = notice, [False] * 3
+                known[who], fresh[who] = notice, True
+    for notices, notice in zip(everybody, known, strict=True):
+        assert (take(notices.read_flow()) or notice) == last

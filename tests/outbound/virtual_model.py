@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from tidegate import Denied
+from tidegate import Denied, RateLimitError
 from tidegate.outbound import Gate, OutboundRequest, Providers
 from tidegate.outbound.providers.profile_file import shipped_profile
 from tidegate.outbound.quota.exchange import ProviderResponse
@@ -138,8 +138,9 @@ class Simulation:
             while True:
                 try:
                     value = self.gates[process].perform(step)
-                except Denied as denied:
-                    flow.throw(denied)
+                except RateLimitError as error:
+                    step = flow.throw(error)
+                    continue
                 if len(sent) > already:
                     break
                 step = flow.send(value)
@@ -206,7 +207,12 @@ class Simulation:
         try:
             step = flow.send(ProviderResponse(200, headers, lambda: None, 200))
             while True:
-                step = flow.send(step())
+                try:
+                    value = self.gates[process].perform(step)
+                except RateLimitError as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(value)
         except StopIteration as done:
             answer.settlement = done.value.settlement
             answer.reader = answer.settlement.reader()

@@ -5,9 +5,10 @@ A refused request (429 or 503) takes one path, `AccountCapacity.refuse_flow`:
     SharedNotices.read_flow      what other processes were refused in the meantime
     Refusals.record              the new capacity, and the pause
     SharedCapacity.announce      applies both in this process, which calls `changed`, and publishes them on the bus
-    SharedNotices.write_flow     writes both to the store
+    SharedNotices.write_flow     writes the same message to the store
 
-Refusals of other processes arrive over the bus (`SharedCapacity` calls `_record_remote`) or with `check_flow`.
+Messages of other processes arrive with `check_flow` if they share the store, otherwise over the bus. Both are given to
+`Capacities.receive`, which calls `_record_remote` for those with an effect.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.outbound.capacity.learning import SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS
 from tidegate.outbound.capacity.refusals import Refusals
+from tidegate.outbound.capacity.shared_notices import NOTICE_TTL, SharedNotice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tidegate.adaptive import CapacityUpdate
     from tidegate.clock import Clock
     from tidegate.core import Limit
     from tidegate.flow import CallFlow
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
-    from tidegate.outbound.capacity.shared_notices import SharedNotice, SharedNotices
+    from tidegate.outbound.capacity.shared_notices import SharedNotices
 
+MAX_WRITES: Final = 3  # tries to write a notice, while other processes write others
 REASONS: Final = {
     TOO_MANY_REQUESTS: "responded with 429 Too Many Requests",
     SERVICE_UNAVAILABLE: "responded with 503 Service Unavailable",
@@ -128,18 +132,36 @@ class AccountCapacity:
 
     # ---- refusals ----------------------------------------------------------------------------------------------------
 
-    def refuse_flow(self, status: int, sent: int, retry_after: float | None, used_flow: CallFlow[Any]) -> CallFlow[Any]:
+    def refuse_flow(
+        self, status: int, sent: int, retry_after: float | None, at: int, used_flow: CallFlow[Any]
+    ) -> CallFlow[Any]:
         """Handle the refusal of a request that was `sent` at that instant: reduce the capacity, pause, notify others.
 
-        `used_flow` returns how much of the limit was in use; it is run for a 429 only.
+        `at` is the time now by the store's clock. `used_flow` returns how much of the limit was in use; it is run for a
+        429 only.
         """
-        yield from self.check_flow()
+        yield from self.check_flow(at)
         used = (yield from used_flow) if status == TOO_MANY_REQUESTS else 0
         current = self.quota
         notice = self._refusals.record(self._clock.steady(), sent, current, used, retry_after)
         if notice.value < current or notice.pause:
-            self.shared_capacity.announce(self._resource, *notice, REASONS[status])
-            self._apply_notice((yield from self._notices.write_flow(notice)))
+            value, pause = notice.value, max(notice.pause, self._paused_for())
+            update = self.shared_capacity.announce(self._resource, value, pause, REASONS[status])
+            yield from self._share_flow(update, at)
+
+    def _share_flow(self, update: CapacityUpdate, at: int) -> CallFlow[Any]:
+        """Write a reduction to the store; if another process has written one, apply it first."""
+        for _ in range(MAX_WRITES):
+            if (yield from self._notices.write_flow(SharedNotice(update, at))):
+                return
+            yield from self.check_flow(at)
+            value, pause = min(self.quota, update.new_capacity), max(update.pause, self._paused_for())
+            update = self.shared_capacity.make_update(self._resource, value, pause, update.reason)
+
+    def _paused_for(self) -> int:
+        snapshot = self.shared_capacity.snapshot(self._resource)
+        frozen = None if snapshot is None else snapshot.frozen_until
+        return 0 if frozen is None else max(0, frozen - self._clock.steady())
 
     def record_success(self) -> None:
         """Record a response that was not a refusal."""
@@ -153,9 +175,15 @@ class AccountCapacity:
         self._next_check = now + self._notices.check_interval
         return True
 
-    def check_flow(self) -> CallFlow[Any]:
-        """Check for refusals of other processes; returns whether that changes what may be sent."""
-        return self._apply_notice((yield from self._notices.read_flow()))
+    def check_flow(self, at: int) -> CallFlow[Any]:
+        """Check for refusals of other processes; returns whether that changes what may be sent.
+
+        `at` is the time now by the store's clock.
+        """
+        notice = yield from self._notices.read_flow()
+        if notice is None:
+            return False
+        return self.shared_capacity.receive(notice.update, min(max(0, at - notice.since), NOTICE_TTL))
 
     @property
     def shared_quotas(self) -> tuple[int, ...]:
@@ -166,12 +194,6 @@ class AccountCapacity:
         """Share the quotas that were learned with other processes."""
         return self._notices.write_quotas_flow(quotas)
 
-    def _apply_notice(self, shared_notice: SharedNotice | None) -> bool:
-        if shared_notice is None:
-            return False
-        self._record_remote(shared_notice.notice.value, shared_notice.age)
-        return self.shared_capacity.receive(self._resource, *shared_notice.notice, shared_notice.age)
-
-    def _record_remote(self, value: int, age: int = 0) -> None:
+    def _record_remote(self, value: int) -> None:
         now = self._clock.steady()
-        self._refusals.record_remote(now, now - age, self.quota, value)
+        self._refusals.record_remote(now, now, self.quota, value)

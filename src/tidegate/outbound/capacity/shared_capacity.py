@@ -1,7 +1,11 @@
-"""The capacity of one provider's accounts, learned from responses and shared with other processes over a bus."""
+"""The capacity of one provider's accounts, learned from responses and shared with other processes.
+
+Those that share the store read it there (`shared_notices`), the others receive it over a bus, if there is one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -51,8 +55,7 @@ class SharedCapacity:
     def set(self, resource: str, quota: int, changed: Callable[[], object], received: Callable[[int], object]) -> None:
         """Start with the whole quota, less the reductions of others.
 
-        `changed` is called when the capacity changed, `received` with the capacity that another process published on
-        the bus.
+        `changed` is called when the capacity changed, `received` with the capacity to which another process reduced it.
         """
         self._changed[resource] = changed
         self._received[resource] = received
@@ -64,28 +67,32 @@ class SharedCapacity:
         self._received.pop(resource, None)
         self.capacities.remove(resource)
 
-    def announce(self, resource: str, value: int, pause: int, reason: str) -> None:
-        """Reduce to a value, pause calls for a number of microseconds, and publish both."""
-        update = self._update(resource, value, pause, reason, 0)
+    def announce(self, resource: str, value: int, pause: int, reason: str) -> CapacityUpdate:
+        """Reduce to a value, pause calls for a number of microseconds, and publish both; returns the message."""
+        update = self.make_update(resource, value, pause, reason)
         payload = update.to_json()
         if self.capacities.receive(update, payload) and self._bus is not None:
             kept = RETAIN_SECONDS + (update.retry_after or 0)
             self._bus.publish(SUBJECT, payload, Retain(retain_key(resource, self._agent), update.order, kept))
+        return update
 
     def hold(self, resource: str, value: int) -> None:
         """Stay at a value; other processes received the same refusals and hold it themselves."""
-        self.capacities.receive(self._update(resource, value, 0, "the provider refused more than this before", 0))
+        self.capacities.receive(self.make_update(resource, value, 0, "the provider refused more than this before"))
 
-    def receive(self, resource: str, value: int, pause: int, age: int) -> bool:
-        """Apply what another process received this number of microseconds ago; return whether it changes anything."""
-        return self.capacities.receive(
-            self._update(resource, value, pause, "the provider refused a request of another process", age), late=True
-        )
+    def receive(self, update: CapacityUpdate, age: int) -> bool:
+        """Apply what another process has written this number of microseconds ago; return whether it changes anything.
 
-    def _update(self, resource: str, value: int, pause: int, reason: str, age: int) -> CapacityUpdate:
+        Its own clock does not matter: the age is known by the clock of the store.
+        """
+        timestamp = datetime.fromtimestamp((self._clock.ns() // 1000 - age) / SECOND, UTC)
+        return self.capacities.receive(replace(update, timestamp=timestamp), late=True)
+
+    def make_update(self, resource: str, value: int, pause: int, reason: str) -> CapacityUpdate:
+        """Return the message about a reduction that is made now."""
         wall = self._clock.ns() // 1000
         epoch = min(MAX_INTEGER, max(self._latest + 1, wall))
-        instant = datetime.fromtimestamp((wall - age) / SECOND, UTC)
+        instant = datetime.fromtimestamp(wall / SECOND, UTC)
         return CapacityUpdate(resource, self._agent, value, reason, instant, epoch, pause / SECOND or None)
 
     def _record(self, update: CapacityUpdate) -> None:

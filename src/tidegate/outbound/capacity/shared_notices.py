@@ -1,134 +1,126 @@
-"""Shares capacity reductions of an account between processes through the store.
+"""Shares capacity reductions and learned quotas of an account through the store that counts it.
 
 Processes with the same store need no bus to share refusals: the refused process writes a notice, and the others check
-for notices from time to time, after they got a permit and before they use it.
+for notices from time to time, after they got a permit and before they use it. A notice is one small value: the last
+reduction, as the message that a bus carries, with its instant by the clock of the store; and the quotas that were
+learned (`learned_quotas`), so that a process that starts later knows them before its first request. A write replaces
+what was read: if another process has written in between, the process reads again.
 
-A store counts; it does not store messages. So a notice is three counters of one key: its number combined with the
-capacity, the instant of the refusal, and the instant until which nothing is sent, by the store's clock. All three only
-increase. A write raises them from the values read to the new values, under limits of exactly the new values: if another
-process has written in between, the costs do not fit, the store denies the call, and the process reads again. The
-counters expire a day after the first notice.
-
-Learned quotas (`learned_quotas`) are further counters of the same key, one for each limit: a number combined with the
-quota, so that a process that starts later knows them before its first request.
+A store that keeps no values shares nothing (`Store.keeps_values`).
 """
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidegate.core import Limit
-from tidegate.core.bounds import MAX_INTEGER, SECOND
-from tidegate.core.decision import LocalDecision
-from tidegate.errors import StoreUnavailable
-from tidegate.outbound.capacity.refusals import Notice
-from tidegate.policy import Policy
+from tidegate.adaptive import CapacityUpdate
+from tidegate.adaptive.signing import MalformedError
+from tidegate.core.bounds import SECOND
+from tidegate.errors import StoreUnavailable, ValueConflict
+from tidegate.stores.values import Collection, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tidegate.flow import CallFlow
     from tidegate.policy import Key
+    from tidegate.stores import Store
 
-    Counters = tuple[int, ...]
-
-NOTICE_TTL: Final = "1d"
-NOTICE_FIELDS: Final = ("notice", "since", "until")
-CAPACITY_BITS: Final = 31  # lower bits hold a capacity or quota, upper bits the number of the notice
-MAX_CAPACITY: Final = 2**CAPACITY_BITS - 1
-MAX_NOTICE_NUMBER: Final = MAX_INTEGER >> CAPACITY_BITS
+COLLECTION: Final = "tidegate.capacity"
+NAME: Final = "notice"
+NOTICE_TTL: Final = 86_400 * SECOND
 CHECKS_PER_PERIOD: Final = 50
 MAX_CHECK_INTERVAL: Final = SECOND
 
 
 class SharedNotice(NamedTuple):
-    """A notice of another process, and how many microseconds ago it was written."""
+    """A reduction, and when it was made, by the store's clock."""
 
-    notice: Notice
-    age: int
+    update: CapacityUpdate
+    since: int
+
+
+class StoreCalls(NamedTuple):
+    """A store, and how a gate calls it: each call returns what it is called for, or an awaitable of it."""
+
+    store: Store
+    apply: Callable[..., Any]
+    get_value: Callable[..., Any]
 
 
 class SharedNotices:
-    """The notices of one account; `apply` calls the store, awaited or not."""
+    """The notice of one account."""
 
     def __init__(
-        self, domain: str, key: Key, apply: Callable[..., Any], length: int, limits: tuple[str, ...] = ()
+        self, domain: str, key: Key, calls: StoreCalls, length: int = SECOND, limits: tuple[str, ...] = ()
     ) -> None:
         """Check rarely enough to cost little; `length` is the account's period, `limits` names its limits."""
-        self._name = f"tidegate.capacity:{domain}"
-        self._key = key
-        self._apply = apply
-        self._fields = (*NOTICE_FIELDS, *(f"quota-{name}" for name in limits))
-        self._nothing: Counters = (0,) * len(self._fields)
-        self._unbounded = self._policy_up_to((MAX_INTEGER,) * len(self._fields))
-        self._seen: Counters = self._nothing
-        self._at = 0  # when it was read, by the store's clock
+        self._collection = Collection(COLLECTION, (domain, key), listed=False)
+        self._calls = calls
+        self._limits = limits
+        self._was_read = False
+        self._data: bytes | None = None  # as it was last read or written
+        self._notice: SharedNotice | None = None
+        self.quotas: tuple[int, ...] = (0,) * len(limits)  # that were learned, by limit; 0: none
         self.check_interval: int = max(1, min(length // CHECKS_PER_PERIOD, MAX_CHECK_INTERVAL))
 
-    def _policy_up_to(self, maxima: Counters) -> Policy:
-        pairs = zip(self._fields, maxima, strict=True)
-        return Policy(
-            self._name, tuple(Limit(each, NOTICE_TTL, "fixed_window", unit=part, name=part) for part, each in pairs)
-        )
-
-    def read_flow(self) -> CallFlow[Any]:
-        """Return the notice that another process wrote since the last check; None: there is none."""
-        decision = yield from self._store_flow("peek", self._unbounded, self._nothing)
-        if decision is None:
+    def read_flow(self) -> CallFlow[SharedNotice | None]:
+        """Return the reduction that another process wrote since the last check; None: there is none."""
+        if not self._calls.store.keeps_values:
             return None
-        before, self._at = self._seen, decision.at
-        self._seen = counters = tuple(MAX_INTEGER - view.remaining for view in decision.views)
-        number, since, until, *_ = counters
-        if counters[: len(NOTICE_FIELDS)] == before[: len(NOTICE_FIELDS)] or not number:
+        try:
+            value = yield partial(self._calls.get_value, self._collection, NAME)
+        except StoreUnavailable:
             return None
-        return SharedNotice(Notice(number & MAX_CAPACITY, max(0, until - since)), max(0, decision.at - since))
-
-    def write_flow(self, notice: Notice) -> CallFlow[Any]:
-        """Write a notice, right after a check; returns a notice that another process wrote in between instead."""
-        number, since, until, *quotas = self._seen
-        count = (number >> CAPACITY_BITS) + 1
-        if (
-            not self._at or notice.value > MAX_CAPACITY or count > MAX_NOTICE_NUMBER
-        ):  # never read: the store was unavailable
+        data = None if value is None else value.data
+        self._was_read = True
+        if data == self._data:
             return None
-        since = max(since, self._at)  # the store's clock may have been set back
-        counters = (count << CAPACITY_BITS | notice.value, since, max(until, since + notice.pause), *quotas)
-        return None if (yield from self._raise_flow(counters)) else (yield from self.read_flow())
+        before, self._data = self._notice, data
+        self._notice, quotas = decode(data)
+        self.quotas = tuple(quotas.get(name, 0) for name in self._limits)
+        return None if self._notice == before else self._notice
 
-    @property
-    def quotas(self) -> tuple[int, ...]:
-        """The learned quotas that were last read or written, by limit; 0: none."""
-        return tuple(counter & MAX_CAPACITY for counter in self._seen[len(NOTICE_FIELDS) :])
+    def write_flow(self, notice: SharedNotice) -> CallFlow[bool]:
+        """Write a reduction, after a check; returns False if another process has written in between."""
+        return self._write_flow(notice, self.quotas)
 
     def write_quotas_flow(self, quotas: tuple[int, ...]) -> CallFlow[Any]:
         """Write learned quotas; if another process has written in between, read what it wrote instead."""
-        seen = self._seen[len(NOTICE_FIELDS) :]
-        if not self._at or max(quotas, default=0) > MAX_CAPACITY:
-            return
-        changed = [
-            old if old & MAX_CAPACITY == new else ((old >> CAPACITY_BITS) + 1) << CAPACITY_BITS | new
-            for old, new in zip(seen, quotas, strict=True)
-        ]
-        if max(changed, default=0) <= MAX_INTEGER and not (
-            yield from self._raise_flow((*self._seen[: len(NOTICE_FIELDS)], *changed))
-        ):
+        if not (yield from self._write_flow(self._notice, quotas)):
             yield from self.read_flow()
 
-    def _raise_flow(self, counters: Counters) -> CallFlow[bool]:
-        """Raise the counters from the values read to these; returns whether no other process has written in between."""
-        costs = tuple(new - old for new, old in zip(counters, self._seen, strict=True))
-        maxima = tuple(new if cost else MAX_INTEGER for new, cost in zip(counters, costs, strict=True))
-        written = yield from self._store_flow("acquire", self._policy_up_to(maxima), costs)
-        if written is None or not written.allowed:
+    def _write_flow(self, notice: SharedNotice | None, quotas: tuple[int, ...]) -> CallFlow[bool]:
+        if not self._was_read:  # the store keeps no values, or was unavailable
+            return True
+        data = encode(notice, dict(zip(self._limits, quotas, strict=True)))
+        write = Write(self._collection, NAME, data, NOTICE_TTL, self._data)
+        try:
+            yield partial(self._calls.apply, "acquire", (), None, None, (write,))
+        except ValueConflict:
             return False
-        self._seen = counters
+        except StoreUnavailable:  # a notice is not worth failing a request
+            return True
+        self._data, self._notice, self.quotas = data, notice, quotas
         return True
 
-    def _store_flow(self, verb: str, policy: Policy, costs: tuple[int, ...]) -> CallFlow[Any]:
-        """Call the store; None: it is unavailable, and a notice is not worth failing a request."""
-        try:
-            (decision,) = yield partial(self._apply, verb, ((policy, self._key, costs),))
-        except StoreUnavailable:
-            return None
-        return None if isinstance(decision, LocalDecision) else decision
+
+def encode(notice: SharedNotice | None, quotas: Mapping[str, int]) -> bytes:
+    """Return a notice as a stored value."""
+    fields: dict[str, Any] = {"quotas": {name: quota for name, quota in quotas.items() if quota}}
+    if notice is not None:
+        fields |= {"update": notice.update.to_json().decode(), "since": notice.since}
+    return json.dumps(fields).encode()
+
+
+def decode(data: bytes | None) -> tuple[SharedNotice | None, dict[str, int]]:
+    """Read a stored value; one that cannot be read is ignored."""
+    try:
+        fields = {} if data is None else json.loads(data)
+        update = fields.get("update")
+        notice = None if update is None else SharedNotice(CapacityUpdate.from_json(update), int(fields["since"]))
+        return notice, {str(name): int(quota) for name, quota in fields.get("quotas", {}).items()}
+    except (ValueError, TypeError, KeyError, AttributeError, MalformedError):
+        return None, {}

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.outbound.capacity.account_capacity import CurrentCapacity
     from tidegate.outbound.capacity.shared_capacity import SharedCapacity
+    from tidegate.outbound.capacity.shared_notices import StoreCalls
     from tidegate.outbound.providers.provider import Provider
     from tidegate.outbound.quota.gate_call import Candidate
     from tidegate.outbound.quota.request_tokens import RequestTokens
@@ -92,15 +93,16 @@ class Account:
         store: Store,
         shared_capacity: SharedCapacity,
         limiter: Limiter | AsyncLimiter,
-        apply: Callable[..., Any],
+        calls: StoreCalls,
     ) -> None:
-        """Share a store with other accounts; `apply` calls the store, awaited or not."""
+        """Share a store with other accounts."""
         self.key = key
         self.resource = resource
         self.store = store
         self.clock: Clock = store.clock
         self._paused_until = 0
-        self._apply = apply
+        self._calls = calls
+        self._apply = calls.apply
         self._lock = fork_safe(threading.RLock())
         self.last_used: int = self.clock.steady()  # when it was last used
         self.refused: int = 0  # responses with status 429 or 503
@@ -147,7 +149,7 @@ class Account:
 
     def _make_notices(self, length: int) -> SharedNotices:
         names = tuple(limit.name for limit in self.configured.limits)
-        return SharedNotices(self.configured.domain, self.key, self._apply, length, names)
+        return SharedNotices(self.configured.domain, self.key, self._calls, length, names)
 
     def _set_provider(self, provider: Provider) -> None:
         self.provider = provider
@@ -468,9 +470,12 @@ class Account:
             yield from self._apply_quotas_flow()
         return int(changed)
 
-    def check_flow(self) -> CallFlow[Any]:
-        """Check what other processes were refused or learned; returns whether that changes what may be sent."""
-        outdated = yield from self.account_capacity.check_flow()
+    def check_flow(self, at: int) -> CallFlow[Any]:
+        """Check what other processes were refused or learned; returns whether that changes what may be sent.
+
+        `at` is the time now by the store's clock.
+        """
+        outdated = yield from self.account_capacity.check_flow(at)
         if self.provider.learn == "off" or not self._learned.receive(self.account_capacity.shared_quotas):
             return outdated
         yield from self._apply_quotas_flow()
@@ -521,7 +526,8 @@ class Account:
     def handle_refusal_flow(self, status: int, charge: Charge, sent: int, retry_after: float | None) -> CallFlow[Any]:
         """Reduce the capacity and pause; other processes are informed through the store and over the bus."""
         self.refused += 1
-        return self.account_capacity.refuse_flow(status, sent, retry_after, self._let_through_flow(charge))
+        at = charge.at + self.clock.steady() - charge.since
+        return self.account_capacity.refuse_flow(status, sent, retry_after, at, self._let_through_flow(charge))
 
     def _let_through_flow(self, charge: Charge) -> CallFlow[Any]:
         """Return how much of the narrowest limit the provider had let through when it refused a request.

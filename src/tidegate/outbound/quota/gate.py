@@ -23,6 +23,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError, Denied
 from tidegate.flow import run, run_async
 from tidegate.limiter import AsyncLimiter, Limiter, seconds
+from tidegate.outbound.capacity.shared_notices import StoreCalls
 from tidegate.outbound.providers.registry import Providers
 from tidegate.outbound.quota.account import Account
 from tidegate.outbound.quota.accounts import Accounts
@@ -147,7 +148,7 @@ class _Gate:
 
     def _make_account(self, provider: Provider, key: Key, shared_capacity: SharedCapacity) -> Account:
         limiter = self._make_limiter(provider.policy)
-        return Account(provider, key, join_key(key), self.store, shared_capacity, limiter, self._store_apply())
+        return Account(provider, key, join_key(key), self.store, shared_capacity, limiter, self._store_calls())
 
     # ---- the flow ----------------------------------------------------------------------------------------------------
 
@@ -325,7 +326,7 @@ class _Gate:
         if self.spending is not None and self._owns_spending:
             self.spending.close()
 
-    def _store_apply(self) -> Callable[..., Any]:
+    def _store_calls(self) -> StoreCalls:
         raise NotImplementedError
 
 
@@ -388,8 +389,8 @@ class Gate(_Gate):
         self._close()
         self._opened.close()
 
-    def _store_apply(self) -> Callable[..., Any]:
-        return self.store.apply
+    def _store_calls(self) -> StoreCalls:
+        return StoreCalls(self.store, self.store.apply, self.store.get_value)
 
     def _recharge_written(self, account: Account, charge: Charge) -> None:
         self.run(account.recharge_written_flow(charge))
@@ -440,8 +441,8 @@ class AsyncGate(_Gate):
         self._close()
         await self._opened.close_async()
 
-    def _store_apply(self) -> Callable[..., Any]:
-        return self.store.apply_async
+    def _store_calls(self) -> StoreCalls:
+        return StoreCalls(self.store, self.store.apply_async, self.store.get_value_async)
 
     def _recharge_written(self, account: Account, charge: Charge) -> None:
         """Start to charge it again; `recharged_flow` waits for that. The client library may cancel its own tasks."""

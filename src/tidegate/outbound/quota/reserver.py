@@ -128,7 +128,7 @@ class Reserver:
             if expired is not None:
                 outdated: bool = yield from account.renew_flow(expired, charge.at)
             else:
-                outdated = yield from account.check_flow()
+                outdated = yield from account.check_flow(charge.at)
         except GeneratorExit:
             raise
         except BaseException:
