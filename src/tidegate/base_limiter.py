@@ -42,6 +42,7 @@ class BaseLimiter:
     """Base class of Limiter and AsyncLimiter: makes asks, and calls observers."""
 
     for_tasks: ClassVar[bool] = False  # whether its methods are coroutines
+    node: str | None = None  # the node of a run whose limits these are
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class BaseLimiter:
         """
         policy = read_policy(rules, self.policy.name)
         if not isinstance(rules, Policy):
-            policy = Policy(self.policy.name, policy.limits, self.policy.mode, self.policy.on_store_error)
+            policy = self.policy.with_limits(policy.limits)
         self._set_policy(policy)
         self.queues.wake_all()
 
@@ -171,7 +172,7 @@ class BaseLimiter:
         """Return the policy of a decision: the current one, unless the rules changed meanwhile."""
         policy = self.policy
         limits = decision.policy_limits
-        return policy if limits is policy.limits else Policy(policy.name, limits, policy.mode, policy.on_store_error)
+        return policy if limits is policy.limits else policy.with_limits(limits)
 
     def _refund_ask(self, key: Key, cost: Cost) -> Ask:
         policy, key, costs = self._make_ask(key, cost)

@@ -14,7 +14,7 @@ A denial is not an error: `try_acquire` returns a Decision.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -58,16 +58,20 @@ class ConfigError(RateLimitError, ValueError):
 
 
 class Denied(RateLimitError):
-    """No permit within the timeout; `decision.retry_after` is None if the cost can never fit."""
+    """No permit within the timeout; `decision.retry_after` is None if the cost can never fit.
 
-    def __init__(self, message: str, decision: Decision) -> None:
+    `node` is the node of a run that denied the call (see `tidegate.agents`); None: no run did.
+    """
+
+    def __init__(self, message: str, decision: Decision, node: str | None = None) -> None:
         """Keep the decision that denied the call."""
         super().__init__(message)
         self.decision = decision
+        self.node = node
 
-    def __reduce__(self) -> tuple[type[Denied], tuple[str, Decision]]:
+    def __reduce__(self) -> tuple[type[Denied], tuple[Any, ...]]:
         """Support pickling."""
-        return type(self), (str(self), self.decision)
+        return type(self), (str(self), self.decision, self.node)
 
 
 class StoreUnavailable(RateLimitError):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy.model import Cost
     from tidegate.stores.base import Store
+    from tidegate.stores.values import Write
     from tidegate.waiting import QueuePlace, Step
 
     JointFlow = Flow[Step, Decision]
@@ -53,6 +54,7 @@ class LimiterAsk(NamedTuple):
     limiter: BaseLimiter
     key: Key
     cost: Cost = 1
+    conditions: tuple[Write, ...] = ()  # on values, checked in the step that decides; they change no value
 
     def ask(self) -> Ask:
         """Return what its store is asked."""
@@ -91,7 +93,8 @@ def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charg
     if len(groups) == 1:
         limiter = asks[0][0]
         own = [ask for _, ask in asks]
-        decisions: list[Decision] = yield ApplyStep(limiter.store, verb, own, limiter.current_time())
+        conditions = join_conditions(asked)
+        decisions: list[Decision] = yield ApplyStep(limiter.store, verb, own, limiter.current_time(), None, conditions)
         return Charged(asks, observe_all(verb, asks, decisions))
     if VERBS[verb].charges:
         verb = "hold"  # only a marked charge can be cancelled exactly
@@ -101,7 +104,9 @@ def charge_flow(verb: str, asked: Sequence[LimiterAsk]) -> Flow[ApplyStep, Charg
     try:
         for group in groups:
             limiter = asks[group[0]][0]
-            step = ApplyStep(limiter.store, verb, [asks[place][1] for place in group], limiter.current_time())
+            conditions = join_conditions([asked[place] for place in group])
+            own = [asks[place][1] for place in group]
+            step = ApplyStep(limiter.store, verb, own, limiter.current_time(), None, conditions)
             decisions = yield step
             made.append((step, decisions))
             found.update(zip(group, decisions, strict=True))
@@ -128,6 +133,11 @@ def observe_all(
         return decisions
     rows = zip(asks, decisions, strict=True)
     return [limiter.observe(verb, ask, decision) for (limiter, ask), decision in rows]
+
+
+def join_conditions(asked: Iterable[LimiterAsk]) -> tuple[Write, ...]:
+    """Return the conditions of all asks, each once."""
+    return tuple(dict.fromkeys([write for each in asked for write in each.conditions]))
 
 
 def group_asks(asks: Sequence[tuple[BaseLimiter, Ask]]) -> list[list[int]]:
@@ -259,10 +269,14 @@ class JointCall:
     def _try_flow(self, verb: str, place: int) -> JointFlow:
         charged = yield from charge_flow(verb, self.alternatives[place])
         if not charged.allowed:
-            self.denying += charged.denying()
+            self.remember_denial(charged)
         elif VERBS[verb].changes:
             self.charged, self.chosen = charged, place
         return charged.join()
+
+    def remember_denial(self, charged: Charged) -> None:
+        """Remember what denied the call, in whose queues it then waits."""
+        self.denying += charged.denying()
 
     def _one_step(self, numbers: Sequence[int]) -> tuple[BaseLimiter, Alternatives] | None:
         """Return some alternatives as one call of a store, if it can decide them in one step."""
@@ -278,14 +292,16 @@ class JointCall:
 
     def _choose_flow(self, verb: str, numbers: Sequence[int], limiter: BaseLimiter, asks: Alternatives) -> JointFlow:
         """Choose in one step of the store."""
-        decisions = yield ApplyStep(limiter.store, verb, asks, limiter.current_time())
+        conditions = join_conditions(each for number in numbers for each in self.alternatives[number])
+        decisions = yield ApplyStep(limiter.store, verb, asks, limiter.current_time(), None, conditions)
         groups = asks.split(decisions)
         charged: list[Charged] = []
         for number, own, found in zip(numbers, asks.groups(), groups, strict=False):
             pairs = [(each.limiter, ask) for each, ask in zip(self.alternatives[number], own, strict=True)]
             charged.append(Charged(pairs, observe_all(verb, pairs, found)))
         if not charged[-1].allowed:
-            self.denying = [place for each in charged for place in each.denying()]
+            for denied in charged:
+                self.remember_denial(denied)
             return soonest([each.join() for each in charged])
         if VERBS[verb].changes:
             self.charged, self.chosen = charged[-1], numbers[len(charged) - 1]

@@ -93,6 +93,8 @@ def test_a_module_that_users_name_has_public_names(module):
 
 # Methods that only the package itself calls, though their class is public: a signature may use internal types.
 INTERNAL = {
+    "tidegate.agents.reservation.BaseRunReservation.__init__": "made by `Run.reserve`",
+    "tidegate.agents.charging.RunDenied.__init__": "raised by `Run.reserve`",
     "tidegate.budget.batch._Batch.__init__": "made by `TaskBudget.batch`",
     "tidegate.budget.settings.model.BudgetSettings.plan": "read by the budget",
     "tidegate.inbound.limiting.route_limit.RouteLimit.category": "set by the middleware",

@@ -29,12 +29,16 @@ class Policy:
 
     An integer cost counts calls: it is charged to the limits in the units `requests` and `concurrent-requests`, or, if
     a policy has none of these and a single unit, to that unit. A mapping gives the cost per unit; other units cost 0.
+
+    With `shares_slot`, keys whose first part is the same are in one slot of a Redis Cluster, so that one step of the
+    store can decide them together.
     """
 
     name: str
     limits: tuple[Limit, ...]
     mode: Mode = "enforce"
     on_store_error: OnStoreError = "deny"
+    shares_slot: bool = False
     only: Limit | None = field(init=False, repr=False, compare=False, default=None)  # the limit, if there is only one
     one: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())  # a cost of 1 at each limit
     counted: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())  # units of an integer cost
@@ -48,6 +52,7 @@ class Policy:
             limits: str | Limit | Iterable[str | Limit],
             mode: Mode = "enforce",
             on_store_error: OnStoreError = "deny",
+            shares_slot: bool = False,  # noqa: FBT001, FBT002 - rarely given, and then by name
         ) -> None:
             """Create a policy from limits or strings such as "60/1m"."""
 
@@ -69,6 +74,10 @@ class Policy:
         set_field(self, "counted", tuple(sorted(counted)))
         set_field(self, "only", self.limits[0] if len(self.limits) == 1 else None)
         set_field(self, "one", tuple(int(limit.unit in counted) for limit in self.limits))
+
+    def with_limits(self, limits: tuple[Limit, ...]) -> Policy:
+        """Return this policy with other limits."""
+        return Policy(self.name, limits, self.mode, self.on_store_error, self.shares_slot)
 
     def costs(self, cost: Cost) -> tuple[int, ...]:
         """Return the cost at each limit, in their order."""

@@ -8,10 +8,11 @@ from tidegate.stores.memory.group_shares import GroupOf
 from tidegate.stores.memory.store import MemoryStore
 from tidegate.stores.merged_asks import MergedAsks, merge
 from tidegate.stores.registry import open_store
-from tidegate.stores.values import ANYTHING, Anything, Collection, Value, Write
+from tidegate.stores.values import ANYTHING, KEEP, Anything, Collection, Keep, Value, Write
 
 __all__ = [
     "ANYTHING",
+    "KEEP",
     "Anything",
     "Ask",
     "Collection",
@@ -19,6 +20,7 @@ __all__ = [
     "Correction",
     "DelegatingStore",
     "GroupOf",
+    "Keep",
     "MemoryStore",
     "MergedAsks",
     "Store",

@@ -20,6 +20,7 @@ from tidegate.core.decision import VERBS
 from tidegate.errors import RateLimitError
 from tidegate.stores.base import decided_asks
 from tidegate.stores.merged_asks import merge
+from tidegate.stores.values import changes_values
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
@@ -193,13 +194,13 @@ async def refund_if_cancelled(
     now: int | None = None,
     writes: Sequence[Write] = (),
 ) -> list[Decision]:
-    """Await a call that continues if this task is cancelled; then its charge is refunded, unless it writes values."""
+    """Await a call that continues if this task is cancelled; then its charge is refunded, unless it changes values."""
     await CONTINUED_CALLS.watch()
     running = CONTINUED_CALLS.start(call)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        if not writes:
+        if not changes_values(writes):
             CONTINUED_CALLS.start(_refund(store, running, verb, asks, now))
         raise
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.limit import Limit
 from tidegate.errors import ConfigError
-from tidegate.policy import Policy
 from tidegate.stores.base import Alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.core.decision import Decision
-    from tidegate.policy import Key
+    from tidegate.policy import Key, Policy
     from tidegate.stores.base import Ask
 
 MAX_CACHED: Final = 256  # policies that were combined from several
@@ -79,7 +78,7 @@ def combine(one: Policy, other: Policy) -> Policy:
     for limit in other.limits:
         same = limits.setdefault(limit.identity, limit)
         limits[limit.identity] = stricter(one.name, same, limit)
-    return Policy(one.name, tuple(limits.values()), one.mode, one.on_store_error)
+    return one.with_limits(tuple(limits.values()))
 
 
 def stricter(name: str, one: Limit, other: Limit) -> Limit:

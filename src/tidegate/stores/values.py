@@ -3,7 +3,8 @@
 A `Collection` names values that belong together; a value has a name in it. `Store.apply` takes `Write`s beside its
 asks: if a condition of a write fails, the whole step is refused with ValueConflict; if an ask is denied, nothing is
 written. So an idempotency key, an open batch or the mark of a stopped run is written if and only if its call was
-charged. `Store.get_value`, `put_value`, `delete_value` and `list_values` are the simple cases.
+charged. A write with KEEP changes nothing and is only a condition: a call that is charged only while a run is open.
+`Store.get_value`, `put_value`, `delete_value` and `list_values` are the simple cases.
 
 A value ends at its time to live, by the clock of the store. Names are opaque. A `listed` collection has an index, so
 that it can be read as a whole; it has at most MAX_LISTED values, and all of them are in one slot of a Redis Cluster.
@@ -70,16 +71,30 @@ class Anything:
 ANYTHING: Final = Anything()
 
 
+class Keep:
+    """What a write does that only has a condition: it changes nothing."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return the name of the only instance."""
+        return "KEEP"
+
+
+KEEP: Final = Keep()
+
+
 class Write(NamedTuple):
     """A value to write in the same step as a charge.
 
-    `data` None deletes the value. `expected` is a condition: None, that the name has no value yet; bytes, that its
-    value has exactly these; ANYTHING, none. `ttl` is in microseconds.
+    `data` None deletes the value; KEEP leaves it as it is, so that the write is only a condition. `expected` is the
+    condition: None, that the name has no value yet; bytes, that its value has exactly these; ANYTHING, none. `ttl` is
+    in microseconds.
     """
 
     collection: Collection
     name: str
-    data: bytes | None
+    data: bytes | Keep | None
     ttl: int = 0
     expected: bytes | Anything | None = ANYTHING
 
@@ -90,6 +105,11 @@ class Write(NamedTuple):
         return (None if found is None else found.data) == self.expected
 
 
+def changes_values(writes: Sequence[Write]) -> bool:
+    """Return whether writes change values: not if all of them only have a condition."""
+    return any(not isinstance(write.data, Keep) for write in writes)
+
+
 def check_writes(writes: Sequence[Write]) -> None:
     """Check the bounds of the writes of one step; raises ConfigError."""
     if len(writes) > MAX_WRITES:
@@ -98,10 +118,12 @@ def check_writes(writes: Sequence[Write]) -> None:
         raise ConfigError("a step writes the same value twice", field="writes")
     for write in writes:
         check_name(write.collection, write.name)
-        if write.data is not None and not (isinstance(write.data, bytes) and len(write.data) <= MAX_BYTES):
+        if write.data is None or isinstance(write.data, Keep):
+            continue
+        if not (isinstance(write.data, bytes) and len(write.data) <= MAX_BYTES):
             size = f"{len(write.data)} bytes" if isinstance(write.data, bytes) else type(write.data).__name__
             raise ConfigError(f"a value is bytes, at most {MAX_BYTES}, not {size}", field=write.collection.name)
-        if write.data is not None and not 0 < write.ttl <= MAX_TTL:
+        if not 0 < write.ttl <= MAX_TTL:
             message = f"the time to live of a value is above 0 and at most {MAX_TTL} us, not {write.ttl!r}"
             raise ConfigError(message, field=write.collection.name)
 

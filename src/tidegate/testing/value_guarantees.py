@@ -13,7 +13,7 @@ from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit
 from tidegate.errors import CollectionFull, ConfigError, RateLimitError, ValueConflict
 from tidegate.policy import Policy
-from tidegate.stores.values import ANYTHING, MAX_BYTES, MAX_LISTED, MAX_WRITES, Collection, Value, Write
+from tidegate.stores.values import ANYTHING, KEEP, MAX_BYTES, MAX_LISTED, MAX_WRITES, Collection, Value, Write
 from tidegate.testing.store_guarantees import NOW, ask, check, expect
 
 if TYPE_CHECKING:
@@ -84,6 +84,24 @@ def a_charge_and_its_values_are_one_step(store: Store) -> None:
     store.apply("adjust", ((POLICY, "k", (-1, -1)),), NOW, NOW, (Write(BESIDE, "second", None, 0, b"2"),))
     expect(ask(store, "peek", POLICY, "k", (0, 0), NOW), remaining=[1, 4], what="after a refund with a deletion")
     check(store.get_value(BESIDE, "second", NOW) is None, "a refund did not delete its value")
+
+
+def a_condition_alone_changes_nothing(store: Store) -> None:
+    """A write that keeps its value refuses the step unless its condition holds, and changes neither value nor end."""
+    for collection in (Collection("kit-beside", ("kit-values", "k"), listed=False), BESIDE):
+        open_, closed = Write(collection, "state", KEEP, 0, b"open"), Write(collection, "state", KEEP, 0, b"closed")
+        expect_conflict(store, open_, NOW, None, charged=True)
+        charge(store, NOW, Write(collection, "state", KEEP, 0, None))
+        check(store.get_value(collection, "state", NOW) is None, "a condition created a value")
+        store.put_value(collection, "state", b"open", 60, now=NOW)
+        store.apply("adjust", ((POLICY, "k", (-1, -1)),), NOW + 1, NOW, (open_,))
+        charge(store, NOW + 2, open_)
+        found = store.get_value(collection, "state", NOW + 3)
+        check(found == Value(b"open", NOW, NOW + 60 * SECOND), f"a condition changed its value: {found}")
+        expect_conflict(store, closed, NOW + 4, b"open", charged=True)
+        expect(ask(store, "peek", POLICY, "k", (0, 0), NOW + 4), remaining=[1, 4], what="after failed conditions")
+        expect_conflict(store, open_, NOW + 60 * SECOND, None, charged=True)
+        store.apply("reset", ((POLICY, "k", (0, 0)),), NOW + 60 * SECOND)
 
 
 def of_several_writes_all_are_made_or_none(store: Store) -> None:
@@ -210,8 +228,9 @@ def random_steps_are_those_of_a_dictionary(store: Store) -> None:
         if decisions[0].within_limits:
             admitted += 1
             for write in writes:
-                live.pop((write.collection, write.name), None)
-                if write.data is not None:
+                if write.data is not KEEP:
+                    live.pop((write.collection, write.name), None)
+                if isinstance(write.data, bytes):
                     live[write.collection, write.name] = Value(write.data, now, now + write.ttl)
         expected = live
         for collection in RANDOM_COLLECTIONS[:2]:
@@ -232,7 +251,7 @@ RANDOM_COLLECTIONS: Final = tuple(
 def random_write(random: Random) -> Write:
     """Return a write of one of few values."""
     expected: bytes | Anything | None = random.choice((ANYTHING, ANYTHING, None, b"0", b"1"))
-    data = random.choice((None, b"0", b"1", b"1"))
+    data = random.choice((None, b"0", b"1", b"1", KEEP))
     ttl = random.choice((1, SECOND, 30 * SECOND, HOUR))
     return Write(random.choice(RANDOM_COLLECTIONS), random.choice("abc"), data, ttl, expected)
 
@@ -274,6 +293,7 @@ VALUE_GUARANTEES: Final[tuple[Callable[[Store], None], ...]] = (
     a_value_ends_at_its_time_to_live,
     conditions_are_checked,
     a_charge_and_its_values_are_one_step,
+    a_condition_alone_changes_nothing,
     of_several_writes_all_are_made_or_none,
     a_collection_is_listed,
     a_listed_collection_is_bounded,

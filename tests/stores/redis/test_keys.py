@@ -289,3 +289,20 @@ def test_an_outage_that_began_at_a_key_that_cannot_be_used_ends(server: ValkeySe
         until(lambda: not limiter.store.unavailable, "the outage ends")
         assert limiter.try_acquire("good")
         limiter.store.close()
+
+
+def test_keys_of_a_policy_that_shares_slots_are_in_the_slot_of_their_first_part(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    store = RedisStore(address_of(server))
+    policy = Policy("runs", ("10/1h fixed_window", "10/1h sliding_log name=log"), shares_slot=True)
+    values = Collection("runs", ("runs", "a/{b}"), listed=False)
+    keys = [("a/{b}",), ("a/{b}", "c"), ("a/{b}", "c", "d/e")]
+    asks = [(policy, key if len(key) > 1 else key[0], (1, 1)) for key in keys]
+    assert store.apply("hold", asks, None, None, (Write(values, "x", b"1", SECOND, None),))[0]
+    assert len(stored(client)) == 2 * 3 + 1
+    assert len({key_slot(key) for key in stored(client)}) == 1
+    other = Policy("runs", policy.limits)
+    store.apply("hold", [(other, ("a/{b}", "c"), (1, 1))])
+    unchanged = store.apply("peek", [(policy, key, (0, 0)) for _, key, _ in asks])[1]
+    assert unchanged.used == [1, 1], "keys of a policy without shares_slot are other keys"

@@ -20,6 +20,6 @@ class RateLimitExceeded(Denied):
 
     denial: Response
 
-    def __reduce__(self) -> tuple[type[RateLimitExceeded], tuple[Response, Decision]]:  # type: ignore[override]  # other arguments
+    def __reduce__(self) -> tuple[type[RateLimitExceeded], tuple[Response, Decision]]:
         """Support pickling."""
         return type(self), (self.denial, self.decision)

@@ -88,7 +88,7 @@ class Charge(BaseReservation):
         """What was charged: at the account, then at ceilings."""
         found = self._charges
         if not found and self._only is not None:
-            (limiter, key, cost), decision = self._only
+            (limiter, key, cost, _), decision = self._only
             policy = limiter.policy_of(decision)
             self._charges = found = (ReservedCharge(limiter, policy, key, policy.costs(cost), decision),)
         return found

@@ -215,9 +215,9 @@ class GateCall(JointCall):
             return soonest(paused)
         asks = self.alternatives[open_numbers[0]]
         self._only = None
-        if verb == "acquire" and len(open_numbers) == 1 and len(asks) == 1:
+        if verb == "acquire" and len(open_numbers) == 1 and len(asks) == 1 and not asks[0].conditions:
             # As `charge_flow` does, but a store in memory answers this in a quarter of the time.
-            limiter, key, cost = asks[0]
+            limiter, key, cost, _ = asks[0]
             decision: Decision = yield partial(limiter.try_acquire, key, cost)  # type: ignore[misc, attr-defined]  # JointFlow has only the engine's steps; a Limiter or AsyncLimiter
             self.chosen, self._only = open_numbers[0], (asks[0], decision)
             self.denying = [(limiter.queues, key)]

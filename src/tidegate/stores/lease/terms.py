@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import ConfigError
-from tidegate.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidegate.core.algorithms import View
     from tidegate.core.limit import Limit
+    from tidegate.policy import Policy
 
 MIN_QUOTA: Final = 20  # limits of fewer permits are not leased
 MIN_DURATION: Final = 1000  # microseconds; a shorter lease could end before the store's reply arrives
@@ -93,7 +93,7 @@ def compute_terms(policy: Policy, lease: Lease) -> LeaseTerms:
     stricter = tuple(make_stricter(limit, length) for limit in limits)
     if stricter == limits:
         return LeaseTerms(policy, length)
-    return LeaseTerms(Policy(policy.name, stricter, policy.mode, policy.on_store_error), length)
+    return LeaseTerms(policy.with_limits(stricter), length)
 
 
 def _refill_time(limit: Limit) -> int:

@@ -51,7 +51,7 @@ class MemoryValues:
             found = self.get(write.collection, write.name, now)
             if not write.holds(found):
                 raise ValueConflict(write, found)
-            if write.collection.listed and write.data is not None and found is None:
+            if write.collection.listed and isinstance(write.data, bytes) and found is None:
                 added[write.collection] = new = added.get(write.collection, 0) + 1
                 if len(self._collections.get(write.collection, ())) + new > MAX_LISTED:
                     raise CollectionFull(write)
@@ -61,7 +61,7 @@ class MemoryValues:
         for collection, name, data, ttl, _ in writes:
             if data is None:
                 self._delete(collection, name)
-            else:
+            elif isinstance(data, bytes):
                 self._collections.setdefault(collection, {})[name] = Value(data, now, now + ttl)
                 heapq.heappush(self._ends, (now + ttl, next(self._numbers), collection, name))
         if len(self._ends) > self._max_ends:

@@ -1243,7 +1243,8 @@ begin
     return answers;
 end $$;
 
--- Decide one call as `apply` does, and write values in the same step (stores/values.py): `contents` are their bytes (null: delete),
+-- Decide one call as `apply` does, and write values in the same step (stores/values.py): `contents` are their bytes (null: delete,
+-- or, if the time to live is negative, leave the value as it is),
 -- `conditions` 0: none, 1: the name has no value, 2: its value is the `expected` one; `bounds` is the maximum number of values of
 -- a listed collection, 0 for others. If a condition fails, `failed` is the index of the write, and the stored value is returned; if
 -- a collection is full, the index is negative. Then nothing was decided. A denied call writes nothing.
@@ -1314,6 +1315,7 @@ begin
     end if;
     if allowed then
         for i in 1 .. cardinality(names) loop
+            continue when ttls[i] < 0;
             if contents[i] is null then
                 delete from stored_values v where v.collection = collections[i] and v.name = names[i];
             else

@@ -1,7 +1,7 @@
 """Creates the tables and the functions on first use: the first process does it, all others wait.
 
 The tables have a schema, and the functions of each version of tidegate have another one beside it: `tidegate` and
-`tidegate_v3`. So two versions can share the tables during a rolling upgrade, and each calls its own functions. The
+`tidegate_v4`. So two versions can share the tables during a rolling upgrade, and each calls its own functions. The
 tables have a version, too, which changes with their format; a process refuses tables of another version.
 
 Each session holds a shared lock of its functions. So `tidegate doctor --fix` drops only functions that no process uses.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.stores.postgres.io_flow import IOFlow
 
 TABLES_VERSION: Final = 4  # of schema.sql
-FUNCTIONS_VERSION: Final = 3  # of core.sql
+FUNCTIONS_VERSION: Final = 4  # of core.sql
 MARKER: Final = "functions of tidegate"  # the comment of a schema that `drop_flow` may drop
 MISSING_SCHEMA_CODES: Final = ("42P01", "3F000")  # no such table, no such schema
 SCHEMA_NAME: Final = re.compile(r"(?!pg_|.*_v[0-9]+$)[a-z_][a-z0-9_]{0,49}")

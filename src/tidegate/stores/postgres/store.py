@@ -40,7 +40,7 @@ from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskC
 from tidegate.stores.postgres.pool import ConnectionPool
 from tidegate.stores.postgres.schema import Schema, read_schema
 from tidegate.stores.postgres.values import encode_collection, encode_value_name
-from tidegate.stores.values import check_listed, check_name, check_writes
+from tidegate.stores.values import changes_values, check_listed, check_name, check_writes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,8 +164,9 @@ class PostgresStore(Store):
         try:
             return await run.result
         except asyncio.CancelledError:
-            if writes or not VERBS[verb].asks or not run.stop():
-                verb = "adjust" if writes else verb
+            keeps = changes_values(writes)
+            if keeps or not VERBS[verb].asks or not run.stop():
+                verb = "adjust" if keeps else verb
                 self._background.start(self._give_back_cancelled(run.detach(), verb, asks, now, began))
             raise
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import CollectionFull, ValueConflict
 from tidegate.stores.postgres.call import encode_array, encode_name, quote
-from tidegate.stores.values import MAX_LISTED, Anything, Value
+from tidegate.stores.values import MAX_LISTED, Anything, Keep, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ PAGE_SIZE: Final = 1000  # values read in one step
 NO_CONDITION: Final = 0
 ABSENT: Final = 1
 EQUAL: Final = 2
+KEEP_TTL: Final = -1  # in place of the time to live of a value that is left as it is
 
 
 def encode_collection(collection: Collection) -> str:
@@ -54,14 +55,14 @@ def encode_writes(writes: Sequence[Write]) -> list[bytes]:
         encode_array(quote(encode_collection(write.collection)) for write in writes),
         encode_array(quote(encode_value_name(write.name).decode()) for write in writes),
         encode_array(_bytea(write.data) for write in writes),
-        encode_array(str(write.ttl) for write in writes),
+        encode_array(str(KEEP_TTL if isinstance(write.data, Keep) else write.ttl) for write in writes),
         encode_array(map(str, conditions)),
         encode_array(_bytea(write.expected) for write in writes),
         encode_array(str(MAX_LISTED if write.collection.listed else 0) for write in writes),
     ]
 
 
-def _bytea(data: bytes | Anything | None) -> str:
+def _bytea(data: bytes | Anything | Keep | None) -> str:
     return quote(f"\\x{data.hex()}") if isinstance(data, bytes) else "NULL"
 
 

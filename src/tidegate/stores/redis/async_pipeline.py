@@ -29,6 +29,7 @@ from tidegate.stores.redis.late_replies import LateReplies, ScriptsInFlight
 from tidegate.stores.redis.library import Form
 from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, PendingCall, Script
 from tidegate.stores.redis.reply_reader import check_open, discard, open_connection
+from tidegate.stores.values import changes_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -77,8 +78,8 @@ class AsyncScriptCall(PendingCall):
 
     @property
     def writes(self) -> bool:
-        """Whether the call writes values: then it is made, and keeps its charge, although its task was cancelled."""
-        return self.values is not None and bool(self.values.writes)
+        """Whether the call changes values: then it is made, and keeps its charge, although its task was cancelled."""
+        return self.values is not None and changes_values(self.values.writes)
 
     async def wait(self) -> list[Decision]:
         """Wait for the answer; the pipeline handles the answer of a cancelled task."""

@@ -1040,7 +1040,7 @@ end
 -- if it has a name, in a hash. The ends of the values of a hash are in a sorted set, whose key is the one before.
 
 local function build_values()
-  local PUT, DELETE, GET, ABSENT = 1, 2, 3, -1
+  local PUT, DELETE, GET, CONDITION, ABSENT = 1, 2, 3, 5, -1
   local MAX_LISTED = 10000
   local SCANNED, PAGE_BYTES, STEP_BYTES = 16, 262144, 1024  -- a page ends after so many bytes; a step of the scan counts
 
@@ -1189,7 +1189,7 @@ local function build_values()
         delete(operation)
       elseif operation.kind == GET then
         write_bytes(read_value(operation, now) or '')
-      else
+      elseif operation.kind ~= CONDITION then
         list(operation, now)
       end
     end

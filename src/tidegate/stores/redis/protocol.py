@@ -410,6 +410,7 @@ class EncodedPolicy:
         "_groups",
         "_recent",
         "_since",
+        "_tagged",
         "_tails",
         "_until",
         "cost",
@@ -423,6 +424,7 @@ class EncodedPolicy:
         self.policy: Policy = policy  # kept alive, so that its id() stays unique
         self._before = before
         self._after = after
+        self._tagged = bool(policy.shares_slot and after)  # whether only the first part of a key is in the hash tag
         self.logs: list[bytes] = [f"{LOG}{limit_id(limit):x}".encode() for limit in policy.limits if limit.rules.logged]
         self.cost: int = sum(limit.rules.port_cost for limit in policy.limits)
         self.encoded: bytes = b""
@@ -457,6 +459,9 @@ class EncodedPolicy:
 
     def key(self, key: Key) -> bytes:
         """Return the name of a key in the store."""
+        if self._tagged and not isinstance(key, str):
+            name = f"{self._before}{escape_key(key[0])}{self._after}/{escape_key(key[1:])}"
+            return name.encode("utf-8", "surrogatepass")
         return f"{self._before}{escape_key(key)}{self._after}".encode("utf-8", "surrogatepass")
 
     def encode_at(self, now: int, missing_windows: tuple[int, ...]) -> bytes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     KeysOf = Callable[[Collection, str], list[bytes]]
 
-PUT, DELETE, GET, LIST = 1, 2, 3, 4
+PUT, DELETE, GET, LIST, CONDITION = 1, 2, 3, 4, 5
 ABSENT, ANY = -1, -2  # in place of the length of what is expected
 OPERATION: Final = Struct("<6d")  # the kind, the key, the time to live; the lengths of name, expected and data
 TIMES: Final = Struct("<2d")  # stored in front of the data: when it was written, and when it ends
@@ -107,8 +107,9 @@ class WriteValues(ValueStep):
                 keys.extend(own)
             condition = ANY if isinstance(expected, Anything) else ABSENT if expected is None else expected
             field = field_of(collection, name)
-            kind = DELETE if data is None else PUT
-            parts.append(encode_operation(kind, places[own[0]], field, ttl, condition, data or b""))
+            kind = DELETE if data is None else PUT if isinstance(data, bytes) else CONDITION
+            content = data if isinstance(data, bytes) else b""
+            parts.append(encode_operation(kind, places[own[0]], field, ttl, condition, content))
         return b"".join(parts)
 
     def refusal(self, reply: Reply, position: int) -> tuple[RateLimitError, int]:

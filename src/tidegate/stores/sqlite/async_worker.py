@@ -24,12 +24,14 @@ from tidegate.errors import Closed
 from tidegate.fork import fork_safe
 from tidegate.lock import locked
 from tidegate.stores.cancellation import MAX_CLOSING, corrections
+from tidegate.stores.values import changes_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate.core.decision import Decision
     from tidegate.stores.base import Ask
+    from tidegate.stores.values import Write
 
     # The verb, what it is applied to, `now`, `at`, and what a store that keeps more than states adds.
     StoreCall = tuple[str, Sequence[Ask], int | None, int | None, object]
@@ -38,6 +40,12 @@ if TYPE_CHECKING:
 MAX_CALLS_PER_TRANSACTION: Final = 64  # bounds how long other processes wait for the file
 POLL_INTERVAL: Final = 0.001  # seconds between two checks whether the thread has ended, when closing
 steady: Final = SystemClock.steady
+
+
+class Writes(tuple["Write", ...]):
+    """The values that a call writes."""
+
+    __slots__ = ()
 
 
 class QueuedCall:
@@ -58,7 +66,13 @@ class QueuedCall:
         """Whether the call can be skipped: its task was cancelled. Corrections and records are never skipped."""
         if self.waiter is None or not self.waiter.cancelled():
             return False
-        return VERBS[self.arguments[0]].asks and self.arguments[4] is None
+        return VERBS[self.arguments[0]].asks and not self.keeps_charge
+
+    @property
+    def keeps_charge(self) -> bool:
+        """Whether it writes more than its charge, so that it is made, and stays charged, although it was cancelled."""
+        more = self.arguments[4]
+        return more is not None and (not isinstance(more, Writes) or changes_values(more))
 
     @property
     def answered(self) -> bool:
@@ -67,9 +81,9 @@ class QueuedCall:
 
     def make_corrections(self) -> list[QueuedCall]:
         """Build the calls that refund the permits of this call; a second time, none."""
-        verb, asks, now, _, more = self.arguments
+        verb, asks, now, _, _ = self.arguments
         results, self.results = self.results, []
-        if isinstance(results, BaseException) or not results or more is not None:
+        if isinstance(results, BaseException) or not results or self.keeps_charge:
             return []
         found = corrections(verb, asks, results, steady() - self.queued_at)
         return [QueuedCall(("adjust", back, now, at, None)) for back, at in found]

@@ -21,7 +21,7 @@ from tidegate.lock import locked
 from tidegate.policy.key import join_key
 from tidegate.stores.base import Store, decide_in_turn
 from tidegate.stores.merged_asks import merge
-from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
+from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall, Writes
 from tidegate.stores.sqlite.database import (
     BUSY_CODES,
     DAMAGED_CODES,
@@ -430,12 +430,6 @@ def store_call(verb: str, asks: Sequence[Ask], now: int | None, at: int | None, 
         return verb, asks, now, at, None
     check_writes(writes)
     return verb, asks, now, at, Writes(writes)
-
-
-class Writes(tuple["Write", ...]):
-    """The values that a call writes."""
-
-    __slots__ = ()
 
 
 def decide(rows: StateRows, call: StoreCall, now: int) -> list[Decision]:

@@ -48,7 +48,7 @@ def check_conditions(execute: Execute, writes: Sequence[Write], now: int) -> Non
         found = get_value(execute, write.collection, write.name, now)
         if not write.holds(found):
             raise ValueConflict(write, found)
-        if write.collection.listed and write.data is not None and found is None:
+        if write.collection.listed and isinstance(write.data, bytes) and found is None:
             if write.collection not in sizes:
                 sizes[write.collection] = execute(COUNT, (storable(write.collection.identity), now)).fetchone()[0]
             sizes[write.collection] += 1
@@ -62,7 +62,7 @@ def write_values(execute: Execute, writes: Sequence[Write], now: int) -> None:
         place = (storable(collection.identity), storable(name))
         if data is None:
             execute(DELETE, place)
-        else:
+        elif isinstance(data, bytes):
             execute(INSERT, (*place, data, now, now + ttl))
 
 

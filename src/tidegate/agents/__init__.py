@@ -1,0 +1,34 @@
+"""Budgets for trees of agents: a run, its sub-agents and their tools, stopped before the call that would exceed one.
+
+    with Run("research-42", store="sqlite:///runs.db", limits=["0.20/run unit=usd"]) as run:
+        planner = run.child("planner", limits=["0.05/run unit=usd"])
+        with planner.reserve({"usd": "0.01"}) as call:
+            call.commit({"usd": "0.0072"})
+
+A call is charged to its node and to every node above, in one atomic step, before it is sent, and settled afterwards.
+"""
+
+from tidegate.agents.base_run import RunRightError
+from tidegate.agents.charging import RunDenied
+from tidegate.agents.limits import Amount, RunCost
+from tidegate.agents.reservation import AsyncRunReservation, RunReservation
+from tidegate.agents.run import AsyncRun, Run, current_run
+from tidegate.agents.tokens import TokenError
+from tidegate.agents.tree import RunEndedError
+from tidegate.agents.usage import LimitUsage, NodeUsage
+
+__all__ = [
+    "Amount",
+    "AsyncRun",
+    "AsyncRunReservation",
+    "LimitUsage",
+    "NodeUsage",
+    "Run",
+    "RunCost",
+    "RunDenied",
+    "RunEndedError",
+    "RunReservation",
+    "RunRightError",
+    "TokenError",
+    "current_run",
+]
