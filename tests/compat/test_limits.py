@@ -11,7 +11,7 @@ from tests.cases import cases
 from tidegate import ConfigError, Limiter
 from tidegate.compat.limits import from_aiolimiter, from_django_ratelimit, from_drf, from_pyrate, parse, parse_many
 from tidegate.core.bounds import SECOND
-from tidegate.inbound.functions import limit
+from tidegate.inbound.functions import Limits
 from tidegate.testing import ManualClock
 
 DAY = 86_400
@@ -119,7 +119,7 @@ def test_all_limits_of_a_string_are_decided_together():
     clock = ManualClock(start=1_728_000_000)
     calls = []
 
-    @limit(parse_many("2 per minute; 3/hour"), clock=clock)
+    @Limits(clock=clock).limit(parse_many("2 per minute; 3/hour"))
     def act():
         calls.append(1)
 

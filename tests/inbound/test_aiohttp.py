@@ -52,7 +52,7 @@ async def statuses(client, path, count, method="GET", **options):
 
 
 async def test_a_handler_is_limited_and_the_denial_says_when_to_retry(clock):
-    async with serve(web.get("/items/{number}", limit("2/1m", clock=clock)(hello))) as client:
+    async with serve(web.get("/items/{number}", limit("2/1m")(hello))) as client:
         replies = [await client.get(f"/items/{number}") for number in (1, 2, 3)]
         assert [reply.status for reply in replies] == [200, 200, 429]
         assert [reply.headers["X-RateLimit-Remaining"] for reply in replies] == ["1", "0", "0"]
@@ -63,7 +63,7 @@ async def test_a_handler_is_limited_and_the_denial_says_when_to_retry(clock):
 
 
 async def test_each_handler_has_its_own_count_and_a_scope_shares_one(clock):
-    shared = limit("1/1m", scope="both", clock=clock)
+    shared = limit("1/1m", scope="both")
 
     async def one(request):
         return web.Response()
@@ -71,14 +71,14 @@ async def test_each_handler_has_its_own_count_and_a_scope_shares_one(clock):
     async def two(request):
         return web.Response()
 
-    own = limit("1/1m", clock=clock)
+    own = limit("1/1m")
     routes = [web.get("/a", own(one)), web.get("/b", own(two)), web.get("/c", shared(one)), web.get("/d", shared(two))]
     async with serve(*routes) as client:
         assert [(await client.get(path)).status for path in ("/a", "/b", "/c", "/d")] == [200, 200, 200, 429]
 
 
 async def test_the_class_of_a_view_is_limited_as_a_whole(clock):
-    @limit("2/1m", clock=clock)
+    @limit("2/1m")
     class View(web.View):
         async def get(self):
             return web.Response(text="got")
@@ -94,7 +94,7 @@ async def test_the_class_of_a_view_is_limited_as_a_whole(clock):
 
 async def test_a_method_of_a_view_is_limited(clock):
     class View(web.View):
-        @limit("1/1m", clock=clock)
+        @limit("1/1m")
         async def get(self):
             return web.Response()
 
@@ -108,7 +108,7 @@ async def test_a_method_of_a_view_is_limited(clock):
 
 async def test_a_method_with_a_request_argument_is_limited(clock):
     class Pages:
-        @limit("1/1m", clock=clock)
+        @limit("1/1m")
         async def page(self, request):
             return web.Response()
 
@@ -126,7 +126,7 @@ async def test_a_handler_without_a_request_is_an_error():
 
 
 async def test_a_key_chooses_the_count(clock):
-    async with serve(web.get("/", limit("1/1m", key=by_api_key(), clock=clock)(hello))) as client:
+    async with serve(web.get("/", limit("1/1m", key=by_api_key())(hello))) as client:
         assert await statuses(client, "/", 2, headers={"X-API-Key": "a"}) == [200, 429]
         assert await statuses(client, "/", 1, headers={"X-API-Key": "b"}) == [200]
 
@@ -136,7 +136,6 @@ async def test_limits_and_cost_may_depend_on_the_request(clock):
         lambda request: "4/1m" if request.headers.get("x-plan") == "pro" else "2/1m",
         key=by_header("x-plan"),
         cost=lambda request: int(request.headers.get("x-cost") or 1),
-        clock=clock,
     )
     async with serve(web.get("/", plans(hello))) as client:
         assert await statuses(client, "/", 3, headers={"X-Plan": "free"}) == [200, 200, 429]
@@ -144,7 +143,7 @@ async def test_limits_and_cost_may_depend_on_the_request(clock):
 
 
 async def test_a_custom_denial_is_sent_as_given(clock):
-    handler = limit("1/1m", clock=clock, denied=lambda request, decision: {"error": "slow down"})(hello)
+    handler = limit("1/1m", denied=lambda request, decision: {"error": "slow down"})(hello)
     async with serve(web.get("/", handler)) as client:
         await client.get("/")
         reply = await client.get("/")
@@ -155,7 +154,7 @@ async def test_a_raised_response_has_the_headers_too(clock):
     async def missing(request):
         raise web.HTTPNotFound
 
-    async with serve(web.get("/", limit("2/1m", clock=clock)(missing))) as client:
+    async with serve(web.get("/", limit("2/1m")(missing))) as client:
         reply = await client.get("/")
         assert (reply.status, reply.headers["X-RateLimit-Remaining"]) == (404, "1")
 
@@ -180,7 +179,7 @@ async def test_a_web_socket_is_denied_before_it_opens(clock):
         await websocket.close()
         return websocket
 
-    async with serve(web.get("/ws", limit("1/1m", clock=clock)(socket))) as client:
+    async with serve(web.get("/ws", limit("1/1m")(socket))) as client:
         async with client.ws_connect("/ws"):
             pass
         with pytest.raises(WSServerHandshakeError) as refused:

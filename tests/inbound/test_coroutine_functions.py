@@ -23,18 +23,13 @@ from tidegate.inbound import asgi, common_request, fastapi, starlette, wsgi
 from tidegate.inbound import django as django_limits
 from tidegate.inbound import flask as flask_limits
 from tidegate.inbound import quart as quart_limits
-from tidegate.testing import ManualClock
+from tidegate.inbound.testing import reset_limits
 
 TestServer.__test__ = TestClient.__test__ = False  # not tests, in spite of their names
 
 NO_CATEGORIES = {"defaults": False, "unmatched": None}
 ONE_CATEGORY = {**NO_CATEGORIES, "unmatched": "many", "categories": {"many": {"limit": 1000, "window": "1m"}}}
 ADDRESS, PROXY = "203.0.113.9", "10.0.0.1"
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(start=1_728_000_000)
 
 
 class AsgiClient:
@@ -117,9 +112,10 @@ def quart_site(**options):
 
 @cases("config", [None, NO_CATEGORIES, ONE_CATEGORY])
 @cases("site", [fastapi_site, fastapi_model_site, starlette_site])
-async def test_a_coroutine_reads_the_key_from_the_body_once_per_request(site, config, clock):
+async def test_a_coroutine_reads_the_key_from_the_body_once_per_request(site, config, clock, own_limits):
     calls = []
-    app = site(key=calls_of(user_of, calls), **({"clock": clock} if config is None else {}))
+    reset_limits(own_limits)
+    app = site(key=calls_of(user_of, calls))
     if config is not None:
         app = asgi.RateLimitMiddleware(app, config, clock=clock)
     assert await AsgiClient(app).statuses(ANN, ANN, ANN, BOB) == [200, 200, 429, 200]
@@ -128,7 +124,7 @@ async def test_a_coroutine_reads_the_key_from_the_body_once_per_request(site, co
 
 async def test_a_coroutine_of_quart(clock):
     calls = []
-    app = quart_site(key=True, calls=calls, clock=clock)
+    app = quart_site(key=True, calls=calls)
     assert await AsgiClient(app).statuses(ANN, ANN, ANN, BOB) == [200, 200, 429, 200]
     assert len(calls) == 4
 
@@ -140,7 +136,7 @@ async def test_a_coroutine_of_aiohttp(clock):
         return web.Response(text=(await request.json())["user"])
 
     app = web.Application()
-    app.add_routes([web.post("/login", aiohttp_limits.limit("2/1m", key=calls_of(user_of, calls), clock=clock)(login))])
+    app.add_routes([web.post("/login", aiohttp_limits.limit("2/1m", key=calls_of(user_of, calls))(login))])
     async with TestClient(TestServer(app)) as client:
         replies = [(await client.post("/login", json=body)).status for body in (ANN, ANN, ANN, BOB)]
     assert replies == [200, 200, 429, 200]
@@ -158,7 +154,7 @@ async def test_costs_limits_and_exemptions_may_be_coroutines(config, clock):
     async def exempt_when(request):
         return (await request.json())["user"] == "root"
 
-    @starlette.limit(limits, cost=cost, exempt_when=exempt_when, **({"clock": clock} if config is None else {}))
+    @starlette.limit(limits, cost=cost, exempt_when=exempt_when)
     async def login(request):
         return PlainTextResponse("in")
 
@@ -209,7 +205,7 @@ def test_a_plain_key_is_called_once_per_request_of_flask(plain, clock):
     app = flask.Flask(__name__)
 
     @app.post("/login")
-    @flask_limits.limit("2/1m", key=key, cost=1 if plain else lambda request: 1, clock=clock)
+    @flask_limits.limit("2/1m", key=key, cost=1 if plain else lambda request: 1)
     def login():
         return "in"
 
@@ -225,7 +221,7 @@ def test_coroutines_are_refused_where_nothing_can_await_them(clock):
     for limit in (flask_limits.limit, starlette.limit, quart_limits.limit, django_limits.limit):
         with pytest.raises(ConfigError, match="key: must be a plain function of an endpoint that is not a coroutine"):
             limit("2/1m", key=user_of)(view)
-    limit = starlette.limit("2/1m", key=user_of, scope="x", clock=clock)
+    limit = starlette.limit("2/1m", key=user_of, scope="x")
     request = Request({"type": "http", "method": "GET", "path": "/", "headers": [], "client": (ADDRESS, 1)})
     with pytest.raises(ConfigError, match="peek_async"):
         limit.peek(request)

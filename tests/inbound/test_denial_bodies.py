@@ -11,17 +11,19 @@ from tests.cases import cases
 from tests.inbound.test_routes import Client
 from tidegate.errors import ConfigError
 from tidegate.inbound import Response
-from tidegate.inbound.fastapi import RateLimitExceeded, limit
+from tidegate.inbound.fastapi import Limits, RateLimitExceeded
 from tidegate.testing import ManualClock
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 ONE = {"categories": {"all": {"limit": 1, "window": "1m", "endpoints": ["/*"]}}}
 
 
-def fastapi_client(**options):
+def fastapi_client(headers="x", **options):
     app = FastAPI()
 
-    @app.get("/", dependencies=[Depends(limit("1/1m", clock=ManualClock(start=1_728_000_000), **options))])
+    limits = Limits(clock=ManualClock(start=1_728_000_000), headers=headers)
+
+    @app.get("/", dependencies=[Depends(limits.limit("1/1m", **options))])
     async def home():
         return "hello"
 
@@ -204,4 +206,4 @@ def test_bad_header_names_are_config_errors(make_app, headers, message):
     with pytest.raises(ConfigError, match=message):
         make_app(ONE, headers=headers)
     with pytest.raises(ConfigError, match=message):
-        limit("1/1m", headers=headers)
+        Limits(headers=headers)

@@ -18,14 +18,9 @@ from tests.inbound.test_one_decision import FlaskClient, rules, statuses
 from tests.inbound.test_route_options import WsgiClient
 from tests.inbound.test_routes import Client
 from tidegate.inbound import asgi, django, flask, quart, starlette, wsgi
-from tidegate.testing import ManualClock
+from tidegate.inbound.testing import reset_limits
 
 assert django_site.urlpatterns  # configures Django
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(start=1_728_000_000)
 
 
 @pytest.fixture(params=[True, False], ids=["middleware", "alone"])
@@ -36,11 +31,12 @@ def behind(request):
 @cases("kind", [429, TooManyRequests, "own"])
 @cases("library", [flask_module, quart_module])
 @cases("place", ["view", "blueprint", "block", "inner"])
-def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock):
+def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock, own_limits):
+    reset_limits(own_limits)
     is_flask = library is flask_module
     module: Any = flask if is_flask else quart
     app: Any = library.Flask(__name__) if is_flask else library.Quart(__name__)
-    limit = module.limit("1/1m", scope="page", **({} if behind else {"clock": clock}))
+    limit = module.limit("1/1m", scope="page")
     part = library.Blueprint("part", __name__)
 
     def call_check():
@@ -71,7 +67,7 @@ def test_error_handlers_of_flask_and_quart(library, kind, place, behind, clock):
 
 @pytest.mark.parametrize("kind", [429, HTTPException, starlette.RateLimitExceeded])
 def test_exception_handlers_of_starlette(kind, behind, clock):
-    @starlette.limit("1/1m", **({} if behind else {"clock": clock}))
+    @starlette.limit("1/1m")
     async def page(request):
         return PlainTextResponse("page")
 
@@ -89,7 +85,7 @@ def test_exception_handlers_of_starlette(kind, behind, clock):
 @pytest.mark.parametrize("application", [Starlette, FastAPI])
 def test_without_a_handler_a_custom_body_is_sent_as_it_is(application, behind, clock):
     options: Any = {"denied": lambda request, decision: {"error": "slow down"}}
-    limit = starlette.limit("1/1m", scope="page", **options, **({} if behind else {"clock": clock}))
+    limit = starlette.limit("1/1m", scope="page", **options)
 
     async def page(request):
         return PlainTextResponse("page")
@@ -108,7 +104,7 @@ def test_without_a_handler_a_custom_body_is_sent_as_it_is(application, behind, c
 
 
 def test_a_caught_denial_leaves_the_response_alone(clock):
-    maybe = flask.limit("1/1m", scope="maybe", clock=clock)
+    maybe = flask.limit("1/1m", scope="maybe")
     app = flask_module.Flask(__name__)
 
     @app.get("/")
@@ -125,7 +121,7 @@ def test_a_caught_denial_leaves_the_response_alone(clock):
 
 
 def test_a_block_may_only_report(clock):
-    maybe = flask.limit("1/1m", scope="maybe", mode="shadow", clock=clock)
+    maybe = flask.limit("1/1m", scope="maybe", mode="shadow")
     app = flask_module.Flask(__name__)
 
     @app.get("/")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tidegate import ConfigError, Denied
-from tidegate.inbound.functions import limit
+from tidegate.inbound.functions import Limits, limit
 from tidegate.testing import ManualClock
 
 
@@ -24,9 +24,10 @@ def calls(function, *arguments, times):
 
 def test_a_call_that_the_inner_limit_denies_is_not_charged_to_the_outer():
     clock = ManualClock(start=1_728_000_000)
+    limits = Limits(clock=clock)
 
-    @limit("5/1h", clock=clock)
-    @limit("1/1m", key=lambda user: user, clock=clock)
+    @limits.limit("5/1h")
+    @limits.limit("1/1m", key=lambda user: user)
     def act(user):
         return user
 
@@ -38,9 +39,10 @@ def test_a_call_that_the_inner_limit_denies_is_not_charged_to_the_outer():
 
 def test_a_call_that_the_outer_limit_denies_is_not_charged_to_the_inner():
     clock = ManualClock(start=1_728_000_000)
+    limits = Limits(clock=clock)
 
-    @limit("2/1m", clock=clock)
-    @limit("3/1h", key=lambda user: user, clock=clock)
+    @limits.limit("2/1m")
+    @limits.limit("3/1h", key=lambda user: user)
     def act(user):
         return user
 
@@ -51,9 +53,10 @@ def test_a_call_that_the_outer_limit_denies_is_not_charged_to_the_inner():
 
 def test_limits_in_different_stores_are_given_back():
     clock = ManualClock(start=1_728_000_000)
+    limits = Limits(clock=clock)
 
-    @limit("3/1h token_bucket", clock=clock)
-    @limit("1/1m", key=lambda user: user, clock=ManualClock(start=1_728_000_000))
+    @limits.limit("3/1h token_bucket")
+    @Limits(clock=ManualClock(start=1_728_000_000)).limit("1/1m", key=lambda user: user)
     def act(user):
         return user
 
@@ -63,9 +66,10 @@ def test_limits_in_different_stores_are_given_back():
 
 def test_the_error_names_each_limit_that_said_no():
     clock = ManualClock(start=1_728_000_000)
+    limits = Limits(clock=clock)
 
-    @limit("1/1m", name="burst", clock=clock)
-    @limit("1/1h", name="hourly", clock=clock)
+    @limits.limit("1/1m", name="burst")
+    @limits.limit("1/1h", name="hourly")
     def act():
         """Do nothing."""
 
@@ -77,9 +81,10 @@ def test_the_error_names_each_limit_that_said_no():
 
 def test_coroutine_functions_are_decided_together():
     clock = ManualClock(start=1_728_000_000)
+    limits = Limits(clock=clock)
 
-    @limit("5/1h", clock=clock)
-    @limit("1/1m", key=lambda user: user, clock=clock)
+    @limits.limit("5/1h")
+    @limits.limit("1/1m", key=lambda user: user)
     async def act(user):
         await asyncio.sleep(0)
         return user
@@ -106,7 +111,7 @@ def test_two_limits_that_would_share_a_count_need_a_name():
 
 
 def test_one_instance_on_two_functions_counts_each():
-    shared = limit("1/1m", clock=ManualClock(start=1_728_000_000))
+    shared = Limits(clock=ManualClock(start=1_728_000_000)).limit("1/1m")
 
     @shared
     def one():

@@ -197,7 +197,7 @@ def test_a_key_of_its_own(kind, option):
 
 
 def test_a_function_chooses_the_limits(kind, option, caplog):
-    client = site(kind, option, lambda request: request.header("x-limit"), default="1/1m")
+    client = site(kind, option, lambda request: request.header("x-limit"))
     assert statuses(client, "/a", 3) == [200] * 3  # no limit
     assert statuses(client, "/a", 3, x_limit="2/1m") == [200, 200, 429]
     assert statuses(client, "/a", 2, x_limit="3/1m") == [200, 429]  # clients keep their usage
@@ -275,7 +275,6 @@ def test_an_application_without_a_framework_uses_the_base_class(make_app, option
     ("given", "name"),
     [
         ({"scope": "x"}, "scope"),
-        ({"store": "memory://"}, "store"),
         ({"denied": lambda request, decision: "no"}, "denied"),
         ({"on_denied": lambda request, decision: None}, "on_denied"),
     ],
@@ -283,6 +282,11 @@ def test_an_application_without_a_framework_uses_the_base_class(make_app, option
 def test_options_that_the_middleware_has_are_rejected(option, given, name):
     with pytest.raises(ConfigError, match=f"{option}: a limit of the middleware cannot have the option '{name}'"):
         asgi.RateLimitMiddleware(Starlette(), **{option: starlette.limit("1/1m", **given)})
+
+
+def test_a_limit_with_a_store_of_its_own_is_rejected(option):
+    with pytest.raises(ConfigError, match=f"{option}: a limit of the middleware cannot have the option 'store'"):
+        asgi.RateLimitMiddleware(Starlette(), **{option: starlette.Limits().limit("1/1m")})
 
 
 def test_two_functions_for_the_response_are_rejected(option):

@@ -20,6 +20,7 @@ from tests.inbound.recording_store import RecordingStore
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.inbound import asgi, by_api_key, by_header, fastapi, flask, quart, starlette, wsgi
+from tidegate.inbound.testing import reset_limits
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000
@@ -282,10 +283,8 @@ def kind(request):
 def site(kind, clock, outer, inner, config=None, store=None, **more):
     """Build an application with two limits on a page; with a middleware in front if there is a config."""
     build, limit = kind
-    options = {} if config is not None else {"clock": clock}
-    if store is not None and config is None:
-        options["store"] = store
-    app = build(limit(*outer[:1], **outer[1], **options), limit(*inner[:1], **inner[1], **options))
+    reset_limits(limit("1/1m"))  # what an earlier case has left in the limits that all bare ones share
+    app = build(limit(*outer[:1], **outer[1]), limit(*inner[:1], **inner[1]))
     if isinstance(app, Flask):
         if config is not None:
             app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, config, store or "memory://", clock=clock, **more)
@@ -397,8 +396,8 @@ def test_reordering_decorators_or_changing_a_quota_refills_nothing(kind, clock):
 def test_limits_in_different_stores_give_back(clock):
     outer_store, inner_store = RecordingStore(clock), RecordingStore(clock)
 
-    @starlette.limit("10/1h token_bucket", store=outer_store, clock=clock)
-    @starlette.limit("1/1m", store=inner_store, clock=clock)
+    @starlette.Limits(store=outer_store).limit("10/1h token_bucket")
+    @starlette.Limits(store=inner_store).limit("1/1m")
     async def page(request):
         return PlainTextResponse("page")
 

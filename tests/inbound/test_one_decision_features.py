@@ -114,7 +114,7 @@ def test_what_an_inner_middleware_denies_is_not_charged_to_the_outer(
 
 
 def test_errors_that_are_responses_have_their_status_without_a_middleware(clock):
-    @starlette.limit("2/1m", count=[401], clock=clock)
+    @starlette.limit("2/1m", count=[401])
     async def login(request):
         if request.headers.get("password") != "right":
             raise HTTPException(401)
@@ -131,7 +131,7 @@ def test_aborted_views_of_flask_have_their_status_without_a_middleware(clock):
     app = Flask(__name__)
 
     @app.get("/")
-    @flask.limit("2/1m", count=[401], clock=clock)
+    @flask.limit("2/1m", count=[401])
     def login():
         if request.headers.get("password") != "right":
             abort(401)

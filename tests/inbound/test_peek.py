@@ -21,16 +21,10 @@ from tests.inbound.test_routes import Client
 from tests.inbound.test_store_failures import BrokenStore
 from tidegate import ConfigError
 from tidegate.inbound import aiohttp, asgi, django, fastapi, flask, quart, starlette, wsgi
-from tidegate.testing import ManualClock
 
 assert django_site.urlpatterns  # configures Django
 
 SHARED = {"scope": "logins"}
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(start=1_728_000_000)
 
 
 def tell(decision, now):
@@ -132,7 +126,7 @@ def behind(app, *configs, **options):
 @cases("configs", [(), (rules(100),), (rules(90), rules(100))])
 def test_it_tells_what_is_left_and_charges_nothing(site, clock, configs):
     build, limit = site
-    limited = limit("2/1m", **SHARED, **({} if configs else {"clock": clock}))
+    limited = limit("2/1m", **SHARED)
     client = behind(build(limited), *configs, clock=clock)
     told = [client.get(path).text for path in ("/read", "/read", "/login", "/read", "/login", "/read", "/read")]
     assert told == ["True 2 0", "True 2 0", "in", "True 1 0", "in", "False 0 60", "False 0 60"]
@@ -180,9 +174,7 @@ def test_it_uses_the_options_of_the_limit(site, clock):
 
 def test_the_key_of_the_middleware_applies(site, clock):
     build, limit = site
-    client = behind(
-        build(limit("2/1m", **SHARED)), rules(100), clock=clock, key=lambda request: request.header("x-user")
-    )
+    client = behind(build(limit("2/1m", **SHARED)), rules(100), key=lambda request: request.header("x-user"))
     ann = {"headers": {"x-user": "ann"}}
     assert client.get("/login", **ann).text == "in"
     assert (client.get("/read", **ann).text, client.get("/read").text) == ("True 1 0", "True 2 0")
@@ -207,7 +199,7 @@ def test_django_views(clock):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import RequestFactory  # noqa: PLC0415 - as above
 
-    logins = django.limit("1/1m", clock=clock, **SHARED)
+    logins = django.limit("1/1m", **SHARED)
     login = logins(lambda _request: HttpResponse("in"))
 
     async def read(request):

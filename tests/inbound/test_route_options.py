@@ -35,15 +35,10 @@ from tidegate.inbound import (
     starlette,
     wsgi,
 )
-from tidegate.testing import ManualClock
+from tidegate.inbound.testing import reset_limits
 
 assert django_site.urlpatterns  # configures Django
 NO_LIMITS = {"defaults": False, "unmatched": None}
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(start=1_728_000_000)
 
 
 @pytest.fixture(params=["starlette", "fastapi", "fastapi-depends", "flask", "quart"])
@@ -72,9 +67,9 @@ def test_methods_exempt_when_and_callbacks(kind, clock, config):
 
 def test_an_invalid_dynamic_limit_is_logged_once_and_the_last_valid_one_applies(kind, clock, config, caplog):
     answers = ["nonsense", "2/1m", "nonsense", "nonsense"]
-    dynamic = kind[1](lambda request: answers.pop(0), default="1/1m", **({} if config else {"clock": clock}))
+    dynamic = kind[1](lambda request: answers.pop(0))
     build, _ = kind
-    app = build(dynamic, kind[1]("50/1h", **({} if config else {"clock": clock})))
+    app = build(dynamic, kind[1]("50/1h"))
     client = FlaskClient(app) if isinstance(app, Flask) else Client(app)
     with caplog.at_level(logging.ERROR, "tidegate.inbound"):
         assert statuses(client, "/limited", 4) == [200, 200, 429, 429]
@@ -82,7 +77,7 @@ def test_an_invalid_dynamic_limit_is_logged_once_and_the_last_valid_one_applies(
 
 
 def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_admits_all(clock, caplog):
-    @starlette.limit(lambda request: "nonsense", clock=clock)
+    @starlette.limit(lambda request: "nonsense")
     async def page(request):
         return PlainTextResponse("page")
 
@@ -90,20 +85,31 @@ def test_an_invalid_dynamic_limit_without_a_default_neither_fails_requests_nor_a
     assert len([record for record in caplog.records if "60/1m applies" in record.message]) == 1
 
 
+def test_options_of_which_one_makes_the_other_useless_are_refused():
+    for option in ("denied", "on_denied"):
+        with pytest.raises(ConfigError, match=f"{option}: cannot be combined with mode='shadow'"):
+            starlette.limit("1/1m", mode="shadow", **{option: lambda request, decision: None})
+    with pytest.raises(ConfigError, match="per_method: cannot be combined with `methods` of one method"):
+        starlette.limit("1/1m", per_method=True, methods="GET")
+    starlette.limit("1/1m", per_method=True, methods=["GET", "POST"])
+
+
 @cases("invalid", [5, [["5/1m"]], [{}], {}, "", [], b"5/1m", object])
-def test_a_dynamic_limit_of_any_wrong_type_is_invalid(clock, invalid):
-    @starlette.limit(lambda request: invalid, default="2/1m", clock=clock)
+def test_a_dynamic_limit_of_any_wrong_type_is_invalid(clock, own_limits, invalid):
+    reset_limits(own_limits)
+
+    @starlette.limit(lambda request: invalid)
     async def page(request):
         return PlainTextResponse("page")
 
-    assert statuses(Client(Starlette(routes=[Route("/", page)])), "/", 3) == [200, 200, 429]
+    assert statuses(Client(Starlette(routes=[Route("/", page)])), "/", 61) == [200] * 60 + [429]
 
 
 @pytest.mark.parametrize("cost", [-1, 1.5, None], ids=repr)
 @pytest.mark.parametrize("limits", ["2/1m", lambda request: "2/1m"], ids=["fixed", "dynamic"])
 def test_an_invalid_cost_is_logged_once_and_counts_as_one(kind, clock, config, limits, cost, caplog):
     build, limit = kind
-    options = {} if config else {"clock": clock}
+    options = {}
     app = build(limit(limits, cost=lambda request: cost, name="size", **options), limit("50/1h", **options))
     if config and isinstance(app, Flask):
         app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, config, clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
@@ -117,7 +123,7 @@ def test_an_invalid_cost_is_logged_once_and_counts_as_one(kind, clock, config, l
 
 
 def test_a_fixed_cost_that_a_dynamic_limit_cannot_count_counts_as_one(clock):
-    @starlette.limit(lambda request: ["3/1m unit=tokens", "9/1h unit=images"], cost=2, clock=clock)
+    @starlette.limit(lambda request: ["3/1m unit=tokens", "9/1h unit=images"], cost=2)
     async def page(request):
         return PlainTextResponse("page")
 
@@ -182,7 +188,7 @@ def test_functions_of_the_middleware_are_checked_at_once():
 
 @pytest.mark.parametrize("count", [401, "401", "4xx", [401], ["4xx", 500]])
 def test_statuses_that_count_may_be_classes(count, clock):
-    limited = starlette.limit("1/1m", count=count, clock=clock)
+    limited = starlette.limit("1/1m", count=count)
     assert [limited.final_cost(None, status, 1) for status in (200, 401)] == [0, None]
 
 
@@ -202,7 +208,7 @@ def test_limits_of_different_methods_have_different_names():
 @pytest.mark.parametrize("behind", [True, False])
 def test_per_method_counts_each_method_separately(clock, behind):
     app = Flask(__name__)
-    limited = flask.limit("1/1m", per_method=True, **({} if behind else {"clock": clock}))
+    limited = flask.limit("1/1m", per_method=True)
     app.route("/", methods=["GET", "POST", "PUT"])(limited(lambda: "page"))
     if behind:
         app.wsgi_app = wsgi.RateLimitMiddleware(app.wsgi_app, rules(100), clock=clock)  # type: ignore[method-assign]  # as Flask's docs do
@@ -341,7 +347,7 @@ def test_exempt_routes_are_not_charged_to_categories(clock):
 
 @pytest.mark.parametrize("behind", [True, False], ids=["middleware", "alone"])
 def test_only_responses_that_count_are_charged(clock, behind):
-    options = {} if behind else {"clock": clock}
+    options = {}
 
     @starlette.limit("2/1m", count=[401], **options)
     async def login(request):
@@ -467,8 +473,8 @@ def test_django_functions_receive_the_real_request_and_limits_may_report_only(cl
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import RequestFactory  # noqa: PLC0415 - as above
 
-    @django.limit("1/1m", key=lambda request: request.user, mode="shadow", clock=clock)
-    @django.limit("3/1m", clock=clock)
+    @django.limit("1/1m", key=lambda request: request.user, mode="shadow")
+    @django.limit("3/1m")
     def view(request):
         return HttpResponse(str(limited(request)))
 
@@ -485,8 +491,8 @@ def test_request_limited_is_set_where_the_limit_does_not_apply(clock):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import RequestFactory  # noqa: PLC0415 - as above
 
-    @django.limit(lambda request: request.GET.get("limit"), name="dynamic", mode="shadow", clock=clock)
-    @django.limit("1/1m", methods=["POST"], mode="shadow", clock=clock)
+    @django.limit(lambda request: request.GET.get("limit"), name="dynamic", mode="shadow")
+    @django.limit("1/1m", methods=["POST"], mode="shadow")
     def view(request):
         return HttpResponse(str(limited(request)))
 

@@ -78,7 +78,7 @@ def fastapi_site(limit: Any) -> FastAPI:
 
 
 def test_fastapi_counts_by_route_not_by_url(clock):
-    client = Client(fastapi_site(fastapi.limit("2/1m", clock=clock)))
+    client = Client(fastapi_site(fastapi.limit("2/1m")))
     replies = [client.get(f"/items/{number}") for number in (1, 2, 3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert replies[0].headers["x-ratelimit-remaining"] == "1"
@@ -96,7 +96,7 @@ def test_fastapi_counts_by_route_not_by_url(clock):
 
 def test_fastapi_routes_of_several_routers_and_mounts_are_counted_separately(clock):
     """Their templates are equal within their routers, but each is a separate route."""
-    limit = Depends(fastapi.limit("1/1m", clock=clock))
+    limit = Depends(fastapi.limit("1/1m"))
 
     def part() -> APIRouter:
         router = APIRouter()
@@ -122,12 +122,12 @@ def test_fastapi_routes_of_several_routers_and_mounts_are_counted_separately(clo
 
 
 def test_fastapi_routes_with_a_scope_are_counted_together(clock):
-    client = Client(fastapi_site(fastapi.limit("2/1m", scope="all", clock=clock)))
+    client = Client(fastapi_site(fastapi.limit("2/1m", scope="all")))
     assert [client.get(path).status_code for path in ("/items/1", "/r/one", "/r/two")] == [200, 200, 429]
 
 
 async def test_fastapi_limits_websocket_connections(clock):
-    app = fastapi_site(fastapi.limit("1/1m", clock=clock))
+    app = fastapi_site(fastapi.limit("1/1m"))
     assert [message["type"] for message in await run_websocket(app, [], path="/ws")] == [
         "websocket.accept",
         "websocket.close",
@@ -151,7 +151,7 @@ def test_fastapi_behind_a_middleware_uses_its_store_clients_and_headers(clock):
 
 
 def test_fastapi_exception_handlers_can_replace_denials(clock):
-    app = fastapi_site(fastapi.limit("1/1m", clock=clock))
+    app = fastapi_site(fastapi.limit("1/1m"))
 
     @app.exception_handler(fastapi.RateLimitExceeded)
     async def answer(request, error):
@@ -189,7 +189,7 @@ def starlette_site(limit):
 
 
 def test_starlette_limits_endpoints(clock):
-    client = Client(starlette_site(starlette.limit("2/1m", clock=clock)))
+    client = Client(starlette_site(starlette.limit("2/1m")))
     for paths in (["/items/1", "/items/2", "/items/3"], ["/threaded"] * 3, ["/mounted/page"] * 3):
         replies = [client.get(path) for path in paths]
         assert [reply.status_code for reply in replies] == [200, 200, 429]
@@ -232,9 +232,9 @@ def one_route(limit):
 
 
 def test_limits_per_user_per_api_key_and_per_address_combined(clock):
-    by_user = starlette.limit("2/1m", key=by_header("x-user"), clock=clock)
-    by_key = starlette.limit("3/1m", key=by_api_key(), clock=clock)
-    by_address = starlette.limit("5/1m", clock=clock)
+    by_user = starlette.limit("2/1m", key=by_header("x-user"))
+    by_key = starlette.limit("3/1m", key=by_api_key())
+    by_address = starlette.limit("5/1m")
     client = one_route(lambda page: by_address(by_user(by_key(page))))
 
     def ask(user, key, peer="203.0.113.9"):
@@ -248,7 +248,7 @@ def test_limits_per_user_per_api_key_and_per_address_combined(clock):
 
 def test_limits_returned_by_a_function(clock):
     plans = {"free": "1/1m", "paid": ["3/1m", "100/1d"], "own": Limit(2, "1m"), "staff": None}
-    limit = starlette.limit(lambda request: plans[request.headers["x-plan"]], key=by_header("x-plan"), clock=clock)
+    limit = starlette.limit(lambda request: plans[request.headers["x-plan"]], key=by_header("x-plan"))
     client = one_route(limit)
 
     def count(plan):
@@ -259,26 +259,26 @@ def test_limits_returned_by_a_function(clock):
 
 def test_a_changed_dynamic_limit_keeps_the_usage(clock):
     plan = ["3/1m"]
-    client = one_route(starlette.limit(lambda request: plan[0], clock=clock))
+    client = one_route(starlette.limit(lambda request: plan[0]))
     assert [client.get("/page").status_code for _ in range(4)] == [200, 200, 200, 429]
     plan[0] = "5/1m"
     assert [client.get("/page").status_code for _ in range(3)] == [200, 200, 429]
 
 
 def test_costs_by_function_and_shadow_mode(clock):
-    client = one_route(starlette.limit("10/1m", cost=lambda request: len(request.url.path), clock=clock))
+    client = one_route(starlette.limit("10/1m", cost=lambda request: len(request.url.path)))
     assert [client.get(path).status_code for path in ("/abcd", "/abcd", "/")] == [200, 200, 404]
     assert client.get("/a").status_code == 429
-    shadow = one_route(starlette.limit("1/1m", mode="shadow", clock=clock))
+    shadow = one_route(starlette.limit("1/1m", mode="shadow"))
     assert [shadow.get("/page").status_code for _ in range(3)] == [200] * 3
 
 
 def test_route_limits_use_sliding_log_by_default(clock):
-    client = one_route(starlette.limit("2/1m", clock=clock))
+    client = one_route(starlette.limit("2/1m"))
     assert client.get("/page").status_code == 200
     clock.advance(30)
     assert [client.get("/page").status_code for _ in range(2)] == [200, 429]  # a bucket would have refilled one
-    bucket = one_route(starlette.limit("2/1m token_bucket", clock=clock))
+    bucket = one_route(starlette.limit("2/1m token_bucket"))
     bucket.get("/page")
     clock.advance(30)
     assert [bucket.get("/page").status_code for _ in range(2)] == [200, 200]
@@ -343,7 +343,7 @@ def flask_site(limit):
 
 
 def test_flask_limits_views(clock):
-    client = flask_site(flask.limit("2/1m", clock=clock)).test_client()
+    client = flask_site(flask.limit("2/1m")).test_client()
     replies = [client.get(f"/items/{number}") for number in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert [reply.headers["X-RateLimit-Remaining"] for reply in replies] == ["1", "0", "0"]
@@ -368,7 +368,7 @@ def test_django_limits_views(clock):
 
     assert django_site.urlpatterns
 
-    @django.limit("2/1m", clock=clock)
+    @django.limit("2/1m")
     def view(request, name):
         return HttpResponse(name)
 
@@ -379,7 +379,7 @@ def test_django_limits_views(clock):
     assert replies[2].content == b"Rate limit exceeded. Try again later."
     assert view(ask("/", REMOTE_ADDR="198.51.100.1"), "ann").status_code == 200
 
-    @django.limit("1/1m", clock=clock)
+    @django.limit("1/1m")
     async def coroutine(request):
         return HttpResponse("hello")
 
@@ -390,7 +390,7 @@ def test_django_paths_with_non_ascii_characters_do_not_share_a_count(clock):
     from django.http import HttpResponse  # noqa: PLC0415 - configured by django_site
     from django.test import AsyncRequestFactory, RequestFactory  # noqa: PLC0415 - as above
 
-    limit = django.limit("1/1m", key=lambda request: request.path, clock=clock)
+    limit = django.limit("1/1m", key=lambda request: request.path)
 
     @limit
     def view(request):
@@ -409,7 +409,8 @@ def test_django_paths_with_non_ascii_characters_do_not_share_a_count(clock):
 
 
 def test_limits_on_plain_functions(clock):
-    limit = functions.limit("2/1m", key=lambda user, size=1: user, cost=lambda user, size=1: size, clock=clock)
+    limits = functions.Limits(clock=clock)
+    limit = limits.limit("2/1m", key=lambda user, size=1: user, cost=lambda user, size=1: size)
 
     @limit
     def render(user, size=1):
@@ -449,7 +450,7 @@ async def partial_endpoint(text, request):
 @pytest.mark.parametrize("behind", [True, False], ids=["middleware", "alone"])
 @pytest.mark.parametrize("endpoint", [CallableEndpoint(), functools.partial(partial_endpoint, "page")])
 def test_starlette_endpoints_may_be_objects_or_partial_functions(clock, endpoint, behind):
-    app: Any = Starlette(routes=[Route("/", starlette.limit("1/1m", clock=clock)(endpoint))])
+    app: Any = Starlette(routes=[Route("/", starlette.limit("1/1m")(endpoint))])
     if behind:
         app = asgi.RateLimitMiddleware(app, {"defaults": False, "unmatched": None}, clock=clock)
     assert [Client(app).get("/").status_code for _ in range(2)] == [200, 429]
@@ -464,8 +465,8 @@ def test_fastapi_endpoints_may_be_objects_or_partial_functions(clock):
         return name * size
 
     app = FastAPI()
-    app.get("/object")(fastapi.limit("1/1m", clock=clock)(Page()))
-    app.get("/partial")(fastapi.limit("1/1m", clock=clock)(functools.partial(sized, "a")))
+    app.get("/object")(fastapi.limit("1/1m")(Page()))
+    app.get("/partial")(fastapi.limit("1/1m")(functools.partial(sized, "a")))
     replies = [Client(app).get(path) for path in ("/object?size=2", "/object", "/partial?size=2", "/partial")]
     assert [reply.status_code for reply in replies] == [200, 429, 200, 429]
     assert [reply.json() for reply in replies if reply.is_success] == [2, "aa"]
@@ -477,7 +478,7 @@ def test_fastapi_endpoints_may_be_objects_or_partial_functions(clock):
 @pytest.mark.parametrize("behind", [True, False], ids=["middleware", "alone"])
 @pytest.mark.parametrize("key", [None, lambda request: "all"], ids=["plain", "function"])
 def test_a_test_may_override_one_of_several_limits(clock, behind, key):
-    first, second = fastapi.limit("1/1m", clock=clock), fastapi.limit("2/1h", key=key, clock=clock)
+    first, second = fastapi.limit("1/1m"), fastapi.limit("2/1h", key=key)
     app = FastAPI()
 
     @app.get("/", dependencies=[Depends(first), Depends(second)])
@@ -489,7 +490,7 @@ def test_a_test_may_override_one_of_several_limits(clock, behind, key):
     app.dependency_overrides[first] = lambda: None
     assert [Client(app).get("/").status_code for _ in range(3)] == [200, 200, 429]
     clock.advance(3600)
-    app.dependency_overrides = {second: fastapi.limit("3/1h", key=key, clock=clock)}  # another limit
+    app.dependency_overrides = {second: fastapi.limit("3/1h", key=key)}  # another limit
     assert [Client(app).get("/").status_code for _ in range(2)] == [200, 429]
     app.dependency_overrides = {first: lambda: None, second: lambda: None}
     assert [Client(app).get("/").status_code for _ in range(5)] == [200] * 5

@@ -14,14 +14,8 @@ from tests.inbound.harness import AsgiHarness, WsgiHarness, run_websocket
 from tests.inbound.test_one_decision import FlaskClient, rules, statuses
 from tests.inbound.test_routes import Client
 from tidegate.inbound import asgi, flask, starlette, wsgi
-from tidegate.testing import ManualClock
 
 CLOSED = {"defaults": False, "unmatched": "all", "categories": {"all": {"limit": 0, "window": "1m"}}}
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(start=1_728_000_000)
 
 
 async def page(request):

@@ -5,7 +5,6 @@ import pytest
 from tests.inbound.harness import only_match, run_websocket
 from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.inbound.client.request import by_header
-from tidegate.testing import ManualClock
 
 CONFIG = {
     "categories": {
@@ -26,11 +25,6 @@ async def echo(scope, receive, send):
 
 def texts(sent):
     return [message["text"] for message in sent if message["type"] == "websocket.send"]
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(start=1_728_000_000)
 
 
 async def test_a_connection_attempt_is_a_request_and_its_acceptance_has_the_headers(clock):

@@ -15,14 +15,8 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from tests.inbound.test_one_decision import rules
 from tidegate.inbound import aiohttp, asgi, fastapi, quart, starlette
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.testing import ManualClock
 
 NO_CATEGORY = {"defaults": False, "unmatched": None}
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(start=1_728_000_000)
 
 
 def chat_site(limit):
@@ -44,7 +38,7 @@ def chat_site(limit):
 @pytest.mark.parametrize("config", [None, NO_CATEGORY, rules(1)], ids=["alone", "no-category", "category"])
 @pytest.mark.parametrize("module", [starlette, fastapi], ids=["starlette", "fastapi"])
 def test_a_denied_message_of_a_websocket_refunds_no_earlier_ones(clock, config, module):
-    options = {} if config else {"clock": clock}
+    options = {}
     app: Any = chat_site(module.limit("2/1m", scope="messages", **options))
     if config:
         app = asgi.RateLimitMiddleware(app, config, clock=clock)
@@ -87,7 +81,7 @@ def test_the_messages_of_a_websocket_leave_nothing_in_its_state(clock):
 @pytest.mark.parametrize("config", [None, NO_CATEGORY], ids=["alone", "no-category"])
 async def test_a_denied_message_of_a_websocket_in_quart_refunds_no_earlier_ones(clock, config):
     app: Any = quart_module.Quart(__name__)
-    messages = quart.limit("2/1m", scope="messages", clock=clock)
+    messages = quart.limit("2/1m", scope="messages")
 
     @app.websocket("/chat")
     async def chat():

@@ -13,6 +13,7 @@ TWINS = {
     "AsyncClient",
     "AsyncRateLimitTransport",
     "Client",
+    "Limits",
     "RateLimitExceeded",
     "RateLimitMiddleware",
     "RateLimitTransport",

@@ -13,15 +13,17 @@ from tidegate.inbound.limiting.category_limiter import Counts
 from tidegate.inbound.limiting.common_request import common_request, current_limits, limited
 from tidegate.inbound.limiting.limited_call import LimitedBlock
 from tidegate.inbound.limiting.middleware_options import Options
-from tidegate.inbound.limiting.options import OnMessage, Unknown
+from tidegate.inbound.limiting.options import LimitsOptions, OnMessage, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
-from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit
+from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit, RouteOptions
+from tidegate.inbound.limiting.standalone import BaseLimits
 from tidegate.inbound.responses.exceeded import RateLimitExceeded
 from tidegate.inbound.responses.response import DenialHandler, Response
 from tidegate.inbound.rules.model import ResetTime
 
 __all__ = [
     "AddressSet",
+    "BaseLimits",
     "Counts",
     "DenialHandler",
     "FrameworkRequest",
@@ -31,6 +33,7 @@ __all__ = [
     "LimitedBlock",
     "Limits",
     "LimitsOf",
+    "LimitsOptions",
     "OnMessage",
     "Options",
     "PlanOf",
@@ -39,6 +42,7 @@ __all__ = [
     "ResetTime",
     "Response",
     "RouteLimit",
+    "RouteOptions",
     "TrustedProxies",
     "Unknown",
     "address_key",

@@ -21,7 +21,7 @@ from tidegate.errors import ConfigError
 from tidegate.flow import run_async
 from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
 from tidegate.inbound.limiting.charges import ALLOWED, perform_async
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, route_name, stack_of
 from tidegate.inbound.limiting.matched_route import MatchedRoute, class_handler
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     Fields = list[tuple[str, str]]
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["RateLimitExceeded", "RateLimitMiddleware", "exempt", "limit"]
+__all__ = ["Limits", "RateLimitExceeded", "RateLimitMiddleware", "exempt", "limit"]
 
 MIDDLEWARE_VERSION: Final = 1  # as `aiohttp.web.middleware` marks functions
 # Where a request keeps the mapping with the state. aiohttp 3.14 and later warn about keys that are strings.
@@ -289,6 +289,12 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     def check(self, request: web.Request) -> LimitedBlock:
         """Limit a block: `async with limit.check(request):`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
+
+
+class Limits(FrameworkLimits["limit"]):
+    """One limiter for an application without a middleware: `limits = Limits(store=…)`, then `@limits.limit("5/1m")`."""
+
+    _limit: ClassVar = limit
 
 
 def find_route(handler: Any, method: str) -> MatchedRoute:  # noqa: ANN401 - any handler

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.request import FrameworkRequest, Request, forwarding_headers, wsgi_header
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import exempt, route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.responses import exceeded
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.limiting.limited_functions import F
 
-__all__ = ["RateLimitExceeded", "exempt", "handler403", "limit"]
+__all__ = ["Limits", "RateLimitExceeded", "exempt", "handler403", "limit"]
 
 # As django.core.handlers.exception has it.
 ERROR_STATUSES: Final = ((Http404, 404), (PermissionDenied, 403), ((BadRequest, SuspiciousOperation), 400))
@@ -141,3 +141,9 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     def check(self, request: FrameworkRequest) -> LimitedBlock:
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
+
+
+class Limits(FrameworkLimits["limit"]):
+    """One limiter for an application without a middleware: `limits = Limits(store=…)`, then `@limits.limit("5/1m")`."""
+
+    _limit: ClassVar = limit

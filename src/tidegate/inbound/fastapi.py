@@ -23,6 +23,7 @@ from tidegate.inbound.limiting.asgi_routes import limit_dependencies
 from tidegate.inbound.limiting.charges import perform_async
 from tidegate.inbound.limiting.limited_call import (
     FrameworkLimit,
+    FrameworkLimits,
     LimitedBlock,
     check_flow,
     denied_before,
@@ -30,7 +31,7 @@ from tidegate.inbound.limiting.limited_call import (
     require_response,
     standalone_fields,
 )
-from tidegate.inbound.limiting.limited_functions import F, check_names, exempt, route_name
+from tidegate.inbound.limiting.limited_functions import EndpointLimits, F, check_names, exempt, route_name
 from tidegate.inbound.limiting.matched_route import RouteUse, has_fixed_mount, matched_route_name
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.responses import exceeded
@@ -46,7 +47,7 @@ try:
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.fastapi requires FastAPI: pip install fastapi") from error
 
-__all__ = ["RateLimitExceeded", "exempt", "limit"]
+__all__ = ["Limits", "RateLimitExceeded", "exempt", "limit"]
 
 POLICY_VIOLATION = 1008
 MAX_CACHED_USES: Final = 1000  # a root path may have parameters
@@ -140,13 +141,20 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
         native = connection if isinstance(connection, (Request, WebSocket)) else Request(scope)
         check = denied_before(request_state, native, FRAMEWORK) if taken else None
         if check is None:
-            uses, more = self._uses(scope, dependant)
-            if request_state is not None and len(uses) > 1:  # some are decided
-                uses = [use for use in uses if use.limit == self or not request_state.take((use.limit, id(dependant)))]
-            if any(use.limit.reserves for use in uses):
+            limits, more = self._limits_now(scope, dependant)
+            if request_state is not None and len(limits.uses) > 1:  # some may be decided
+                left = [
+                    use
+                    for use in limits.uses
+                    if use.limit == self or not request_state.take((use.limit, id(dependant)))
+                ]
+                if len(left) < len(limits.uses):
+                    limits = EndpointLimits(left, reused=False)
+            if any(use.limit.reserves for use in limits.uses):
                 require_response(request_state, "a concurrency limit or count= in FastAPI")
-            check = await run_async(check_flow(uses, native, scope, FRAMEWORK, more=more), perform_async)
-            check.request_state.cover([(use.limit, id(dependant)) for use in uses if use.limit != self])
+            check = await run_async(check_flow(limits, native, scope, FRAMEWORK, more=more), perform_async)
+            if len(limits.uses) > 1:
+                check.request_state.cover([(use.limit, id(dependant)) for use in limits.uses if use.limit != self])
         if check.result.allowed:
             response.headers.update(dict(standalone_fields(check.request_state)))
         elif scope["type"] == "websocket":
@@ -158,7 +166,7 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
 
-    def _uses(self, scope: Any, dependant: Any) -> tuple[list[RouteUse], bool]:  # noqa: ANN401 - a scope is any mapping
+    def _limits_now(self, scope: Any, dependant: Any) -> tuple[EndpointLimits, bool]:  # noqa: ANN401 - a scope is any mapping
         """Return what to decide now: this limit and, for the first limit of a request, those that have no functions.
 
         Functions may need what other dependencies add to the request. Also returns whether limits are decided later.
@@ -180,14 +188,12 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
             )
         return found[1], found[2]
 
-    def _make_uses(self, scope: Any, limits: list["limit"], *, is_first: bool) -> tuple[list[RouteUse], bool]:  # noqa: ANN401 - as above
+    def _make_uses(self, scope: Any, limits: list["limit"], *, is_first: bool) -> tuple[EndpointLimits, bool]:  # noqa: ANN401 - as above
         route = matched_route_name(scope, scope.get("route"))
         check_names([RouteUse(each, route) for each in limits])
         others = [each for each in limits if each is not self]
-        for other in others:
-            self.share_store(other)
         now = [each for each in others if not each.has_functions] if is_first else []
-        return [RouteUse(each, route) for each in (self, *now)], len(now) < len(others)
+        return EndpointLimits(RouteUse(each, route) for each in (self, *now)), len(now) < len(others)
 
     @functools.cached_property
     def _cached(self) -> dict[Any, Any]:
@@ -208,6 +214,12 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
         limited = drop_parameter(endpoint, name)
         limited.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # as inspect has it
         return limited
+
+
+class Limits(FrameworkLimits["limit"]):
+    """One limiter for an application without a middleware: `limits = Limits(store=…)`, then `@limits.limit("5/1m")`."""
+
+    _limit: ClassVar = limit
 
 
 def decorated_limits(parameter: inspect.Parameter) -> list[limit]:

@@ -14,6 +14,7 @@ from tidegate.inbound.limiting.blueprint_limits import check_blueprints_flow
 from tidegate.inbound.limiting.charges import perform
 from tidegate.inbound.limiting.limited_call import (
     FrameworkLimit,
+    FrameworkLimits,
     LimitedBlock,
     decorate,
     settle_standalone_flow,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import Request
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RateLimitExceeded", "commands", "exempt", "limit"]
+__all__ = ["Limits", "RateLimitExceeded", "commands", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
 
@@ -135,6 +136,12 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     def check(self, request: flask.Request) -> LimitedBlock:
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
+
+
+class Limits(FrameworkLimits["limit"]):
+    """One limiter for an application without a middleware: `limits = Limits(store=…)`, then `@limits.limit("5/1m")`."""
+
+    _limit: ClassVar = limit
 
 
 def check_blueprints() -> flask.Response | None:

@@ -1,6 +1,7 @@
 """Limits on plain functions: `@limit("5/1m", key=lambda user, …: user.id)`; a call over the limit raises Denied.
 
-All limits of a function are decided together: a call that one of them denies is charged to none.
+All limits of a function are decided together: a call that one of them denies is charged to none. They count in memory,
+or in the store of a `Limits`: `limits = Limits(store="redis://…")`, then `@limits.limit("5/1m")`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tidegate.inbound.rules.extra_limits import read_exact_limits
 from tidegate.joint import LimiterGroup
 from tidegate.limiter import Limiter
 from tidegate.policy import Policy
+from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,32 +28,66 @@ if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
-    from tidegate.inbound.rules.extra_limits import Limits
+    from tidegate.inbound.rules import extra_limits
     from tidegate.policy import Cost, Key
     from tidegate.stores import Store
 
-__all__ = ["limit"]
+__all__ = ["Limits", "limit"]
 
 FUNCTION_STACK: Final = "__tidegate_function_limits__"
 
 
-class limit:  # noqa: N801 - used as a decorator
-    """Limits the functions that it decorates. It denies and never waits; `Limiter.limited` waits."""
+class Limits:
+    """The store that limits on functions share; `limits.limit(…)` decorates functions."""
 
-    def __init__(
+    def __init__(self, *, store: str | Store = "memory://", clock: Clock | None = None) -> None:
+        """Open the store."""
+        self._opened = OpenedStore.open(store, clock=clock, lease=None)
+        self.store: Store = self._opened.store
+        self.clock: Clock | None = clock
+
+    def limit(
         self,
-        limits: Limits,
+        limits: extra_limits.Limits,
         *,
         key: Key | Callable[..., Key] = "all",
         cost: Cost | Callable[..., Cost] = 1,
         scope: str | None = None,
         name: str | None = None,
-        store: str | Store = "memory://",
-        clock: Clock | None = None,
+    ) -> limit:
+        """Return a limit that counts here; the options are those of `limit(…)`."""
+        made = limit(limits, key=key, cost=cost, scope=scope, name=name)
+        made.owner = self
+        return made
+
+    def close(self) -> None:
+        """Close the store, if it was opened from a URL."""
+        self._opened.close()
+
+
+@functools.cache
+def shared_limits() -> Limits:
+    """Return what all limits share that no `Limits` has made."""
+    return Limits()
+
+
+class limit:  # noqa: N801 - used as a decorator
+    """Limits the functions that it decorates. It denies and never waits; `Limiter.limited` waits."""
+
+    owner: Limits | None = None  # None: it counts in memory, with all others
+
+    def __init__(
+        self,
+        limits: extra_limits.Limits,
+        *,
+        key: Key | Callable[..., Key] = "all",
+        cost: Cost | Callable[..., Cost] = 1,
+        scope: str | None = None,
+        name: str | None = None,
     ) -> None:
         """Take a string such as "5/1m", a Limit, or several; `key` and `cost` may be functions of the arguments.
 
-        Functions with the same `scope` share a count in a shared store. The `name` separates the limits of a function;
+        Functions with the same `scope` share a count. The `name` separates the limits of a function;
         by default it is made of the key and the periods.
         """
         self._limits = named_limits(read_exact_limits(limits), name)
@@ -59,9 +95,6 @@ class limit:  # noqa: N801 - used as a decorator
         self._cost = cost
         self.scope = scope
         self.name: str = name or default_name(key if callable(key) else None, self._limits, "all")
-        self._url = None if not isinstance(store, str) else (store, clock)
-        self._store: str | Store = store
-        self.clock = clock
 
     def __call__(self, function: F) -> F:
         """Decorate a function, sync or async."""
@@ -85,15 +118,9 @@ class limit:  # noqa: N801 - used as a decorator
         return limited  # type: ignore[return-value]  # wraps keeps what callers see
 
     def make_limiter(self, count_name: str) -> Limiter:
-        """Return the limiter of one function. All functions that this instance decorates share its store."""
-        limiter = Limiter(Policy(count_name, self._limits), store=self._store, clock=self.clock)
-        self._store = limiter.store
-        return limiter
-
-    def share_store(self, other: limit) -> None:
-        """Use the store of another limit on the same function, if both name the same one."""
-        if isinstance(self._store, str) and self._url == other._url:
-            self._store = other._store
+        """Return the limiter of one function."""
+        owner = self.owner or shared_limits()
+        return Limiter(Policy(count_name, self._limits), store=owner.store, clock=owner.clock)
 
     def key_and_cost(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Key, Cost]:
         """Return the key and the cost of a call."""
@@ -138,7 +165,6 @@ def _stack_on(outer: limit, function: Any) -> FunctionStack:  # noqa: ANN401 - a
     below: tuple[FunctionUse, ...] = ()
     if inner is not None and wrapper is function:
         function, below = inner.function, inner.uses
-        outer.share_store(below[0].limit)
     check_names([(each, route) for each in (outer, *(use.limit for use in below))])
     uses = (FunctionUse(outer, outer.make_limiter(policy_name(outer, route))), *below)
     return FunctionStack(function, outer.scope or route, uses, LimiterGroup([use.limiter for use in uses]))

@@ -13,6 +13,7 @@ from tidegate.inbound.limiting.blueprint_limits import check_blueprints_flow
 from tidegate.inbound.limiting.charges import perform_async
 from tidegate.inbound.limiting.limited_call import (
     FrameworkLimit,
+    FrameworkLimits,
     LimitedBlock,
     decorate,
     settle_standalone_flow,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tidegate.inbound import responses
     from tidegate.inbound.limiting.request_state import RequestState
 
-__all__ = ["RateLimitExceeded", "exempt", "limit"]
+__all__ = ["Limits", "RateLimitExceeded", "exempt", "limit"]
 
 V = TypeVar("V", bound=Callable[..., object] | quart.Blueprint)  # what is limited
 
@@ -112,6 +113,12 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     def check(self, request: quart.Request | quart.Websocket) -> LimitedBlock:
         """Limit a block: `async with limit.check(request):`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
+
+
+class Limits(FrameworkLimits["limit"]):
+    """One limiter for an application without a middleware: `limits = Limits(store=…)`, then `@limits.limit("5/1m")`."""
+
+    _limit: ClassVar = limit
 
 
 async def check_blueprints() -> Any:  # noqa: ANN401 - a response, or None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.limiting.asgi_responses import ScopeRequests
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, LimitedBlock, decorate
+from tidegate.inbound.limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
 from tidegate.inbound.limiting.limited_functions import F, exempt, route_name
 from tidegate.inbound.responses import exceeded
 from tidegate.inbound.responses.response import BODY_HEADERS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound import responses
 
-__all__ = ["RateLimitExceeded", "exempt", "limit"]
+__all__ = ["Limits", "RateLimitExceeded", "exempt", "limit"]
 
 
 class RateLimitExceeded(exceeded.RateLimitExceeded, HTTPException):
@@ -135,3 +135,9 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     def check(self, request: HTTPConnection) -> LimitedBlock:
         """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
         return LimitedBlock(self, request, FRAMEWORK)
+
+
+class Limits(FrameworkLimits["limit"]):
+    """One limiter for an application without a middleware: `limits = Limits(store=…)`, then `@limits.limit("5/1m")`."""
+
+    _limit: ClassVar = limit

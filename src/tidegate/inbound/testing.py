@@ -3,21 +3,28 @@
 with limits_disabled(app):      # a Starlette, FastAPI or Flask application, a middleware, or a limit(…)
     …
 reset_limits(app)               # deletes the usage of every client, for example before each test
+with limits_replaced(clock=…):  # what bare limits share, `@limit(…)` without a `Limits` and without a middleware
+    …
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.route_limit import RouteLimit
+from tidegate.inbound.limiting.standalone import SHARED_LIMITS, BaseLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["limits_disabled", "reset_limits"]
+    from tidegate.clock import Clock
+    from tidegate.inbound.limiting.options import LimitsOptions
+    from tidegate.stores import Store
+
+__all__ = ["limits_disabled", "limits_replaced", "reset_limits"]
 
 MAX_WRAPPED_APPS: Final = 64  # wrapped applications that are inspected
 WRAPPED_ATTRIBUTES: Final = (
@@ -43,6 +50,20 @@ def limits_disabled(*targets: object) -> Iterator[None]:
     finally:
         for request_limiter in found:
             request_limiter.disable(disabled=False)
+
+
+@contextmanager
+def limits_replaced(
+    *, store: str | Store = "memory://", clock: Clock | None = None, **options: Unpack[LimitsOptions]
+) -> Iterator[BaseLimits]:
+    """Let bare limits use a new object while the block runs: they start without counts, by the given clock."""
+    limits = BaseLimits(store=store, clock=clock, **options)
+    before = SHARED_LIMITS.replace(limits)
+    try:
+        yield limits
+    finally:
+        SHARED_LIMITS.replace(before)
+        limits.close()
 
 
 def reset_limits(*targets: object) -> None:

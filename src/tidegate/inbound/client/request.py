@@ -19,6 +19,10 @@ MAX_KEY_LENGTH: Final = 256  # longer header values are hashed
 # Headers that name another method; some applications use it instead of the request's method.
 METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
 MAX_METHOD_LENGTH: Final = 32
+# The counts of `per_method`: clients cannot add others.
+METHOD_COUNTS: Final = {
+    each: "GET" if each == "HEAD" else each for each in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+}
 FORWARDING_VARIABLES: Final = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))
 REPLACEMENT_CHARACTER: Final = "\ufffd"  # replaces bytes that are not UTF-8
 

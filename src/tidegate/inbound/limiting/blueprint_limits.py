@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidegate.inbound.limiting.limited_call import answer_denied, check_flow, denied_before
-from tidegate.inbound.limiting.limited_functions import route_name
+from tidegate.inbound.limiting.limited_functions import EndpointLimits, route_name
 from tidegate.inbound.limiting.matched_route import RouteUse
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.werkzeug_routes import blueprint_names, limits_of_blueprint, view_stack
@@ -39,14 +39,12 @@ def check_blueprints_flow(app: Any, request: Any, framework: Framework) -> Flow[
             for limit in limits_of_blueprint(app.blueprints[name])
         ]
         if stack is not None:
-            for use in stack.uses:
-                uses[0].limit.share_store(use.limit)
             uses += stack.uses
         if taken:
             uses = [use for use in uses if use.limit.has_functions]
         if not uses:
             return None, None  # the middleware has decided all
-        check = yield from check_flow(uses, request, mapping, framework)
+        check = yield from check_flow(EndpointLimits(uses, reused=False), request, mapping, framework)
     state = check.request_state
     if not check.result.allowed:
         return None, answer_denied(check, request, framework)

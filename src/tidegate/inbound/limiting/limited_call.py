@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar, Unpack
 
 from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError, RateLimitError
 from tidegate.flow import run, run_async
 from tidegate.inbound.client.identify import RESULTS_KEY
 from tidegate.inbound.client.request import is_async_callable
-from tidegate.inbound.limiting.charges import ChargeResult, RequestCharge, perform, perform_async
-from tidegate.inbound.limiting.limited_functions import attach, stack_on
+from tidegate.inbound.limiting.charges import ALLOWED, ChargeResult, RequestCharge, perform, perform_async
+from tidegate.inbound.limiting.limited_functions import EndpointLimits, attach, stack_on
 from tidegate.inbound.limiting.matched_route import RouteUse
 from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound.limiting.route_limit import RouteLimit
+from tidegate.inbound.limiting.standalone import BaseLimits
 from tidegate.inbound.responses.response import fit_to_status
 from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, Sequence
+    from collections.abc import Callable, MutableMapping
 
     from tidegate.core.decision import Decision
     from tidegate.flow import Flow
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import FrameworkRequest, Request
     from tidegate.inbound.limiting.limited_functions import LimitStack
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteOptions
     from tidegate.inbound.responses.response import Response
     from tidegate.policy import Cost
+
+
+BLOCK_ATTRIBUTE: Final = "_block_limits"  # of a limit: what its blocks decide
 
 
 class Framework(Protocol):
@@ -90,11 +95,32 @@ class FrameworkLimit(RouteLimit):
         return await run_async(peek_flow(self, request, self._framework, cost), perform_async)
 
 
+L = TypeVar("L", bound=FrameworkLimit)
+
+
+class FrameworkLimits(BaseLimits, Generic[L]):
+    """One limiter for an application without a middleware; `limits.limit(…)` is `limit(…)` with its store."""
+
+    _limit: ClassVar[type[Any]]
+
+    def limit(self, limits: Limits | LimitsOf, **options: Unpack[RouteOptions]) -> L:
+        """Return a limit of the framework that counts here; the options are those of `limit(…)`."""
+        return self._limit(limits, **options).use(self)  # type: ignore[no-any-return]  # of this type
+
+
 def use_of_scope(limit: RouteLimit, place: str) -> RouteUse:
     """Return the use of a limit that belongs to no route; raises ConfigError if it has no scope."""
     if limit.scope is None:
         raise ConfigError(f"a limit {place} needs a scope, as in limit('5/1m', scope='export')", field="scope")
     return RouteUse(limit, limit.scope)
+
+
+def limits_of_block(limit: RouteLimit) -> EndpointLimits:
+    """Return what a block decides, prepared once for each limit."""
+    found: EndpointLimits | None = vars(limit).get(BLOCK_ATTRIBUTE)
+    if found is None:
+        found = vars(limit)[BLOCK_ATTRIBUTE] = EndpointLimits((use_of_scope(limit, "on a block"),))
+    return found
 
 
 def peek_flow(limit: RouteLimit, native: Any, framework: Framework, cost: Cost | None) -> Flow[Any, Decision | None]:  # noqa: ANN401 - any request
@@ -137,7 +163,7 @@ class LimitedBlock:
     def __init__(self, limit: RouteLimit, native: FrameworkRequest, framework: Framework) -> None:
         """Limit by the scope of the limit: a block has no route."""
         self._limit = limit
-        self._uses = (use_of_scope(limit, "on a block"),)
+        self._limits = limits_of_block(limit)
         self._native = native
         self._framework = framework
         self._checks: EnteredBlocks[RequestCheck] = EnteredBlocks()
@@ -166,7 +192,7 @@ class LimitedBlock:
             require_response(mapping.get(STATE_KEY), "count= of a limit on a block")
         if framework.is_websocket(native):
             mapping = separate_state(mapping)
-        return check_flow(self._uses, native, mapping, framework)
+        return check_flow(self._limits, native, mapping, framework)
 
     def _leave_flow(self) -> Flow[Any, None]:
         """Release the slots that the block holds, unless the response may change the charge."""
@@ -223,7 +249,7 @@ def decorate(limit: RouteLimit, function: Any, framework: Framework) -> Any:  # 
 
 def _wrap_coroutine(stack: LimitStack, inner: Any, framework: Framework) -> Any:  # noqa: ANN401 - any function
     request_type, find_request, find_mapping = framework.request_type, framework.find_request, framework.mapping
-    late = bool(stack.late)
+    late = bool(stack.late.uses)
 
     @functools.wraps(inner)
     async def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
@@ -240,7 +266,7 @@ def _wrap_coroutine(stack: LimitStack, inner: Any, framework: Framework) -> Any:
 
 def _wrap_function(stack: LimitStack, inner: Any, framework: Framework) -> Any:  # noqa: ANN401 - any function
     request_type, find_request, find_mapping = framework.request_type, framework.find_request, framework.mapping
-    late = bool(stack.late)
+    late = bool(stack.late.uses)
 
     @functools.wraps(inner)
     def limited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
@@ -272,10 +298,10 @@ def limited_flow(
     try:
         check = denied_before(request_state, native, framework) if taken else None
         if check is None:
-            if taken and request_state is not None and (not stack.late or request_state.take(stack.marks[1])):
+            if taken and request_state is not None and (not stack.late.uses or request_state.take(stack.marks[1])):
                 return (yield step)
-            uses = stack.late if taken else stack.uses
-            check = yield from check_flow(uses, native, mapping, framework)
+            limits = stack.late if taken else stack.all
+            check = yield from check_flow(limits, native, mapping, framework)
         state = check.request_state
         if not check.result.allowed:
             return answer_denied(check, native, framework)
@@ -385,7 +411,7 @@ def find_client(
 
 
 def check_flow(
-    uses: Sequence[RouteUse],
+    limits: EndpointLimits,
     native: Any,  # noqa: ANN401 - any request
     mapping: MutableMapping[str, Any],
     framework: Framework,
@@ -395,24 +421,35 @@ def check_flow(
     """Decide limits of a request, together with what is pending. `more`: other limits may be decided later."""
     request_state: RequestState | None = mapping.get(STATE_KEY)
     middleware = middleware_of(request_state)
-    request_limiter = middleware or uses[0].limit.own_request_limiter()
+    request_limiter = middleware or limits.uses[0].limit.own_request_limiter()
     client = None if request_state is None else request_state.client
     if client is None:
         client = request_limiter.client_identifier.find(*framework.sender(native, mapping))
-    if request_state is None:  # no middleware has seen the request; nothing handles its response yet
-        request_state = mapping[STATE_KEY] = RequestState.of(request_limiter, client, None)
-        request_state.standalone, request_state.sees_response = True, False
     request = framework.common(native, mapping, client)
+    if request_state is None:  # no middleware has seen the request; nothing handles its response yet
+        client = request_limiter.exempt_client(request, client)
+        request_state = mapping[STATE_KEY] = RequestState()
+        request_state.request_limiter, request_state.client = request_limiter, client
+        request_state.standalone, request_state.sees_response = True, False
     chosen = request_state.chosen_client
     if chosen is None:
         identifier = request_state.request_limiter.client_identifier
         chosen = request_state.chosen_client = identifier.choose_client(request, client)
+    key = chosen.key
+    if key is None:  # the client is exempt
+        return RequestCheck(request_state, ALLOWED, request)
+    prepared = None
+    if not (client.special or request_limiter.special or request_state.pending or request_state.unreached):
+        prepared = limits.prepare(request_limiter, middleware, request.method, more=more)
+    if prepared is not None:
+        keys = prepared.keys_of(native, request.mapping, client, key)
+        result = yield from prepared.decide_flow(keys, request.method, request.path)
+        yield from request_state.keep_flow(result)
+        return RequestCheck(request_state, result, request)
     charges = []
-    for use in uses:
-        if chosen.key is None:  # the client is exempt
-            break
+    for use in limits.uses:
         limiter = use.limit.request_limiter_for(middleware)
-        charge = yield from use.limit.make_charge_flow(request, native, limiter, client, chosen.key, use.policy_name)
+        charge = yield from use.limit.make_charge_flow(request, native, limiter, client, key, use.policy_name)
         if charge is not None:
             charges.append(charge)
     result = yield from request_state.charge_flow(charges, request, more=more, client=client)

@@ -11,16 +11,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tidegate.errors import ConfigError
+from tidegate.inbound.client.request import METHOD_COUNTS
+from tidegate.inbound.limiting.decide import ChargeSet
 from tidegate.inbound.limiting.matched_route import RouteUse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tidegate.inbound.limiting.matched_route import UsedLimit
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.request_targets import RequestTargets
 
 F = TypeVar("F", bound=Callable[..., object])  # a function that is decorated
 STACK_ATTRIBUTE: Final = "__tidegate_limits__"
 COPIED_ROUTES: Final = "django.utils.decorators."  # method_decorator shows the attributes of a function that never runs
+MAX_PREPARED: Final = 32  # by request limiter and method; the cache is cleared when it is full
 EXEMPT_ATTRIBUTE: Final = "__tidegate_exempt__"
 
 
@@ -31,10 +36,47 @@ class NamedLimit(Protocol):
     name: str
 
 
+class EndpointLimits:
+    """Limits that an endpoint decides together, and what requests are charged by them, prepared."""
+
+    __slots__ = ("_fixed", "_prepared", "uses")
+
+    def __init__(self, uses: Iterable[RouteUse], *, reused: bool = True) -> None:
+        """Decide these limits. `reused`: for many requests, so that it is worth preparing what they are charged."""
+        self.uses: tuple[RouteUse, ...] = tuple(uses)
+        self._fixed = reused and bool(self.uses) and all(use.limit.is_fixed for use in self.uses)
+        self._prepared: dict[tuple[int, str, bool], tuple[RequestTargets, ChargeSet | None]] = {}
+
+    def prepare(
+        self, request_limiter: RequestLimiter, middleware: RequestLimiter | None, method: str, *, more: bool
+    ) -> ChargeSet | None:
+        """Return what requests with a method are charged; None if it differs between requests.
+
+        `more`: limits that are decided later may deny the request.
+        """
+        if not self._fixed or method not in METHOD_COUNTS or not request_limiter.rules.enabled:
+            return None
+        targets = request_limiter.targets  # another object after each change of the rules
+        cache_key = id(targets), method, more
+        found = self._prepared.get(cache_key)
+        if found is None:
+            if len(self._prepared) >= MAX_PREPARED:
+                self._prepared.clear()
+            charges, key_limits = [], []
+            for use in self.uses:
+                charge = use.limit.prepare_charge(use.limit.request_limiter_for(middleware), use.policy_name, method)
+                if charge is not None:
+                    charges.append(charge)
+                    key_limits.append(use.limit if use.limit.has_key else None)
+            made = ChargeSet(charges, key_limits, more=more, raw=request_limiter.raw) if charges else None
+            found = self._prepared[cache_key] = (targets, made)  # kept, so that no other object gets its id
+        return found[1]
+
+
 class LimitStack:
     """All limits of one function, the outermost first."""
 
-    __slots__ = ("covers", "early", "function", "late", "uses", "wrapper")
+    __slots__ = ("all", "covers", "early", "function", "late", "uses", "wrapper")
 
     def __init__(self, function: Any, uses: Sequence[RouteUse], covers: frozenset[LimitStack]) -> None:  # noqa: ANN401 - any function
         """Hold the function to call when its limits allow it; `covers`: the inner stacks that need not decide again."""
@@ -45,7 +87,8 @@ class LimitStack:
         check_names(self.uses)
         # A middleware charges the early ones, if it finds the route; the function charges the others.
         self.early: tuple[RouteUse, ...] = tuple(use for use in self.uses if not use.limit.has_functions)
-        self.late: tuple[RouteUse, ...] = tuple(use for use in self.uses if use.limit.has_functions)
+        self.late: EndpointLimits = EndpointLimits(use for use in self.uses if use.limit.has_functions)
+        self.all: EndpointLimits = EndpointLimits(self.uses)
 
     @property
     def marks(self) -> tuple[object, ...]:
@@ -59,8 +102,6 @@ def stack_on(limit: UsedLimit, function: Any) -> LimitStack:  # noqa: ANN401 - a
     inner: LimitStack | None = getattr(function, STACK_ATTRIBUTE, None)
     if inner is None or inner.uses[0].route.startswith(COPIED_ROUTES):
         return LimitStack(function, (use,), frozenset())
-    for other in inner.uses:
-        limit.share_store(other.limit)
     if inner.wrapper is function:  # no other decorator is between them
         return LimitStack(inner.function, (use, *inner.uses), inner.covers)
     return LimitStack(function, (use, *inner.uses), inner.covers | {inner})

@@ -48,9 +48,6 @@ class UsedLimit(Protocol):
     def applies_to(self, method: str) -> bool:
         """Return whether requests with this method are limited."""
 
-    def share_store(self, other: Any) -> None:  # noqa: ANN401 - of the same kind
-        """Use one store with a limit on the same function, so that both are decided in one step."""
-
     def require_plain_functions(self, where: str) -> None:
         """Raise ConfigError if an option is a coroutine function, which nothing can await there."""
 
@@ -66,7 +63,7 @@ class UsedLimit(Protocol):
     def choose_key(
         self,
         native: object,
-        mapping: Any,  # noqa: ANN401 - of any framework
+        mapping: object,
         client: RequestClient,
         key: Key,
         request_limiter: Any,  # noqa: ANN401 - a request limiter

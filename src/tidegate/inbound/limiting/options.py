@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, get_args
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import MAX_PREFIXES
@@ -12,16 +12,20 @@ from tidegate.inbound.rules.model import ADMIN_PATH, RESET_TIMES
 from tidegate.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from tidegate.core.decision import Decision
     from tidegate.flow import Flow
     from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.client.request import Request
+    from tidegate.inbound.client.request import KeyOf, Request
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.charges import RequestCharge
-    from tidegate.inbound.rules.model import Category
+    from tidegate.inbound.responses.response import DenialHandler
+    from tidegate.inbound.rules.model import Category, ResetTime
     from tidegate.limiter import Limiter
+    from tidegate.observe import Observer
     from tidegate.policy import Key
+    from tidegate.stores.lease import Lease
 
 Unknown = Literal["allow", "limit"]
 OnMessage = Literal["close", "drop"]
@@ -62,6 +66,27 @@ class MiddlewareLimit(Protocol):
         name: str,
     ) -> Flow[Any, RequestCharge | None]:
         """Return what a request is to be charged; None if it is not limited."""
+
+
+class LimitsOptions(TypedDict, total=False):
+    """The keyword arguments that the middlewares and `Limits` have in common; docs/howto/inbound.md has the table."""
+
+    key: KeyOf | None  # returns the key of a request; None: limit by address
+    ipv4_prefix: int  # bits of an IPv4 address that identify a client
+    ipv6_prefix: int  # bits of an IPv6 address that identify a client
+    unknown: Unknown  # whether requests without an address are limited
+    lease: bool | float | Lease | None  # lease permits from a shared store
+    denied: DenialHandler | None  # returns a custom response to denied requests
+    html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
+    exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
+    # Block clients after this many denials per period, such as "20/1m"; several rules: {"20/1m": "10m", …}.
+    block_after: str | Mapping[str, str] | None
+    block_for: str | None  # how long clients are blocked
+    reset_time: ResetTime  # what X-RateLimit-Reset shows: when all permits are available, or the next
+    expose: bool  # let scripts from other origins read the headers
+    observer: Observer | None  # called for every decision
+    log_every: int  # log every n-th check; 0: none
+    log_burst: int  # denials logged per category and second
 
 
 def check_options(options: dict[str, Any], *, coroutines: bool) -> None:

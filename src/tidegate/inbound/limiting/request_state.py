@@ -185,21 +185,25 @@ class RequestState:
             yield from self._leave_route_flow()
         pending, self.pending = self.pending, NO_CHARGES
         result = None
-        if self.client is None and client is not None and charges:
+        if (self.client is None or self.standalone) and client is not None and charges:
             result = yield from self._check_block_flow(charges, request, client)
         if result is None:
             result = yield from decide_flow((*pending, *charges), more=more)
             result.record(request.method, request.path)
             if not result.allowed:
                 result = yield from self._count_denial_flow(result, request, self.client or client)
+        yield from self.keep_flow(result)
+        return result
+
+    def keep_flow(self, result: ChargeResult) -> Flow[Any, None]:
+        """Keep what was charged; if the request is denied, refund all of its charges."""
         if result.allowed:
-            self.add_result(result)
+            self._add_result(result)
         else:
             self._show(result)
             yield from self.refund_flow()
-        return result
 
-    def add_result(self, result: ChargeResult) -> None:
+    def _add_result(self, result: ChargeResult) -> None:
         """Add what was charged."""
         if result.prepared is not None and self.result is None and not self._made:
             self.result, self.is_open = result, result.prepared.reserves

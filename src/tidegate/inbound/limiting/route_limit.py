@@ -5,8 +5,9 @@
     @limit(lambda request: plan_of(request))            dynamic: a string, a Limit, several; None: no limit
     uploads = limit("100/1h", scope="uploads")          one count shared by all routes that use it
 
-Behind a RateLimitMiddleware they use its store, its clients and its headers; otherwise their own. All limits that apply
-to a request, the middleware's and those of its route, are decided together: a denied request is charged to none.
+Behind a RateLimitMiddleware they use its store, its clients and its headers; otherwise those of the `Limits` that made
+them, or of one object in memory that all others share. All limits that apply to a request, the middleware's and those
+of its route, are decided together: a denied request is charged to none.
 """
 
 from __future__ import annotations
@@ -14,25 +15,24 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.client.address import UNKNOWN, TrustedProxies
+from tidegate.inbound.client.address import UNKNOWN
 from tidegate.inbound.client.identify import key_results
-from tidegate.inbound.client.request import FrameworkRequest, by_address, is_async_callable
+from tidegate.inbound.client.request import METHOD_COUNTS, FrameworkRequest, by_address, is_async_callable
 from tidegate.inbound.limiting.charges import RequestCharge, holds_slots
-from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.route_options import (
+    check_combinations,
     check_fixed_cost,
     check_functions,
     check_texts,
     read_count,
     read_methods,
 )
-from tidegate.inbound.responses.header_names import read_header_names
+from tidegate.inbound.limiting.standalone import SHARED_LIMITS
 from tidegate.inbound.rules.extra_limits import Limits, has_own_name, limits_text, named_after, read_exact_limits
 from tidegate.inbound.rules.model import Category
 from tidegate.limiter import Limiter
@@ -41,13 +41,13 @@ from tidegate.policy import Policy
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from tidegate.clock import Clock
     from tidegate.core import Limit
     from tidegate.core.decision import Decision
     from tidegate.flow import CallFlow
-    from tidegate.headers import Style
     from tidegate.inbound.client.identify import RequestClient
     from tidegate.inbound.client.request import KeyOf, Request
+    from tidegate.inbound.limiting.request_limiter import RequestLimiter
+    from tidegate.inbound.limiting.standalone import BaseLimits
     from tidegate.inbound.responses.response import DenialHandler
     from tidegate.policy import Cost, Key
     from tidegate.policy.model import Mode, OnStoreError
@@ -55,44 +55,27 @@ if TYPE_CHECKING:
 
 LimitsOf = Callable[[FrameworkRequest], "Limits | Awaitable[Limits | None] | None"]
 FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is no valid one
-# The counts of `per_method`: clients cannot add others.
-METHOD_COUNTS: Final = {
-    each: "GET" if each == "HEAD" else each for each in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-}
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
-WARN_AFTER_COPIES: Final = 10  # limits of the same name, each with its own count, after which a warning is logged
-
-separate_counts: Counter[str] = Counter()  # limits without a middleware, by name; only to warn of a mistake
 log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 
-class StandaloneLimiter:
-    """The request limiter of limits without a middleware in front; limits on one function share it."""
+class RouteOptions(TypedDict, total=False):
+    """The options of `limit(…)`; docs/howto/inbound.md says what each does."""
 
-    __slots__ = ("joined", "request_limiter")
-
-    def __init__(self) -> None:
-        """Start without a request limiter; the first request creates it."""
-        self.request_limiter: RequestLimiter | None = None
-        self.joined: StandaloneLimiter | None = None
-
-    def found(self) -> StandaloneLimiter:
-        """Return the object to use: this one, or the one that it has joined."""
-        own = self
-        while own.joined is not None:
-            own = own.joined
-        return own
-
-    def share(self, other: StandaloneLimiter) -> None:
-        """Use one request limiter with another from now on, unless both have one already."""
-        mine, others = self.found(), other.found()
-        if mine is others or (mine.request_limiter is not None and others.request_limiter is not None):
-            return
-        if mine.request_limiter is None:
-            mine.joined = others
-        else:
-            others.joined = mine
+    key: KeyOf | None
+    cost: Cost | Callable[[FrameworkRequest], Cost | Awaitable[Cost]]
+    scope: str | None
+    name: str | None
+    methods: Collection[str] | None
+    per_method: bool
+    exempt_when: Callable[[FrameworkRequest], bool | Awaitable[bool]] | None
+    count: Collection[int | str] | Callable[[FrameworkRequest, int], bool] | None
+    on_denied: Callable[[FrameworkRequest, Decision], object] | None
+    override_defaults: bool
+    mode: Mode
+    on_store_error: OnStoreError
+    denied: DenialHandler | None
 
 
 class RouteLimit:
@@ -113,7 +96,6 @@ class RouteLimit:
         cost: Cost | Callable[[FrameworkRequest], Cost | Awaitable[Cost]] = 1,
         scope: str | None = None,
         name: str | None = None,
-        default: Limits | None = None,
         methods: Collection[str] | None = None,
         per_method: bool = False,
         exempt_when: Callable[[FrameworkRequest], bool | Awaitable[bool]] | None = None,
@@ -122,23 +104,18 @@ class RouteLimit:
         override_defaults: bool = True,
         mode: Mode = "enforce",
         on_store_error: OnStoreError = "local",
-        store: str | Store | None = None,
-        trusted_proxies: Iterable[str] = (),
-        headers: Style | Mapping[str, str] = "x",
         denied: DenialHandler | None = None,
-        clock: Clock | None = None,
     ) -> None:
         """Take a string such as "5/1m", a Limit, several, or a function of the request that returns one of these.
 
         `key` returns the key of a request, `cost` is its cost; routes with the same `scope` share a count. The `name`
         separates the limits of a route; by default it is made of the key function and the periods. A function that
-        returns an invalid limit is logged once; the last valid one applies, at first `default` (60/1m). Only requests
+        returns an invalid limit is logged once; the last valid one applies, at first 60/1m. Only requests
         with one of the `methods` are limited, and none for which `exempt_when` returns true; `per_method` counts each
         method separately. `count` are statuses that count, or a function of request and status; other responses are
         refunded. `on_denied` is called for each denial.
         With `mode="shadow"`, it denies nothing: `tidegate.inbound.limited(request)` says whether it is exceeded.
         The `default_limits` of a middleware apply in addition only with `override_defaults=False`.
-        `store`, `trusted_proxies`, `headers` and `clock` are used without a middleware in front.
         """
         check_functions({"key": key, "exempt_when": exempt_when}, "request", coroutines=True)
         dynamic: dict[str, object] = {
@@ -151,14 +128,14 @@ class RouteLimit:
         check_fixed_cost(cost, fixed)
         self._limits_of: LimitsOf | None = limits if callable(limits) else None
         # The limits that apply if there is no function, or if it returns invalid ones.
-        self._valid: tuple[Limit, ...] | None = fixed or (None if default is None else read_exact_limits(default))
+        self._valid: tuple[Limit, ...] | None = fixed
         Policy("route", fixed or ("1/1s",), mode, on_store_error)  # raises now, not at the first request
-        read_header_names(headers)
         self._key_of = key
         self._cost = cost
         self.scope = scope
         self._methods = read_methods(methods)
         self.name: str = name or default_name(key, fixed, methods=self._methods)
+        check_combinations(mode, {"denied": denied, "on_denied": on_denied}, self._methods, per_method=per_method)
         self._per_method = per_method
         self._exempt_when = exempt_when
         self.count: Callable[[FrameworkRequest, int], bool] | None = read_count(count)
@@ -166,11 +143,7 @@ class RouteLimit:
         self.override_defaults: bool = override_defaults
         self._mode: Mode = mode
         self._on_store_error: OnStoreError = on_store_error
-        self._own_store = store
-        proxies = TrustedProxies(trusted_proxies)
-        self._options: dict[str, Any] = {"trusted_proxies": proxies, "headers": headers, "clock": clock}
-        self._origin = (tuple(trusted_proxies), headers, clock)  # limits that agree in these may share a store
-        self._own = StandaloneLimiter()
+        self._made_by: BaseLimits | None = None
         self.denied = denied
         self._parsed: dict[object, tuple[Limit, ...]] = {}
         self._limiters: dict[object, tuple[Store, Limiter]] = {}
@@ -201,7 +174,7 @@ class RouteLimit:
         """
         if not coroutines:
             self.require_plain_functions("of a WSGI middleware")
-        given = {"scope": self.scope, "store": self._own_store, "denied": self.denied, "on_denied": self.on_denied}
+        given = {"scope": self.scope, "store": self._made_by, "denied": self.denied, "on_denied": self.on_denied}
         rejected = [option for option, value in given.items() if value is not None]
         if rejected:
             raise ConfigError(
@@ -240,24 +213,20 @@ class RouteLimit:
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
-    def share_store(self, other: RouteLimit) -> None:
-        """Use one store with a limit on the same function, so that both are decided in one step."""
-        if self._own_store is None and other._own_store is None and self._origin == other._origin:
-            self._own.share(other._own)
+    def use(self, limits: BaseLimits) -> Self:
+        """Count in the store of these limits, also behind a middleware."""
+        self._made_by = limits
+        return self
 
     def request_limiter_for(self, request_limiter: RequestLimiter | None) -> RequestLimiter:
-        """Return the request limiter of the middleware, unless there is none or the limit has a store of its own."""
-        return self.own_request_limiter() if request_limiter is None or self._own_store is not None else request_limiter
+        """Return the request limiter of the middleware, unless there is none or a `Limits` has made this limit."""
+        if request_limiter is None or self._made_by is not None:
+            return self.own_request_limiter()
+        return request_limiter
 
     def own_request_limiter(self) -> RequestLimiter:
         """Return the request limiter that is used without a middleware in front."""
-        own = self._own.found()
-        if own.request_limiter is None:
-            if self.scope is not None and self._own_store is None:
-                warn_of_separate_counts(f"{self.scope}:{self.name}")
-            rules = {"defaults": False, "unmatched": None}
-            own.request_limiter = RequestLimiter(rules, self._own_store or "memory://", **self._options)
-        return own.request_limiter
+        return (self._made_by or SHARED_LIMITS.get()).request_limiter
 
     def make_charge_flow(
         self,
@@ -308,7 +277,7 @@ class RouteLimit:
     def choose_key(
         self,
         native: object,
-        mapping: Any,  # noqa: ANN401 - of any framework
+        mapping: object,
         client: RequestClient,
         key: Key,
         request_limiter: RequestLimiter,
@@ -369,8 +338,8 @@ class RouteLimit:
     def _read_dynamic_flow(self, native: object) -> CallFlow[tuple[Limit, ...] | None]:
         """Return the limits that the function chooses; None: no limit. The last valid ones replace invalid ones.
 
-        Without a valid one and without `default`, FALLBACK_LIMIT applies: an invalid limit neither fails requests nor
-        leaves a route without a limit.
+        Without a valid one, FALLBACK_LIMIT applies: an invalid limit neither fails requests nor leaves a route without
+        a limit.
         """
         try:
             chosen = yield from self._call_flow("limits", self._limits_of, native)  # type: ignore[arg-type]  # called only if there is one
@@ -432,20 +401,6 @@ class RouteLimit:
         return found[1]
 
 
-def warn_of_separate_counts(name: str) -> None:
-    """Log once if a limit with a scope was created many times without a middleware: each has its own count."""
-    if len(separate_counts) >= MAX_CACHED_LIMITS:
-        separate_counts.clear()
-    separate_counts[name] += 1
-    if separate_counts[name] == WARN_AFTER_COPIES:
-        log.warning(
-            "%s: this limit was created %d times without a middleware, and each has its own count: create it once, "
-            "outside of the function that handles requests",
-            name,
-            WARN_AFTER_COPIES,
-        )
-
-
 def default_name(
     key: Callable[..., object] | None,
     limits: Sequence[Limit] | None,
@@ -466,4 +421,4 @@ def named_limits(limits: tuple[Limit, ...], name: str | None) -> tuple[Limit, ..
     return limits if has_own_name(limit) else (replace(limit, name=name),)
 
 
-__all__ = ["Limits", "LimitsOf", "RouteLimit", "read_exact_limits"]
+__all__ = ["Limits", "LimitsOf", "RouteLimit", "RouteOptions", "read_exact_limits"]

@@ -40,6 +40,17 @@ def check_fixed_cost(cost: Cost | Callable[..., object], limits: tuple[Limit, ..
         Policy("route", limits).costs(cost)
 
 
+def check_combinations(
+    mode: str, given: dict[str, object], methods: frozenset[str] | None, *, per_method: bool
+) -> None:
+    """Raise ConfigError for options of which one makes the other useless; `given`: those for denials."""
+    for field, value in given.items():
+        if value is not None and mode == "shadow":
+            raise ConfigError("cannot be combined with mode='shadow', which denies nothing", field=field)
+    if per_method and methods is not None and len(methods - {"HEAD"}) == 1:
+        raise ConfigError("cannot be combined with `methods` of one method: remove it", field="per_method")
+
+
 def read_methods(methods: Collection[str] | None) -> frozenset[str] | None:
     """Return the methods that are limited: one as a string, or several; `HEAD` counts as `GET`."""
     if methods is None:

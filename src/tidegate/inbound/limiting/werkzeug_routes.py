@@ -103,8 +103,6 @@ def limits_of_blueprint(blueprint: Any) -> list[RouteLimit]:  # noqa: ANN401 - o
 def add_limit(limit: RouteLimit, blueprint: Any) -> bool:  # noqa: ANN401 - of Flask or Quart
     """Add a limit to every route of a blueprint; returns whether it is the first one."""
     known = vars(blueprint).setdefault(BLUEPRINT_LIMITS, [])
-    for other in known:
-        limit.share_store(other)
     known.append(limit)
     return len(known) == 1
 
