@@ -108,6 +108,18 @@ async def test_a_body_of_an_unusual_type_is_read_and_bounded(upstream, bill, mod
     assert bill.micros <= CEILING
 
 
+@cases("mode", MODES)
+async def test_a_response_says_where_its_output_is_truncated(upstream, bill, mode):
+    async with strict(upstream, mode) as gateway:
+        headers = {"X-Tidegate-Token": TOKEN, "Content-Type": "application/json"}
+        status, found, _ = await gateway.send("POST", CHAT, data=PLAIN, headers=headers)
+        assert status == 200
+        assert int(found["X-Tidegate-Truncates-At"]) == json.loads(bill.arrived[-1])["max_completion_tokens"]
+        short = json.dumps({**json.loads(PLAIN), "max_tokens": 5}).encode()
+        _, found, _ = await gateway.send("POST", CHAT, data=short, headers=headers | {"X-Tidegate-Timeout": "0"})
+        assert "X-Tidegate-Truncates-At" not in found
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
 async def test_a_packed_body_is_sent_plain_with_a_bound(upstream, bill, mode, pack):

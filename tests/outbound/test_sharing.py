@@ -187,9 +187,9 @@ def test_a_notice_reaches_those_that_share_the_store_only_over_the_store_and_oth
 take = partial(run, perform=operator.call)
 
 
-def reduction(value, pause=0.0, since=0):
+def reduction(value, pause=0.0, since=0, epoch=1):
     at = datetime.fromtimestamp(START, UTC)
-    return SharedNotice(CapacityUpdate("x.example", "a", value, "refused", at, 1, pause or None), since)
+    return SharedNotice(CapacityUpdate("x.example", "a", value, "refused", at, epoch, pause or None), since)
 
 
 def notices_of(count, clock):
@@ -328,14 +328,14 @@ def test_all_processes_converge_to_the_last_notice(plan):
     known = [None] * 3  # by each: the notice it knows of
     fresh = [True] * 3  # whether nobody has written since its last look
     last = None
-    for what, who, value, pause in plan:
+    for epoch, (what, who, value, pause) in enumerate(plan, 1):
         if what == "wait":
             clock.advance(pause / 10)
         elif what == "look":
             known[who], fresh[who] = take(everybody[who].read_flow()) or known[who], True
             assert known[who] == last
         else:
-            notice = reduction(value, pause)
+            notice = reduction(value, pause, epoch=epoch)
             written = take(everybody[who].write_flow(notice))
             assert written == fresh[who]
             if written:

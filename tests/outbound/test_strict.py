@@ -218,6 +218,18 @@ def test_what_strict_calls_reserve_grows_when_outputs_are_cut_off(store):
             store.clock.advance(61)
         assert model.bodies[-1]["max_tokens"] >= 1000
         assert client.metrics()["overrun"] == 0
+        assert 0 < client.metrics()["truncated"] < 100
+
+
+def test_a_call_says_where_its_output_is_truncated(store):
+    model = Model(100)
+    with Client(model, store, strict=True) as client:
+        teach(client)
+        assert client.metrics()["truncated"] == 0
+        for body, expected in (({"max_tokens": 5000}, 100), ({"max_tokens": 50}, None), ({}, 100)):
+            response = client.post(URL, json={"model": "m", **body})
+            assert response.extensions["tidegate"].truncates_at == expected
+            store.clock.advance(61)
 
 
 def test_an_output_that_exceeds_the_quota_is_clamped_to_it(store):

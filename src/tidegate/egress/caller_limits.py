@@ -35,10 +35,14 @@ PER_REQUEST: Final = ("requests", "concurrent-requests")
 
 
 class CallerPlan(NamedTuple):
-    """What a call reserves from its caller's limits, and the body that is sent instead of its own, if any."""
+    """What a call reserves from its caller's limits, and the body that is sent instead of its own, if any.
+
+    Its output is truncated at `output_tokens` then.
+    """
 
     cost: dict[str, int]
     body: bytes | None = None
+    output_tokens: int = 0
 
 
 class CallerLimits:
@@ -134,7 +138,7 @@ class CallerLimits:
             if limit.unit in found and limit.unit not in PER_REQUEST:
                 most = found[limit.unit] if provider.strict else min(found[limit.unit], limit.burst)
                 cost[limit.unit] = min(most, cost.get(limit.unit, most))
-        return CallerPlan(cost, body)
+        return CallerPlan(cost, body, output_tokens)
 
     @staticmethod
     def _bound_output(

@@ -30,6 +30,7 @@ class EgressExchange:
         "span",
         "started",
         "status",
+        "truncates_at",
         "waited",
         "waiting",
     )
@@ -50,6 +51,7 @@ class EgressExchange:
         self.attempts: int = 0
         self.first_byte: int | None = None
         self.cost: Any = 0
+        self.truncates_at: int | None = None  # the tokens at which the limits of its caller truncate its output
         self.parts: dict[Any, int] = {}
         self.counts: TrafficCounts | None = None
         self.waiting: bool = False

@@ -303,6 +303,7 @@ class EgressGateway:
             plan = self.limits.plan(caller, provider, call.outbound, call.request)
             if plan.body is not None:
                 call.replace_body(plan.body)
+                exchange.truncates_at = plan.output_tokens
             elif call.request is not None:  # the gate need not read it again
                 call.outbound = call.outbound._replace(parsed=(provider, call.request))
             sender = self.limits.charge(caller, plan.cost)
@@ -381,6 +382,9 @@ class EgressGateway:
             headers[messages.MEMBER] = outcome.member
         headers[messages.WAITED] = f"{outcome.waited:.3f}"
         headers[messages.COST] = messages.describe_cost(outcome.cost)
+        bounds = [bound for bound in (outcome.truncates_at, exchange.truncates_at) if bound is not None]
+        if bounds:
+            headers[messages.TRUNCATES_AT] = str(min(bounds))
         if outcome.decision is not None:
             headers[messages.REMAINING] = messages.describe_remaining(outcome.decision)
         return headers

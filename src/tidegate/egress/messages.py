@@ -59,6 +59,7 @@ MEMBER: Final = "X-Tidegate-Member"
 WAITED: Final = "X-Tidegate-Waited"
 COST: Final = "X-Tidegate-Cost"
 REMAINING: Final = "X-Tidegate-Remaining"
+TRUNCATES_AT: Final = "X-Tidegate-Truncates-At"
 RETRY_AFTER: Final = "X-Tidegate-Retry-After"
 NOTE: Final = "X-Tidegate-Note"
 MAX_KNOWN_NAMES: Final = 1000  # names of header fields that are remembered

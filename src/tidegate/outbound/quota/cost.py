@@ -73,6 +73,11 @@ class CallPlan(NamedTuple):
     paid_input: int = 0
     fits: bool = True
 
+    @property
+    def truncates_at(self) -> int | None:
+        """The tokens at which each output ends, because the bound of the request was lowered; None: it was not."""
+        return None if self.body is None else self.output_tokens
+
 
 class TokenEstimates(NamedTuple):
     """What estimates are based on: sizes learned from responses, and the tokenizer of the user."""

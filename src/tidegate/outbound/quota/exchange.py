@@ -167,7 +167,8 @@ class RequestOutcome(NamedTuple):
     """How a request was sent: its provider (None: no limits), how long it waited, the number of attempts.
 
     `cost` is what was reserved for it, by unit or as a number of requests; `member` is the member of the pool that sent
-    it.
+    it. `truncates_at` is the number of tokens at which its output is truncated, because the bound of the request was
+    lowered to what is reserved; None: it was not.
     """
 
     provider: str | None
@@ -176,6 +177,7 @@ class RequestOutcome(NamedTuple):
     decision: Decision | None = None
     cost: Cost = 0
     member: str = ""
+    truncates_at: int | None = None
 
     @property
     def limited(self) -> bool:

@@ -180,7 +180,9 @@ class _Gate:
                     settlement = handler.make_settlement(account, charge, response.status, plan)
                 cost = charge.amounts if len(asks) > 1 else plan.cost
                 waited = (gate_call.sent - gate_call.began) / SECOND
-                outcome = RequestOutcome(provider.name, waited, gate_call.tries, charge.decision, cost, own.member)
+                outcome = RequestOutcome(
+                    provider.name, waited, gate_call.tries, charge.decision, cost, own.member, plan.truncates_at
+                )
                 return SendResult(response.native, outcome, settlement)
             self._counts["retried"] += 1
             if response is not again:

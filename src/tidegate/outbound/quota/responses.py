@@ -56,6 +56,7 @@ COUNTER_NAMES: Final = (
     "corrected",
     "topped_up",
     "cut_off",
+    "truncated",
     "overrun",
     "overrun_tokens",
     "overrun_micros",
