@@ -1,5 +1,7 @@
 """Settings from environment variables, checked together."""
 
+import asyncio
+
 import pytest
 
 from tests.budget.both_kinds import used
@@ -212,16 +214,24 @@ def test_a_path_alone_reads_the_environment(environ, monkeypatch, tmp_path, kind
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RATE_LIMIT_ENABLED", "true")
     monkeypatch.setenv("RATE_LIMIT_STORAGE_PATH", str(tmp_path / "other.db"))
-    settings = kind(tmp_path / "x.db").settings
+    settings = settings_of(kind(tmp_path / "x.db"))
     assert (settings.enabled, settings.per_minute, settings.per_month) == (True, 20, 7500)
     assert settings.storage == tmp_path / "x.db"
     assert not (tmp_path / "other.db").exists()
-    assert kind(str(tmp_path / "x.db"), per_day=3).settings.per_minute is None  # settings of the call replace them all
+    replaced = settings_of(kind(str(tmp_path / "x.db"), per_day=3))
+    assert replaced.per_minute is None  # settings of the call replace them all
+
+
+def settings_of(budget):
+    """Return the settings of a budget, and close it."""
+    if (closing := budget.close()) is not None:
+        asyncio.run(closing)
+    return budget.settings
 
 
 def test_a_path_alone_is_disabled_unless_the_environment_enables_it(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("RATE_LIMIT_PER_DAY", "5")
-    assert not TaskBudget(tmp_path / "x.db").settings.enabled
+    assert not settings_of(TaskBudget(tmp_path / "x.db")).enabled
     assert "RATE_LIMIT_ENABLED is not set" in caplog.text
 
 
