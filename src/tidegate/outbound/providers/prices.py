@@ -96,10 +96,10 @@ def usage_cost(price: ModelPrice, parts: Mapping[UsagePart, int], profile: Profi
         return min(MAX_INTEGER, ceil_div(dearest * parts.get("total", 0), MILLION))
     cached, written = parts.get("cache_read", 0), parts.get("cache_write", 0)
     fresh = parts.get("input", 0)
-    if not profile.reports_cache_apart:
+    if not profile.cache_apart:
         fresh = max(0, fresh - cached)
     output = parts.get("output", 0)
-    if profile.reports_reasoning_apart:
+    if profile.reasoning_apart:
         output += parts.get("reasoning", 0)
     total = fresh * price.input + cached * price.cached + written * price.cache_write + output * price.output
     # Audio is part of the input and the output that are reported, at another price.

@@ -140,6 +140,8 @@ class Profile:
     media: Mapping[str, MediaEstimate] = field(default_factory=dict)
     usage_at: tuple[FieldPath, ...] = ()
     usage: Mapping[UsagePart, tuple[str, ...]] = field(default_factory=dict)
+    cache_apart: bool = False  # whether the input that is reported does not include what a cache has read or written
+    reasoning_apart: bool = False  # whether the output that is reported does not include reasoning
     counts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parts; `-cache_read` is subtracted
     output_rates: tuple[tuple[str, int], ...] = ()
     charges: Charges = "usage"
@@ -202,16 +204,6 @@ class Profile:
             if any(pattern.fullmatch(spelling.rstrip("/")) for spelling in spellings)
         )
         return PathReading(endpoint, models, as_written, next(hidden, ""))
-
-    @property
-    def reports_cache_apart(self) -> bool:
-        """Whether the input that is reported does not include what was read from a cache."""
-        return "cache_write" in self.usage
-
-    @property
-    def reports_reasoning_apart(self) -> bool:
-        """Whether the output that is reported does not include reasoning."""
-        return "reasoning" in self.counts.get("output-tokens", ())
 
     def output_rate(self, model: str | None) -> int:
         """Return how many tokens of the quota each token of the output uses."""

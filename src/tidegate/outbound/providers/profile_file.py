@@ -56,6 +56,10 @@ PROFILE_FIELDS: Final = (
     "domains",
 )
 USAGE_PARTS: Final = get_args(UsagePart)
+APART: Final[tuple[str, ...]] = (
+    "cache_apart",
+    "reasoning_apart",
+)  # whether the reported input and output do not include these
 SUBTRACTED_PARTS: Final = ("-cache_read",)  # parts of the reported input that do not count
 MODEL_PLACE: Final = "{model}"
 
@@ -139,7 +143,7 @@ def read_profile(source: str | Path | Mapping[str, object]) -> Profile:
         if field in fields:
             options |= read(fields[field])
     if "counts" in fields:
-        options["counts"] = _counts(fields["counts"], options.get("usage", {}))
+        options["counts"] = _counts(fields["counts"], options)
     if "output_rates" in fields:
         options["output_rates"] = tuple(
             (model, rate.integer()) for model, rate in fields["output_rates"].entries().items()
@@ -227,15 +231,21 @@ def _media(setting: ConfigValue) -> MediaEstimate:
 
 
 def _usage(setting: ConfigValue) -> dict[str, Any]:
-    """Read `usage: {at: [usage], input: [prompt_tokens], output: [completion_tokens]}`."""
-    fields = setting.fields("at", *USAGE_PARTS)
+    """Read `usage: {at: [usage], input: [prompt_tokens], output: [completion_tokens], cache_apart: no}`."""
+    fields = setting.fields("at", *USAGE_PARTS, *APART)
     if "at" not in fields:
         raise setting.error("needs at, the field of a response that contains the usage, such as at: [usage]")
     parts = {
         part: tuple(entry.string() for entry in fields[part].one_or_many()) for part in USAGE_PARTS if part in fields
     }
     at = tuple(WHOLE_DOCUMENT if entry.string() == "$" else _path(entry) for entry in fields["at"].one_or_many())
-    return {"usage_at": at, "usage": parts}
+    if "cache_write" in parts and "cache_apart" not in fields:
+        message = (
+            "needs cache_apart: yes if the reported input does not include what a cache has read or written, or no"
+        )
+        raise setting.error(message)
+    apart: dict[str, Any] = {name: fields[name].boolean() for name in APART if name in fields}
+    return {"usage_at": at, "usage": parts, **apart}
 
 
 def _stream(setting: ConfigValue) -> dict[str, Any]:
@@ -251,9 +261,10 @@ def _stream(setting: ConfigValue) -> dict[str, Any]:
     }
 
 
-def _counts(setting: ConfigValue, usage: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+def _counts(setting: ConfigValue, options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Read `counts: {tokens: [input, -cache_read, output]}`: which parts of the usage count towards a unit."""
     found = {}
+    usage = options.get("usage", {})
     for unit, parts in setting.fields(*TOKEN_UNITS).items():
         names = []
         for entry in parts.one_or_many():
@@ -261,6 +272,11 @@ def _counts(setting: ConfigValue, usage: Mapping[str, object]) -> dict[str, tupl
             part = names[-1].removeprefix("-")
             if part not in usage:
                 raise entry.error(f"'usage' does not say where {part} is reported: add usage.{part}")
+            if part == "reasoning" and not options.get("reasoning_apart"):
+                message = (
+                    "the output includes reasoning: leave it out, or add usage.reasoning_apart: yes if it does not"
+                )
+                raise entry.error(message)
         found[unit] = tuple(names)
     return found
 

@@ -285,7 +285,7 @@ class PendingSettlement:
             return
         known = reader.parts
         counted = known.get("input", 0) + known.get("cache_write", 0)
-        if request.price is not None and request.profile.reports_cache_apart:
+        if request.price is not None and request.profile.cache_apart:
             counted += known.get("cache_read", 0)  # cache reads cost money, too
         if counted < self._plan.input_tokens:
             before = units_of(request, self._plan.input_tokens, self._plan.output_tokens)
@@ -474,6 +474,6 @@ class PendingSettlement:
                 output *= 2  # as above
         if "input" in parts and reader.reports_input and not request.fixed:
             whole = parts["input"]
-            if "cache_write" in request.profile.usage:  # cached input is reported separately
+            if request.profile.cache_apart:
                 whole += parts.get("cache_read", 0) + parts.get("cache_write", 0)
         self._learned.record(plan.learned_key, output, request.text_length, whole)

@@ -73,7 +73,7 @@ def usage_parts(profile: Profile, found: Mapping[str, int]) -> Parts:
             if name in found:
                 parts[part] = found[name]
                 break
-    if not profile.reports_cache_apart and parts.get("cache_read", 0) > parts.get("input", 0):
+    if not profile.cache_apart and parts.get("cache_read", 0) > parts.get("input", 0):
         del parts["cache_read"]  # more than the whole input: not to be believed
     if "total" in parts and "input" in parts:
         _add_unlisted(profile, parts)
@@ -85,9 +85,9 @@ def with_input(profile: Profile, parts: Parts, estimate: int | None) -> Parts:
     if "input" in parts or "output" not in parts:
         return parts
     rest = parts.get("total", 0) - parts["output"]
-    if profile.reports_reasoning_apart:
+    if profile.reasoning_apart:
         rest -= parts.get("reasoning", 0)
-    if profile.reports_cache_apart:
+    if profile.cache_apart:
         rest -= parts.get("cache_read", 0) + parts.get("cache_write", 0)
     found = rest if rest > 0 else estimate
     return parts if found is None else {**parts, "input": found}
@@ -96,9 +96,9 @@ def with_input(profile: Profile, parts: Parts, estimate: int | None) -> Parts:
 def _add_unlisted(profile: Profile, parts: Parts) -> None:
     """Count what only the total includes as output: some models report no output, or leave out their reasoning."""
     listed = parts["input"] + parts.get("output", 0)
-    if profile.reports_reasoning_apart:
+    if profile.reasoning_apart:
         listed += parts.get("reasoning", 0)
-    if profile.reports_cache_apart:
+    if profile.cache_apart:
         listed += parts.get("cache_read", 0) + parts.get("cache_write", 0)
     if parts["total"] > listed:
         parts["output"] = parts.get("output", 0) + parts["total"] - listed
@@ -275,7 +275,7 @@ class UsageReader:
     @property
     def reasoning_apart(self) -> int:
         """1 if the provider reports reasoning separately from other output, else 0."""
-        return int(self._profile.reports_reasoning_apart)
+        return int(self._profile.reasoning_apart)
 
     @property
     def parts(self) -> Parts:
