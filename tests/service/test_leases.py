@@ -273,11 +273,11 @@ async def test_a_cancelled_call_lets_other_calls_request_a_lease():
         client = AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", lease="1s")
         asking = asyncio.create_task(client.try_acquire("api", "k"))
         await heard.wait()
-        assert not client._lease_cache.begin_lease(("api", "k"))  # noqa: SLF001 - what the next call asks
+        assert not client._flows.lease_cache.begin_lease(("api", "k"))  # noqa: SLF001 - what the next call asks
         asking.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await asking
-        assert client._lease_cache.begin_lease(("api", "k"))  # noqa: SLF001 - as above
+        assert client._flows.lease_cache.begin_lease(("api", "k"))  # noqa: SLF001 - as above
         assert caught.tb is not None  # while the frames of the cancelled call are still there
         await client.close()
 

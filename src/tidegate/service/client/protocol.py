@@ -20,15 +20,12 @@ from tidegate.policy import normal_key
 from tidegate.service.api.requests import (
     AcquireRequest,
     AskRequest,
-    AuditedRequest,
     BatchRequest,
     CancelRequest,
     CommitRequest,
-    CostRequest,
     LeaseRequest,
     PeekRequest,
     ReserveRequest,
-    TargetRequest,
     as_cost,
 )
 from tidegate.service.api.responses import (
@@ -265,15 +262,6 @@ def batch_request(asks: Sequence[tuple[str, Key] | tuple[str, Key, Cost]]) -> Se
     return verb_request(BATCH, BatchRequest(asks=bodies))
 
 
-def acquire_flow(
-    lease_cache: LeaseCache | None, policy: str, key: Key, cost: Cost, timeout: float | None, priority: float
-) -> Generator[ServiceRequest[Any], Any, ServiceDecision]:
-    """Run an acquire that waits; raise Denied if it is denied."""
-    seconds = read_timeout(timeout)
-    decision = yield from decide_flow(lease_cache, policy, key, cost, seconds, priority)
-    return raise_if_denied(decision, key, seconds)
-
-
 def reserve_request(
     policy: str, key: Key, cost: Cost, ttl: float, timeout: float, priority: float
 ) -> ServiceRequest[ReserveResponse]:
@@ -412,26 +400,6 @@ def client_options(url: str, token: str | None) -> dict[str, Any]:
     return {"base_url": url, "headers": headers, "trust_env": False}
 
 
-def audited_body(policy: str, key: Key, reason: str = "", actor: str = "") -> AuditedRequest:
-    """Build a request that the audit log records."""
-    return AuditedRequest(policy=policy, key=json_key(key), reason=reason, actor=actor)
-
-
-def target_body(policy: str, key: Key) -> TargetRequest:
-    """Build a request about a key, of a verb that also accepts a provider."""
-    return TargetRequest(policy=policy, key=json_key(key))
-
-
-def peek_body(policy: str, key: Key, cost: Cost) -> PeekRequest:
-    """Build such a request, with a cost."""
-    return PeekRequest(policy=policy, key=json_key(key), cost=as_cost(cost))
-
-
 def provider_peek_body(provider: str, cost: Cost | None) -> PeekRequest:
     """Build such a request about a provider; a cost of None is the provider's own."""
     return PeekRequest(provider=provider, cost=msgspec.UNSET if cost is None else as_cost(cost))
-
-
-def cost_body(policy: str, key: Key, cost: Cost) -> CostRequest:
-    """Build a request with its subject and cost."""
-    return CostRequest(policy=policy, key=json_key(key), cost=as_cost(cost))
