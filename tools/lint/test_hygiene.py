@@ -135,6 +135,23 @@ def test_each_silenced_line_has_its_reason_beside_it(texts):
     assert [mark for mark in marks if not re.search(reasons, mark)] == []
 
 
+def python_tests(texts):
+    return {name: text for name, text in texts.items() if name.startswith("tests/") and name.endswith(".py")}
+
+
 def test_no_skip_without_a_reason(texts):
-    tests = {name: text for name, text in texts.items() if name.startswith("tests/") and name.endswith(".py")}
-    assert places(tests, r"pytest[.](mark[.])?(skip|xfail)(\(\)|$)") == []
+    assert places(python_tests(texts), r"pytest[.](mark[.])?skip(\(\)|$)") == []
+
+
+XFAIL = re.compile(r"pytest[.](?:mark[.])?xfail\b(?!\([^)]*issue \d+)")
+
+
+def test_an_expected_failure_names_its_issue(texts):
+    """What fails is repaired, or waits for an issue: reason="issue 35: 1.5 % of the calls are refused, not 1 %"."""
+    assert [name for name, text in python_tests(texts).items() if XFAIL.search(text)] == []
+    assert XFAIL.search("@pytest.mark.xfail(strict=True, reason='sometimes')")
+    assert not XFAIL.search("@pytest.mark.xfail(\n    strict=True, reason='issue 35: sometimes')")
+
+
+def test_no_test_replaces_our_classes_by_mocks(texts):
+    assert places(python_tests(texts), r"\b(Magic|Async)?Mock\(|create_autospec") == []

@@ -1,4 +1,4 @@
-"""Names in src/: a class name has one meaning, and a constant says what it bounds or holds."""
+"""Names in src/: a class name has one meaning, a constant says what it bounds, and a module what it holds."""
 
 import ast
 import re
@@ -24,6 +24,22 @@ VAGUE = re.compile(
     r"|PATIENCE|PARTS?|WHOLE|TEXTS?|FLAGS?|LOOKS?|KEPT|OWN|BIG|SMALL|SHORT|LONG|ENDLESS|ALMOST|NOTHING|MEANWHILE|STUFF"
     r"|THINGS?|(?:MOST|LONGEST|SHORTEST|LARGEST|SMALLEST|HIGHEST|LOWEST)_\w+)"
 )
+
+# Metaphors, words for "fast" and "without waiting" that differ from one module to the next, and names of anything.
+VAGUE_WORD = re.compile(
+    r"desk|seat|shelf|door|board|parts|visit|census|reckoning|whole|texts|fast|immediate|usual|common|now|instant|plain"
+    r"|misc|utils?|helpers?|stuff|things|others?"
+)
+KNOWN_MODULES = {
+    "common_request",  # inbound/limiting: issue 34 renames it
+    "httpx_common",  # outbound/adapters: what httpx and httpx2 have in common
+}
+
+
+def vague_modules(paths):
+    """Return the modules and packages whose name has a word that says nothing of what they hold."""
+    names = {part for path in paths for part in path.with_suffix("").parts} - KNOWN_MODULES
+    return sorted(name for name in names if any(map(VAGUE_WORD.fullmatch, name.split("_"))))
 
 
 def modules():
@@ -54,6 +70,15 @@ def vague_constants(trees):
         for name in assigned_names(statement)
         if VAGUE.fullmatch(name)
     ]
+
+
+def test_a_module_is_named_after_what_it_holds():
+    assert vague_modules(path for path, _ in modules()) == []
+
+
+def test_a_vague_module_name_is_found():
+    paths = [Path("a/utils.py"), Path("a/fast_path.py"), Path("desk/b.py"), Path("a/explain.py"), Path("a/_now.py")]
+    assert vague_modules(paths) == ["_now", "desk", "fast_path", "utils"]
 
 
 def test_a_class_name_is_defined_once():
