@@ -12,6 +12,8 @@ MAX_SECONDS: Final = 3e10
 
 def seconds(name: str, value: object, expected: str = "a number of seconds") -> float:
     """Read a number of seconds or a timedelta, capped at about a thousand years."""
+    if (value.__class__ is float or value.__class__ is int) and -MAX_SECONDS <= value <= MAX_SECONDS:
+        return value
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # noqa: PLR0124 - not NaN

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from tidegate.arguments import at_least_zero, check_priority, seconds
 from tidegate.core.bounds import SECOND
-from tidegate.core.decision import Decision, shadow
+from tidegate.core.decision import Decision, LocalDecision, shadow
 from tidegate.errors import Closed, ConfigError
 from tidegate.joint import JointCall, LimiterAsk
 from tidegate.observe import Observer, Record
@@ -169,10 +169,15 @@ class BaseLimiter:
         return ReservedCharge(self, policy, normal_key(key), policy.costs(cost), decision)
 
     def policy_of(self, decision: Decision) -> Policy:
-        """Return the policy of a decision: the current one, unless the rules changed meanwhile."""
+        """Return the policy of a decision: the current one, unless the rules changed meanwhile.
+
+        A decision without the store is about this process's part of the limits; the store counts the limits themselves.
+        """
         policy = self.policy
         limits = decision.policy_limits
-        return policy if limits is policy.limits else policy.with_limits(limits)
+        if limits is policy.limits or isinstance(decision, LocalDecision):
+            return policy
+        return policy.with_limits(limits)
 
     def _refund_ask(self, key: Key, cost: Cost) -> Ask:
         policy, key, costs = self._make_ask(key, cost)

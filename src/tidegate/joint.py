@@ -342,8 +342,8 @@ class JointCall:
         charged = self.charged
         assert charged is not None  # noqa: S101 - the call was allowed
         return [
-            ReservedCharge(limiter, limiter.policy_of(decision), key, costs, decision)
-            for (limiter, (_, key, costs)), decision in zip(charged.asks, charged.decisions, strict=True)
+            ReservedCharge(limiter, policy, key, costs, decision)
+            for (limiter, (policy, key, costs)), decision in zip(charged.asks, charged.decisions, strict=True)
         ]
 
 

@@ -60,7 +60,7 @@ class ReservedCharge:
 
     def part(self, cost: Cost) -> Cost | None:
         """Return the part of a cost that these limits count; None: nothing of it."""
-        if isinstance(cost, Mapping):
+        if cost.__class__ is dict or isinstance(cost, Mapping):  # the usual type first: faster
             units = self.policy.units
             return {unit: amount for unit, amount in cost.items() if unit in units} or None
         return cost if self.policy.counted else None
@@ -82,16 +82,19 @@ class ReservedCharge:
         """Return the corrections from the reserved to the actual cost, each with the instant of its charge.
 
         `given` are the units whose actual cost is known, by default all. There is usually one correction; more if
-        limits were charged again later, or if a limit has a cost that was not charged before: it is charged now (None).
+        limits were charged again later, or if a limit has a cost that was not charged before: it is charged now (None),
+        like all that is above an estimate which was charged while the store was unavailable: its charge in the store is
+        made at another instant.
         """
         deltas, unplanned, late = [], [], False
+        local = isinstance(self.decision, LocalDecision)
         for limit, new, old, at in zip(self.policy.limits, actual, self.costs, self.ats, strict=True):
             change = new - old if given is None or limit.unit in given else 0
             if limit.rules.holds_slots:  # the work is over: its slots are free again
                 change = -old
             elif expired and change < 0:
                 change = 0
-            fresh = not old and at is not None
+            fresh = at is not None and (not old or (local and change > 0))
             deltas.append(0 if fresh else change)
             unplanned.append(change if fresh else 0)
             late = late or (fresh and change != 0)
@@ -284,18 +287,16 @@ def _steps(
         ask = charge.policy, charge.key, costs
         step = ApplyStep(limiter.store, "adjust", (ask,), limiter.current_time(), at, writes)
         return [(step, [charge])]
-    groups: dict[tuple[int, int, int | None], tuple[list[ReservedCharge], list[Ask]]] = {}
+    groups: dict[tuple[int, int, int | None], list[tuple[ReservedCharge, Ask]]] = {}
     for charge, costs, at in changes:
         ask = charge.policy, charge.key, costs
         store = charge.limiter.store
-        charges, asks = groups.setdefault((id(store), store.key_slots((ask,))[0], at), ([], []))
-        charges.append(charge)
-        asks.append(ask)
+        groups.setdefault((id(store), store.key_slots((ask,))[0], at), []).append((charge, ask))
     steps: list[Correction] = []
-    for (_, _, at), (charges, asks) in groups.items():
-        limiter = charges[0].limiter
+    for (_, _, at), rows in groups.items():
+        limiter, asks = rows[0][0].limiter, [ask for _, ask in rows]
         step = ApplyStep(limiter.store, "adjust", asks, limiter.current_time(), at, () if steps else writes)
-        steps.append((step, charges))
+        steps.append((step, [charge for charge, _ in rows]))
     return steps
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from tidegate.core.algorithms import NEVER, State, View
 from tidegate.core.bounds import SECOND
@@ -233,15 +233,23 @@ def join_decisions(decisions: Sequence[Decision]) -> Decision:
     """Return one decision about all limits of several, which were made together: allowed if all of them are."""
     if len(decisions) == 1:
         return decisions[0]
-    limits = tuple([limit for each in decisions for limit in each.policy_limits])
-    at, allowed = decisions[0].at, all(each.allowed for each in decisions)
-    kind = LocalDecision if any(isinstance(each, LocalDecision) for each in decisions) else Decision
-    if all(each[1] == at and each[4] is not None for each in decisions):  # their views can be computed later
-        states = [state for each in decisions for state in each[3]]
-        costs = [cost for each in decisions for cost in each[4] or ()]
-        return kind((allowed, at, limits, states, costs))
+    limits: list[Limit] = []
+    states: list[Any] = []
+    left: list[int] = []
+    at = decisions[0].at
+    for each in decisions:
+        _, instant, own, results, costs = each
+        limits += own
+        if costs is None or instant != at or each.__class__ is not Decision:
+            break
+        states += results
+        left += costs
+    else:  # the views can be computed when they are read
+        return Decision((all([each[0] for each in decisions]), at, tuple(limits), states, left))  # noqa: C419 - faster
+    limits = [limit for each in decisions for limit in each.policy_limits]
     views = [view for each in decisions for view in each.views]
-    return kind.of_views(at, limits, views, within_limits=allowed)
+    kind = LocalDecision if any(isinstance(each, LocalDecision) for each in decisions) else Decision
+    return kind.of_views(at, tuple(limits), views, within_limits=all(each.allowed for each in decisions))
 
 
 # ---- verbs: apply to the states of all limits of a key at once -------------------------------------------------------

@@ -168,6 +168,14 @@ class Fallback:
         spending.uncharged = [total + cost for total, cost in zip(spending.uncharged, costs, strict=True)]
         spending.instants.add(now)
 
+    def has_charged(self, asks: Sequence[Ask], at: int | None) -> bool:
+        """Return whether the charge of an ask was made here, and not charged to the store yet: it is corrected here."""
+        for policy, key, _ in asks if self.spending else ():
+            spending = self.spending.get((policy.name, key))
+            if spending is not None and at in spending.instants:
+                return True
+        return False
+
     def _correct(self, ask: Ask, now: int, at: int | None, *, in_doubt: bool) -> Decision:
         """Correct a charge made here now; queue the correction of a charge made by the store."""
         policy, key, costs = ask

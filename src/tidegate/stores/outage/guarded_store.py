@@ -129,7 +129,7 @@ class GuardedStore(DelegatingStore):
         self, verb: str, policy: Policy, key: Key, costs: tuple[int, ...], now: int | None = None, at: int | None = None
     ) -> Decision:
         """Apply the verb to one key."""
-        if self._breakers.lost or self._tries > 1:
+        if self._breakers.lost or self._tries > 1 or self._fallback.spending:
             return self.apply(verb, ((policy, key, costs),), now, at)[0]
         if policy.on_store_error == "local" and id(policy) not in self._local_policies:
             self._add_local_policy(policy)
@@ -179,11 +179,15 @@ class GuardedStore(DelegatingStore):
     ) -> Flow[None, list[Decision]]:
         """Decide with the store, or without it in an outage; yields to send the call."""
         self._count_processes(asks)
+        if VERBS[verb].corrects and not writes and self._fallback.has_charged(asks, at):
+            decisions = self._fallback.decide(verb, asks, now, at)
+            self._start_thread()
+            return decisions
         values = [(write.collection, write.name) for write in writes]
         outages, lost = self._breakers.outages, self._is_lost(asks, values)
         for left in range(0 if lost else self._tries_for(verb), 0, -1):
             try:
-                decisions: list[Decision] = yield None
+                decisions = yield None
             except OUTAGE_ERRORS as error:
                 if left == 1 or concerns_key(error):
                     return self._decide_failed(error, outages, verb, asks, now, at, values)
@@ -312,7 +316,7 @@ class GuardedStore(DelegatingStore):
 
     def _is_simple(self, asks: Sequence[Ask]) -> bool:
         """Return whether the call can go straight to the store: the usual case, which must be fast."""
-        return not self._breakers.lost and self._tries == 1 and len(asks) == 1
+        return not self._breakers.lost and self._tries == 1 and len(asks) == 1 and not self._fallback.spending
 
     @property
     def unavailable(self) -> bool:
