@@ -180,14 +180,14 @@ class GuardedStore(DelegatingStore):
         """Decide with the store, or without it in an outage; yields to send the call."""
         self._count_processes(asks)
         if VERBS[verb].corrects and not writes and self._fallback.has_charged(asks, at):
-            decisions = self._fallback.decide(verb, asks, now, at)
+            corrected = self._fallback.decide(verb, asks, now, at)
             self._start_thread()
-            return decisions
+            return corrected
         values = [(write.collection, write.name) for write in writes]
         outages, lost = self._breakers.outages, self._is_lost(asks, values)
         for left in range(0 if lost else self._tries_for(verb), 0, -1):
             try:
-                decisions = yield None
+                decisions: list[Decision] = yield None
             except OUTAGE_ERRORS as error:
                 if left == 1 or concerns_key(error):
                     return self._decide_failed(error, outages, verb, asks, now, at, values)
