@@ -76,7 +76,7 @@ EXIT_UNAVAILABLE: Final = 3  # a store, a bus or the service cannot be reached, 
 EXIT_INTERRUPTED: Final = 130
 EXIT_CODES: Final = {
     EXIT_OK: "success; the call was allowed",
-    EXIT_DENIED: "the call was denied, or 'tidegate doctor' found a problem",
+    EXIT_DENIED: "the call was denied, 'tidegate doctor' found a problem, or a condition of 'tidegate plan' holds",
     EXIT_BAD_INPUT: "invalid input: arguments, a file, an environment variable",
     EXIT_UNAVAILABLE: "a store, a bus or the service cannot be reached, or the output cannot be written",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",

@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from tidegate.cli import EXIT_DENIED, EXIT_OK
 from tidegate.cli.arguments import duration, integer, positive_integer
 from tidegate.cli.file_kinds import recognise
-from tidegate.cli.plan_tables import write_replay
+from tidegate.cli.plan_tables import write_diff, write_replay, write_suggestion
+from tidegate.core.algorithms import ALGORITHMS
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
-from tidegate.plan import ReplayOptions, replay
+from tidegate.plan import ReplayOptions, SuggestOptions, diff, replay, suggest
+from tidegate.plan.conditions import DIFF_FIGURES, REPLAY_FIGURES, Condition
 from tidegate.plan.logs.formats import FORMATS, LogOptions
 from tidegate.plan.logs.records import KNOWN_NAMES
+from tidegate.plan.markdown import diff_markdown, replay_markdown
 from tidegate.plan.report import Names
 from tidegate.plan.rules.load import REPLAYED_KINDS, RulesSpec, is_limit, read_spec
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tidegate.cli.output import Output
+
+    Result = tuple[dict[str, Any], Callable[..., None], Callable[..., str]]  # the report, and what writes it
 
 EXAMPLES: Final = (
     ("tidegate plan replay access.log --policy config.yaml", "whom would these limits have denied?"),
     ("tidegate plan replay a.log b.log.gz --policy 'api=100/1m'", "several logs, and one limit for each address"),
+    (
+        "tidegate plan diff old.yaml new.yaml --log access.log --fail-if 'newly_denied_clients > 0.1%'",
+        "compare rules; exit code 1 if they deny too many more clients",
+    ),
+    ("tidegate plan suggest access.log > config.yaml", "limits for the endpoints of a log, with their reasons"),
     ('tidegate plan replay access.log --policy config.yaml --log-format "$FORMAT"', "a log_format of nginx"),
 )
-ACTIONS: Final = {"replay": "decide about every request of logs, and report what was denied"}
+ACTIONS: Final = {
+    "replay": "decide about every request of logs, and report what was denied",
+    "diff": "compare two sets of rules, decision by decision",
+    "suggest": "suggest limits that would have denied few clients and requests, as YAML",
+}
+OPTIONS: Final = {
+    "policy": ("replay", "suggest"),
+    "retries": ("replay",),
+    "log": ("diff", "suggest"),
+    "fail_if": ("replay", "diff"),
+    "markdown": ("replay", "diff"),
+    "leave_out": ("suggest",),
+    "period": ("suggest",),
+}  # of some actions only
+SUGGESTED_ALGORITHMS: Final = tuple(
+    name for name, each in ALGORITHMS.items() if not each.by_calendar and not each.holds_slots
+)
+DEFAULT_SHARE: Final = 0.001
 MAX_PROCESSES: Final = 2  # by default: more keep the process that decides no busier
 
 
@@ -42,7 +71,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     actions = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
     parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help=actions)
     parser.add_argument(
-        "files", nargs="*", metavar="FILE", help="logs, plain or compressed with gzip; - is standard input"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="replay, suggest: logs, plain or compressed with gzip (replay: - is standard input); diff: the old "
+        "and the new rules",
     )
     add_log_options(parser)
     rules = parser.add_argument_group("the rules")
@@ -69,7 +102,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="let each denied client come back after its Retry-After, up to N times for each request (default: 0)",
     )
+    add_suggest_options(parser)
     report = parser.add_argument_group("the report")
+    report.add_argument("--markdown", action="store_true", help="write Markdown, for a pull request")
+    report.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="exit with code 1 if it holds, such as 'denied_clients > 0.1%%' or 'newly_denied_requests > 0' (may be "
+        "repeated)",
+    )
     report.add_argument("--top", type=positive_integer, default=10, metavar="N", help="rows of a table (default: 10)")
     report.add_argument(
         "--hash-clients",
@@ -84,6 +127,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how to read logs."""
     logs = parser.add_argument_group("the logs")
+    logs.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="diff, suggest: a log (may be repeated; merged by time)",
+    )
     logs.add_argument(
         "--format",
         choices=FORMATS,
@@ -119,15 +169,91 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_suggest_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `suggest`."""
+    group = parser.add_argument_group("suggest")
+    group.add_argument(
+        "--period", action="append", default=[], metavar="TIME", help="a period (repeatable; default: 1m, 1h and 1d)"
+    )
+    group.add_argument(
+        "--algorithm", choices=SUGGESTED_ALGORITHMS, default="sliding_log", metavar="ALGORITHM",
+        help=f"the algorithm that will enforce: {', '.join(SUGGESTED_ALGORITHMS)} (default: sliding_log)",
+    )  # fmt: skip
+    for name, what in (("clients", "need more than a limit"), ("requests", "be denied")):
+        group.add_argument(
+            f"--max-{name}", type=read_share, default=DEFAULT_SHARE, metavar="SHARE",
+            help=f"how many {name} may {what}, in each category (default: 0.1%%)",
+        )  # fmt: skip
+    group.add_argument(
+        "--leave-out", action="append", default=[], metavar="CLIENT", help="a client that is not measured (repeatable)"
+    )
+
+
+def read_share(text: str) -> float:
+    """Read a share such as 0.1% or 0.001."""
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise ArgumentTypeError(f"expected a share such as 0.1% or 0.001, not {text!r}")
+    return found
+
+
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Replay, and write the report."""
-    if not args.files:
-        raise ConfigError("expected a log, such as: tidegate plan replay access.log --policy config.yaml", field="FILE")
-    rules = read_rules(args.policy, args)
-    report = replay(args.files, rules, read_options(args, output))
-    write_replay(report, output, args.top)
+    """Replay or compare, and write the report."""
+    refuse_unused_options(args)
+    figures = REPLAY_FIGURES if args.action == "replay" else DIFF_FIGURES
+    conditions = [Condition.parse(text, figures) for text in args.fail_if]
+    report, write, markdown = ACTIONS_BY_NAME[args.action](args, read_options(args, output))
+    report["failed"] = [condition.text for condition in conditions if condition.holds(report, figures)]
+    if args.markdown:
+        output.write_lines(markdown(report, args.top).split("\n"))
+    else:
+        write(report, output, args.top)
     output.write_json(report)
-    return 0
+    for text in report["failed"]:
+        output.write_error(f"--fail-if: {text}")
+    return EXIT_DENIED if report["failed"] else EXIT_OK
+
+
+def run_replay(args: argparse.Namespace, options: ReplayOptions) -> Result:
+    """Replay logs."""
+    if not args.files:
+        raise ConfigError(f"expected a log, such as: {EXAMPLES[0][0]}", field="FILE")
+    return replay(args.files, read_rules(args.policy, args), options), write_replay, replay_markdown
+
+
+def run_diff(args: argparse.Namespace, options: ReplayOptions) -> Result:
+    """Compare two sets of rules."""
+    if len(args.files) != 2 or not args.log:  # noqa: PLR2004 - old and new
+        raise ConfigError(f"expected the old and the new rules, and a log, such as: {EXAMPLES[2][0]}", field="FILE")
+    old, new = (read_rules([file], args) for file in args.files)
+    return diff(args.log, old, new, options), write_diff, diff_markdown
+
+
+def run_suggest(args: argparse.Namespace, options: ReplayOptions) -> Result:
+    """Suggest limits."""
+    paths = [*args.files, *args.log]
+    if not paths:
+        raise ConfigError("expected a log, such as: tidegate plan suggest --log access.log", field="--log")
+    rules = read_rules(args.policy, args) if args.policy else None
+    if rules is not None and rules.kind != "inbound":
+        raise ConfigError("expected the file of a middleware, whose categories get limits", field="--policy")
+    periods = args.period or list(SuggestOptions().periods)
+    wanted = SuggestOptions(args.algorithm, periods, args.max_clients, args.max_requests, args.leave_out)
+    return suggest(paths, wanted, rules, options), write_suggestion, lambda _report, _top: ""
+
+
+ACTIONS_BY_NAME: Final = {"replay": run_replay, "diff": run_diff, "suggest": run_suggest}
+
+
+def refuse_unused_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that the action does not use."""
+    for name, actions in OPTIONS.items():
+        if getattr(args, name) and args.action not in actions:
+            allowed = " and ".join(f"'tidegate plan {action}'" for action in actions)
+            raise ConfigError(f"is an option of {allowed}", field=f"--{name.replace('_', '-')}")
 
 
 def read_rules(given: list[str], args: argparse.Namespace) -> RulesSpec:

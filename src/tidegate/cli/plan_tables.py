@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli.output import counted
 from tidegate.cli.tables import TableColumn, TextTable, columns, draw_curve
+from tidegate.plan.markdown import rules_diff
 from tidegate.plan.report import CLOSENESS
+from tidegate.plan.suggest import to_yaml
 from tidegate.policy.durations import format_duration
 
 if TYPE_CHECKING:
@@ -160,3 +162,55 @@ def write_hours(hours: list[dict[str, Any]], output: Output) -> None:
     for name, style in (("requests", "cyan"), ("denied", "red")):
         values = [by_hour[hour][name] if hour in by_hour else 0 for hour in range(24)]
         output.write_line(f"{name:<9}{output.style(draw_curve(values), style)} by hour of the day, 0 to 23")
+
+
+def write_diff(report: dict[str, Any], output: Output, top: int) -> None:
+    """Write the report of a comparison."""
+    write_log(report, output)
+    for name, style in (("denied", "red"), ("allowed", "green")):
+        found = report[f"newly_{name}"]
+        requests = f"{counted(found['requests'], 'request')} ({percent(found['requests_share'])})"
+        clients = f"{counted(found['clients'], 'client')} ({percent(found['clients_share'])})"
+        money = f", ${found['usd']:,.2f}" if found["usd"] else ""
+        output.write_line(f"newly {name}: {requests} of {clients}{money}", "bold", style if found["requests"] else "")
+    rows = [
+        (name.replace("_", " "), *(f"{report[side][name]:,}" for side in ("old", "new")))
+        for name in ("requests", "denied", "clients", "denied_clients")
+    ]
+    output.write_line()
+    output.write_table(TextTable(columns("", "old", "new"), list(rows)))
+    output.write_line()
+    for line in rules_diff(report["rules"]["old"], report["rules"]["new"]):
+        output.write_line(line, {"-": "red", "+": "green"}.get(line[0], "dim"))
+    for kind in ("client", "endpoint"):
+        cells = [
+            (output.clean(each[kind]), f"{each['newly_denied']:,}", f"{each['newly_allowed']:,}")
+            for each in report[f"{kind}s"][:top]
+        ]
+        if cells:
+            output.write_line()
+            output.write_table(TextTable(columns(kind, "newly denied", "newly allowed"), list(cells)))
+    for note in report["notes"]:
+        output.write_line(f"Note: {note}.", "dim")
+
+
+def write_suggestion(report: dict[str, Any], output: Output, top: int) -> None:
+    """Write the suggestion as YAML; on a terminal, with the heavy clients and the trade-off below it."""
+    output.write_lines(to_yaml(report).rstrip("\n").split("\n"))
+    lines = []
+    for group in report["groups"]:
+        if group["heavy"]:
+            lines.append(f"# {group['category']}: {', '.join(group['heavy'][:top])} needed more than is suggested")
+        for each in group["periods"]:
+            points = each["tradeoff"]
+            if each["suggested"] is not None and len(points) > 1:
+                curve = draw_curve([over for _, over in points])
+                ends = f"{points[0][0]} … {points[-1][0]:,}"
+                lines.append(f"# {group['category']} per {each['period']}: clients over {ends}: {curve}")
+            elif each["suggested"] is None:
+                lines.append(
+                    f"# {group['category']} per {each['period']}: implied by a shorter one, or the log is too short"
+                )
+    missed = report["goal"]["missed"]
+    lines += [f"# more requests are denied than wanted: {', '.join(missed)}"] if missed else []
+    output.write_lines([output.clean(line, 160) for line in lines])

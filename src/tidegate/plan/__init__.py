@@ -7,7 +7,8 @@ Everything is decided by the code that enforces limits, in virtual time. The fun
     report["totals"]["denied_clients"]
 """
 
-from tidegate.plan.api import ReplayOptions, replay
+from tidegate.plan.api import ReplayOptions, diff, replay, suggest
 from tidegate.plan.rules.load import read_spec
+from tidegate.plan.suggest import SuggestOptions, to_yaml
 
-__all__ = ["ReplayOptions", "read_spec", "replay"]
+__all__ = ["ReplayOptions", "SuggestOptions", "diff", "read_spec", "replay", "suggest", "to_yaml"]

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
+from tidegate.errors import ConfigError
+from tidegate.plan.diff import Comparison
+from tidegate.plan.logs.files import STANDARD_INPUT
 from tidegate.plan.logs.formats import LogOptions
 from tidegate.plan.logs.stream import LogStream
 from tidegate.plan.replay import Replay, Replays
-from tidegate.plan.report import Names, describe_range, describe_replay
+from tidegate.plan.report import Names, describe_log, describe_range, describe_replay, show_time
+from tidegate.plan.rules.load import RulesSpec
+from tidegate.plan.suggest import Measurement, SuggestOptions, describe_group, suggest_limits, to_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import tzinfo
     from pathlib import Path
 
-    from tidegate.plan.rules.load import RulesSpec
 
+ANY_LIMIT: Final = {"all": ("1/1s",)}  # of rules that only name clients and endpoints
+MAX_ATTEMPTS: Final = 8
 COARSE: Final = SECOND // 100  # a log with a coarser resolution gets a range
 log: logging.Logger = logging.getLogger("tidegate")
 
@@ -72,3 +78,86 @@ def replay(paths: Iterable[str | Path], rules: RulesSpec, options: ReplayOptions
         denied = [each.tally.denied for each in replays]
         report["range"] = describe_range(denied[1], denied[2], denied[0], uncertainty)
     return report
+
+
+def diff(
+    paths: Iterable[str | Path], old: RulesSpec, new: RulesSpec, options: ReplayOptions | None = None
+) -> dict[str, Any]:
+    """Replay logs against old and new rules, and return the decisions that differ."""
+    options = options or ReplayOptions()
+    stream = options.stream(paths)
+    with without_logs():
+        durations = stream.look().has_durations
+        replays = [Replay(each.open(has_durations=durations), place=place) for place, each in enumerate((old, new))]
+        comparison = Comparison(*replays)
+        comparison.run(stream)
+    return comparison.describe(stream.summary, options.names, options.zone)
+
+
+def suggest(
+    paths: Iterable[str | Path],
+    wanted: SuggestOptions | None = None,
+    rules: RulesSpec | None = None,
+    options: ReplayOptions | None = None,
+) -> dict[str, Any]:
+    """Suggest limits for the categories of rules, or for the endpoints of logs, and replay them."""
+    wanted, options, paths = wanted or SuggestOptions(), options or ReplayOptions(), list(paths)
+    if STANDARD_INPUT in map(str, paths):
+        raise ConfigError(
+            "cannot be read from standard input, because it is read several times: use a file", field="--log"
+        )
+    stream = options.stream(paths)
+    by_policy = rules is not None
+    with without_logs():
+        opened = (rules or RulesSpec("limits", limits=ANY_LIMIT)).open()
+        found = Measurement(opened, wanted, by_policy=by_policy)
+        found.run(stream)
+    if not found.chosen():
+        raise ConfigError("the logs have no requests to suggest limits for", field="--log")
+    trusted = () if rules is None else rules.trusted_proxies
+    return fit_requests(paths, found, wanted, opened.patterns, trusted, options) | {
+        "log": describe_log(stream.summary, options.names),
+        "from": show_time(found.first, options.zone),
+        "until": show_time(found.last, options.zone),
+        "left_out": {"requests": found.left_out, "clients": len(wanted.left_out)},
+    }
+
+
+def fit_requests(
+    paths: list[str | Path],
+    found: Measurement,
+    wanted: SuggestOptions,
+    patterns: dict[str, list[str]],
+    trusted: tuple[str, ...],
+    options: ReplayOptions,
+) -> dict[str, Any]:
+    """Replay what is suggested, and raise it while more requests are denied than wanted."""
+    skipped: dict[str, int] = {}
+    for attempt in range(MAX_ATTEMPTS):
+        suggested = suggest_limits(found, wanted, skipped)
+        groups = [
+            describe_group(group, suggested[group.name], wanted, patterns, options.names.show)
+            for group in found.chosen()
+        ]
+        config = to_config(groups, suggested, wanted.algorithm) | {"exempt_clients": list(wanted.left_out)}
+        replayed = replay(
+            paths, RulesSpec("inbound", mapping=config, trusted_proxies=trusted), replace(options, uncertainty=0)
+        )
+        policies = {each["policy"]: each for each in replayed["policies"]}
+        over = [
+            group["group"]
+            for group in groups
+            if group["category"] in policies and policies[group["category"]]["denied_share"] > wanted.max_requests
+        ]
+        for name in over:
+            skipped[name] = 2 * skipped.get(name, 0) + 1
+        if not over or attempt == MAX_ATTEMPTS - 1:
+            break
+    totals = replayed["totals"]
+    return {
+        "algorithm": wanted.algorithm,
+        "goal": {"max_clients": wanted.max_clients, "max_requests": wanted.max_requests, "missed": over},
+        "groups": groups,
+        "denied": {"requests": totals["denied"], "clients": totals["denied_clients"]},
+        "totals": totals,
+    }

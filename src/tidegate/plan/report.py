@@ -237,3 +237,8 @@ def quantile(waits: Sequence[int], fraction: float) -> float | None:
 def describe_range(low: int, high: int, found: int, resolution: int) -> dict[str, Any]:
     """Return how many denials the resolution of the log allows."""
     return {"denied": [min(low, found), max(high, found)], "resolution": resolution / SECOND}
+
+
+def quantile_of(numbers: Sequence[int], fraction: float) -> int:
+    """Return a quantile of sorted numbers; 0 if there are none."""
+    return numbers[min(len(numbers) - 1, int(fraction * len(numbers)))] if numbers else 0

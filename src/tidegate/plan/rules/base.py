@@ -46,6 +46,7 @@ class ReplaySubject(Protocol):
     """What requests ask for: a path, a policy, a provider."""
 
     endpoint: str  # the name in reports
+    policies: tuple[str, ...]
     limited: bool  # whether any limit applies
 
     def decide(self, key: object, status: int, duration: int, cost: Mapping[str, int] | int) -> Outcome:
@@ -57,6 +58,7 @@ class ReplayRules(Protocol):
 
     clock: ReplayClock
     limits: Mapping[str, tuple[Limit, ...]]
+    patterns: dict[str, list[str]]  # the endpoints of each policy, such as `GET /items`, if the rules have any
     notes: list[str]  # what a reader of the result has to know
 
     @property

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.identify import ClientIdentifier, RequestClient
     from tidegate.inbound.limiting.charges import MadeCharge
     from tidegate.inbound.limiting.request_targets import RequestTarget
+    from tidegate.inbound.rules.model import Category
     from tidegate.plan.clock import ReplayClock
     from tidegate.plan.logs.batch import LogSender, LogSubject
 
@@ -79,6 +80,7 @@ class InboundRules:
         self.limits: Mapping[str, tuple[Limit, ...]] = {
             category.name: category.policy.limits for category in (*rules.categories, *rules.extra_categories)
         }
+        self.patterns: dict[str, list[str]] = {each.name: patterns_of(each) for each in rules.categories}
         self.notes: list[str] = []
         if plan:
             self.notes.append("the log does not say which plan a client has: the limits without a plan were used")
@@ -181,6 +183,11 @@ class InboundSubject:
 def settle_charges(made: Sequence[MadeCharge], request: Request, status: int) -> None:
     """Settle the charges of a request whose response had this status."""
     run(settle_flow(made, final_costs([each.charge for each in made], request, status)), perform)
+
+
+def patterns_of(category: Category) -> list[str]:
+    """Return the endpoints of a category, each with its method; `*` stands for all methods."""
+    return [f"{method} {endpoint.path}" for endpoint in category.endpoints for method in endpoint.methods or ("*",)]
 
 
 def no_plan(_request: Request) -> None:

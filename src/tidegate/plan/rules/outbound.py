@@ -39,6 +39,7 @@ class OutboundRules:
         self.limits: Mapping[str, tuple[Limit, ...]] = {each.title: each.limits for each in self.providers}
         if not has_durations and any(limit.rules.holds_slots for own in self.limits.values() for limit in own):
             raise ConfigError("a limit of concurrent requests can only be replayed from a log with durations")
+        self.patterns: dict[str, list[str]] = {}
         self.notes: list[str] = ["a denied request would have waited in the client; the replay does not move it"]
         self.gate: Gate = Gate(self.providers, MemoryStore(clock=clock, max_entries=MAX_KEYS), timeout=0, reload=None)
         self._open: list[tuple[int, int, PendingCharge]] = []

@@ -52,6 +52,7 @@ class ServiceRules:
         if any(limit.rules.holds_slots for limits in self.limits.values() for limit in limits):
             what = "only slots that are released are" if has_durations else "the log has no durations, which are"
             raise ConfigError(f"a limit of concurrent requests cannot be replayed here: {what} needed for it")
+        self.patterns: dict[str, list[str]] = {}
         self.notes: list[str] = []
         self._store = MemoryStore(clock=clock, max_entries=MAX_KEYS)
         self._shift = shift
