@@ -30,7 +30,7 @@ from tidegate.policy.key import Key, join_key, normal_key
 from tidegate.reservation import AsyncReservation, Reservation, ReservedCharge, Reserving, apply_async, charged_at
 from tidegate.stores.base import Alternatives, Ask
 from tidegate.stores.cancellation import corrections
-from tidegate.waiting import ApplyStep, Denial, Places, Sleep, Waiter, wait_flow
+from tidegate.waiting import ApplyStep, Denial, Places, ReadStep, Waiter, wait_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -491,7 +491,9 @@ def performer(clock: Clock) -> Callable[[Step], Any]:
     """Return the function that executes a step in this thread."""
 
     def perform(step: Step) -> Any:  # noqa: ANN401 - what a step returns
-        return step.apply() if isinstance(step, ApplyStep) else clock.wait(*step)
+        if isinstance(step, ApplyStep):
+            return step.apply()
+        return step.read() if isinstance(step, ReadStep) else clock.wait(*step)
 
     return perform
 
@@ -500,6 +502,8 @@ def async_performer(clock: Clock) -> Callable[[Step], Any]:
     """Return the function that executes a step in a task."""
 
     def perform(step: Step) -> Any:  # noqa: ANN401 - what a step returns, or an awaitable of it
-        return clock.wait_async(*step) if isinstance(step, Sleep) else apply_async(step)
+        if isinstance(step, ApplyStep):
+            return apply_async(step)
+        return step.read_async() if isinstance(step, ReadStep) else clock.wait_async(*step)
 
     return perform

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
+from tidegate.ambient import CURRENT_RUN, charge_run_flow
 from tidegate.entered import EnteredBlocks
 from tidegate.errors import ConfigError
+from tidegate.flow import run, run_async
+from tidegate.joint import async_performer, performer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    from tidegate.ambient import AmbientCharge
     from tidegate.core.decision import Decision
+    from tidegate.flow import Flow
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.policy import Cost, Key
+    from tidegate.waiting import Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,6 +107,12 @@ class _Limited(Generic[L]):
             )
         return self._key, self._cost, self._timeout, self._priority
 
+    def _charge_run_flow(self, cost: Cost) -> Flow[Step, AmbientCharge | None]:
+        """Charge the current run for one call, and the units of a cost by unit; it stays charged."""
+        if CURRENT_RUN.get() is None:
+            return None
+        return (yield from charge_run_flow(cost if isinstance(cost, Mapping) else {}))
+
     def _holds_slots(self, decision: Decision | None) -> bool:
         """Return whether a block holds slots; one that only shadow mode allowed has none."""
         if decision is None or not decision.within_limits:
@@ -111,8 +124,16 @@ class Limited(_Limited["Limiter"], LimitsCalls):
     """Limits a block, or every call of the function it decorates."""
 
     def __enter__(self) -> Decision:
-        """Wait for a permit."""
-        return self._decisions.add(self._limiter.acquire(*self._acquire_arguments()))
+        """Wait for a permit; the call is charged to the current run as well."""
+        arguments = self._acquire_arguments()
+        held = run(self._charge_run_flow(arguments[1]), performer(self._limiter.clock))
+        try:
+            decision = self._limiter.acquire(*arguments)
+        except BaseException:
+            if held is not None:
+                run(held.cancel_flow(), performer(self._limiter.clock))
+            raise
+        return self._decisions.add(decision)
 
     def __exit__(self, *_: object) -> None:
         """Release slots."""
@@ -125,8 +146,16 @@ class AsyncLimited(_Limited["AsyncLimiter"], LimitsCoroutines):
     """Limits an `async with` block, or every call of the coroutine function it decorates."""
 
     async def __aenter__(self) -> Decision:
-        """Wait for a permit."""
-        return self._decisions.add(await self._limiter.acquire(*self._acquire_arguments()))
+        """Wait for a permit; the call is charged to the current run as well."""
+        arguments = self._acquire_arguments()
+        held = await run_async(self._charge_run_flow(arguments[1]), async_performer(self._limiter.clock))
+        try:
+            decision = await self._limiter.acquire(*arguments)
+        except BaseException:
+            if held is not None:
+                await run_async(held.cancel_flow(), async_performer(self._limiter.clock))
+            raise
+        return self._decisions.add(decision)
 
     async def __aexit__(self, *_: object) -> None:
         """Release slots."""

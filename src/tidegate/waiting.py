@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidegate.clock import Signal
     from tidegate.policy import Key
     from tidegate.stores.base import Ask, Store
-    from tidegate.stores.values import Write
+    from tidegate.stores.values import Collection, Value, Write
 
 MAX_PRIORITY: Final = 100  # default bound of `priority`, in both directions
 NUMBERS: Final = count()  # of waiters, in order of arrival
@@ -69,6 +69,27 @@ class ApplyStep(NamedTuple):
         return store.apply(*self.arguments)
 
 
+class ReadStep(NamedTuple):
+    """A step that reads a value of a store, or all values of a collection by name (`name` None)."""
+
+    store: Store
+    collection: Collection
+    name: str | None
+    now: int | None = None
+
+    def read(self) -> Value | dict[str, Value] | None:
+        """Read in this thread."""
+        if self.name is None:
+            return self.store.list_values(self.collection, self.now)
+        return self.store.get_value(self.collection, self.name, self.now)
+
+    async def read_async(self) -> Value | dict[str, Value] | None:
+        """Read without blocking the event loop."""
+        if self.name is None:
+            return await self.store.list_values_async(self.collection, self.now)
+        return await self.store.get_value_async(self.collection, self.name, self.now)
+
+
 class Sleep(NamedTuple):
     """A step that waits until the signal is set or steady time reaches `until`."""
 
@@ -76,7 +97,7 @@ class Sleep(NamedTuple):
     until: int | None
 
 
-Step = ApplyStep | Sleep
+Step = ApplyStep | ReadStep | Sleep
 WaitFlow = Flow[Any, Decision]  # yields Steps, or what the flow that asks yields
 QueuePlace = tuple["WaitQueues", "Key"]  # a queue in which a call waits
 

@@ -93,7 +93,10 @@ def test_a_module_that_users_name_has_public_names(module):
 
 # Methods that only the package itself calls, though their class is public: a signature may use internal types.
 INTERNAL = {
+    "tidegate.agents.base_run.BaseRun.charge_flow": "called by what charges the current run",
     "tidegate.agents.reservation.BaseRunReservation.__init__": "made by `Run.reserve`",
+    "tidegate.agents.reservation.BaseRunReservation.cancel_flow": "called by what charged the current run",
+    "tidegate.agents.reservation.BaseRunReservation.commit_usage_flow": "called by what charged the current run",
     "tidegate.agents.charging.RunDenied.__init__": "raised by `Run.reserve`",
     "tidegate.budget.batch._Batch.__init__": "made by `TaskBudget.batch`",
     "tidegate.budget.settings.model.BudgetSettings.plan": "read by the budget",

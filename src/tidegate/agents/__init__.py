@@ -9,6 +9,7 @@ A call is charged to its node and to every node above, in one atomic step, befor
 """
 
 from tidegate.agents.base_run import RunRightError
+from tidegate.agents.charged import charged
 from tidegate.agents.charging import RunDenied
 from tidegate.agents.limits import Amount, RunCost
 from tidegate.agents.reservation import AsyncRunReservation, RunReservation
@@ -30,5 +31,6 @@ __all__ = [
     "RunReservation",
     "RunRightError",
     "TokenError",
+    "charged",
     "current_run",
 ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from weakref import WeakValueDictionary
 
@@ -16,18 +15,20 @@ from tidegate.agents.carving import Carving
 from tidegate.agents.charging import RunDenied, check_open, check_time, no_decision, refresh_flow, reserve_flow
 from tidegate.agents.limits import raise_quotas, read_limits, to_counted
 from tidegate.agents.node import CLOSED, OPEN, Details, Node
+from tidegate.agents.reservation import BaseRunReservation
 from tidegate.agents.tokens import RIGHTS, Keys, Token, audience_of, keys_flow, new_number, read_rights
 from tidegate.agents.tree import Tree, check_policy_name, check_ttl
 from tidegate.agents.usage import NodeUsage, usage_flow
 from tidegate.ambient import CURRENT_RUN
 from tidegate.arguments import seconds
 from tidegate.base_limiter import BaseLimiter
+from tidegate.clock import ThreadSignal
 from tidegate.errors import Closed, ConfigError, RateLimitError, ValueConflict
 from tidegate.policy.key import Key, normal_key
 from tidegate.stores.opened import OpenedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextvars import Token as ContextToken
 
     from tidegate.agents.charging import RunCharge
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from tidegate.flow import Flow
     from tidegate.limiter import AsyncLimiter, Limiter
     from tidegate.stores import Store
+    from tidegate.waiting import Step
 
 NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,200}")
 DAY: Final = 86_400.0
+CALL_TTL: Final = 600.0  # seconds after which the estimate of a call that was not settled stays charged
 TOKEN_VARIABLE: Final = "TIDEGATE_RUN"  # noqa: S105 - the name of a variable
 STORE_VARIABLE: Final = "TIDEGATE_STORE"
 STORES: Final[WeakValueDictionary[str, Any]] = WeakValueDictionary()  # of this process, by audience
@@ -192,24 +195,22 @@ class BaseRun:
         costs: Sequence[RunCost],
         timeout: float | None,
         make_signal: Callable[[], Signal],
-        *,
-        known_only: bool = False,
     ) -> Flow[Any, tuple[Opened, RunCharge]]:
         """Charge the first of several costs that fits."""
         opened = yield from self._open_flow()
         self._require(opened.rights, "charge")
-        if known_only:
-            units = opened.node.units
-            costs = [
-                {unit: amount for unit, amount in cost.items() if unit in units}
-                for cost in costs
-                if isinstance(cost, Mapping)
-            ]
         carving = Carving(opened.tree)
         charge = yield from reserve_flow(
             opened.tree, opened.node, costs, timeout, make_signal, carving.return_expired_flow, opened.ends
         )
         return opened, charge
+
+    def charge_flow(self, cost: Mapping[str, int]) -> Flow[Step, BaseRunReservation]:
+        """Charge a call that does not know this run: units that no node counts are left out."""
+        opened = yield from self._open_flow()
+        known = {unit: amount for unit, amount in cost.items() if unit in opened.node.units}
+        _, charge = yield from self._reserve_flow([known], 0.0, ThreadSignal)  # it does not wait
+        return BaseRunReservation(opened.tree, charge, self.clock, CALL_TTL)
 
     def _token_flow(self, rights: Iterable[str], ttl: float | None) -> Flow[Any, str]:
         opened = yield from self._open_flow()
@@ -329,7 +330,7 @@ class BaseRun:
 
     def _enter(self) -> None:
         """Make it the current run of this thread or task."""
-        self._entered.append(CURRENT_RUN.set(self))  # type: ignore[arg-type]  # both classes have start_call
+        self._entered.append(CURRENT_RUN.set(self))
 
     def _leave(self) -> None:
         """Make the run current that was before."""

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.agents.charging import RunCall, explain_denial
 from tidegate.agents.limits import read_cost, run_name
 from tidegate.agents.node import CLOSED, POLICY, Details, Node, Path
-from tidegate.agents.tree import ReadStep, RunEndedError, Tree
+from tidegate.agents.tree import RunEndedError, Tree
 from tidegate.clock import ThreadSignal
 from tidegate.errors import ConfigError, Denied, ValueConflict
 from tidegate.joint import acquire_flow
 from tidegate.stores.values import KEEP, Collection, Write
-from tidegate.waiting import ApplyStep
+from tidegate.waiting import ApplyStep, ReadStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

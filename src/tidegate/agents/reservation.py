@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from tidegate.agents.carving import Carving, settled_here
 from tidegate.agents.limits import CALLS, read_cost
-from tidegate.agents.tree import perform_async_for, perform_for
 from tidegate.errors import ValueConflict
 from tidegate.flow import run, run_async
+from tidegate.joint import async_performer, performer
 from tidegate.reservation import BaseReservation
-from tidegate.waiting import ApplyStep
+from tidegate.waiting import ApplyStep, Step
 
 if TYPE_CHECKING:
     from tidegate.agents.charging import RunCharge
@@ -79,7 +79,7 @@ class BaseRunReservation:
         charge = self._reserved.charges[0]
         return {unit: cost for unit, cost in zip(charge.policy.units, charge.costs, strict=True) if cost}
 
-    def _commit_flow(self, actual: RunCost | None) -> Flow[Any, None]:
+    def _commit_flow(self, actual: RunCost | None) -> Flow[Step, None]:
         """Correct the estimate to the actual cost; units that are not given stay as estimated."""
         if actual is None:
             return self._settle_flow(self._reserved.commit_flow(None), {})
@@ -87,11 +87,16 @@ class BaseRunReservation:
         change = {unit: amount - self.reserved.get(unit, 0) for unit, amount in cost.items()}
         return self._settle_flow(self._reserved.commit_flow(cost), change)
 
-    def _cancel_flow(self) -> Flow[Any, None]:
+    def commit_usage_flow(self, usage: Mapping[str, int] | None) -> Flow[Step, None]:
+        """Correct the estimate to the usage; units that no node counts are left out."""
+        known = None if usage is None else {unit: amount for unit, amount in usage.items() if unit in self._units}
+        return self._commit_flow(known)
+
+    def cancel_flow(self) -> Flow[Step, None]:
         """Refund the whole charge."""
         return self._settle_flow(self._reserved.cancel_flow(), {unit: -cost for unit, cost in self.reserved.items()})
 
-    def _settle_flow(self, settle: Flow[Any, None], change: Mapping[str, int]) -> Flow[Any, None]:
+    def _settle_flow(self, settle: Flow[Step, None], change: Mapping[str, int]) -> Flow[Step, None]:
         """Settle where it was charged, or, if that carve-out was returned meanwhile, where it counts now."""
         expired = self._reserved.expired
         try:
@@ -118,11 +123,11 @@ class RunReservation(BaseRunReservation):
 
     def commit(self, actual: RunCost | None = None) -> None:
         """Charge the actual cost instead of the estimate (None: the estimate), at every node that was charged."""
-        run(self._commit_flow(actual), perform_for(self._clock))
+        run(self._commit_flow(actual), performer(self._clock))
 
     def cancel(self) -> None:
         """Refund the whole charge: nothing was sent."""
-        run(self._cancel_flow(), perform_for(self._clock))
+        run(self.cancel_flow(), performer(self._clock))
 
     def __enter__(self) -> Self:
         """Settle at the end of the block."""
@@ -139,11 +144,11 @@ class AsyncRunReservation(BaseRunReservation):
 
     async def commit(self, actual: RunCost | None = None) -> None:
         """Charge the actual cost instead of the estimate; see RunReservation.commit."""
-        await run_async(self._commit_flow(actual), perform_async_for(self._clock))
+        await run_async(self._commit_flow(actual), async_performer(self._clock))
 
     async def cancel(self) -> None:
         """Refund the whole charge: nothing was sent."""
-        await run_async(self._cancel_flow(), perform_async_for(self._clock))
+        await run_async(self.cancel_flow(), async_performer(self._clock))
 
     async def __aenter__(self) -> Self:
         """Settle at the end of the block."""

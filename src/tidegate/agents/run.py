@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.agents.base_run import BaseRun
+from tidegate.agents.base_run import CALL_TTL, BaseRun
 from tidegate.agents.node import CLOSED, STOPPED
 from tidegate.agents.reservation import AsyncRunReservation, RunReservation
 from tidegate.agents.tokens import RIGHTS
-from tidegate.agents.tree import perform_async_for, perform_for
 from tidegate.ambient import CURRENT_RUN
 from tidegate.arguments import seconds
 from tidegate.clock import TaskSignal, ThreadSignal
 from tidegate.flow import run, run_async
+from tidegate.joint import async_performer, performer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tidegate.flow import Flow
     from tidegate.stores import Store
 
-CALL_TTL = 600.0  # seconds after which the estimate of a call that was not settled stays charged
-
 
 class Run(BaseRun):
     """A node of a tree of agents, for threads."""
@@ -43,7 +41,7 @@ class Run(BaseRun):
 
     def _execute(self, flow: Flow[Any, Any]) -> Any:  # noqa: ANN401 - what the flow returns
         """Run a flow in this thread."""
-        return run(flow, perform_for(self.clock))
+        return run(flow, performer(self.clock))
 
     @classmethod
     def join(
@@ -96,11 +94,6 @@ class Run(BaseRun):
         opened, charge = self._execute(self._reserve_flow(costs, timeout, ThreadSignal))
         return RunReservation(opened.tree, charge, self.clock, ttl)
 
-    def start_call(self, cost: Mapping[str, int], timeout: float | None = 0.0) -> RunReservation:
-        """Charge a call of which only some units may be counted, as transports do."""
-        opened, charge = self._execute(self._reserve_flow([cost], timeout, ThreadSignal, known_only=True))
-        return RunReservation(opened.tree, charge, self.clock, CALL_TTL)
-
     def charge(self, cost: RunCost = 1, *, timeout: float | None = 0.0) -> None:
         """Charge a cost that is known."""
         self.reserve(cost, timeout=timeout).commit()
@@ -150,7 +143,7 @@ class AsyncRun(BaseRun):
 
     async def _execute(self, flow: Flow[Any, Any]) -> Any:  # noqa: ANN401 - what the flow returns
         """Run a flow in this task."""
-        return await run_async(flow, perform_async_for(self.clock))
+        return await run_async(flow, async_performer(self.clock))
 
     async def _opened_self(self) -> Self:
         await self._execute(self._open_flow())
@@ -204,11 +197,6 @@ class AsyncRun(BaseRun):
         ttl = seconds("ttl", ttl)
         opened, charge = await self._execute(self._reserve_flow(costs, timeout, TaskSignal))
         return AsyncRunReservation(opened.tree, charge, self.clock, ttl)
-
-    async def start_call(self, cost: Mapping[str, int], timeout: float | None = 0.0) -> AsyncRunReservation:  # noqa: ASYNC109 - as above
-        """Charge a call of which only some units may be counted, as transports do."""
-        opened, charge = await self._execute(self._reserve_flow([cost], timeout, TaskSignal, known_only=True))
-        return AsyncRunReservation(opened.tree, charge, self.clock, CALL_TTL)
 
     async def charge(self, cost: RunCost = 1, *, timeout: float | None = 0.0) -> None:  # noqa: ASYNC109 - as above
         """Charge a cost that is known."""

@@ -7,7 +7,7 @@ same step.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.agents.node import (
     CLOSED,
@@ -31,11 +31,9 @@ from tidegate.errors import (
     StoreUnavailable,
     ValueConflict,
 )
-from tidegate.joint import performer
 from tidegate.policy import Policy
-from tidegate.reservation import apply_async
 from tidegate.stores.values import ANYTHING, Collection, Write
-from tidegate.waiting import ApplyStep, Sleep
+from tidegate.waiting import ApplyStep, ReadStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,44 +50,6 @@ CLOCK_ASK: Final[Ask] = (
     (0,),
 )
 ROOTS: Final = Collection("tidegate.run-roots")
-
-
-class ReadStep(NamedTuple):
-    """A step that reads a value, or all values of a collection (`name` None)."""
-
-    store: Store
-    collection: Collection
-    name: str | None
-    now: int | None
-
-    def read(self) -> Any:  # noqa: ANN401 - a value, or several by name
-        """Read in this thread."""
-        if self.name is None:
-            return self.store.list_values(self.collection, self.now)
-        return self.store.get_value(self.collection, self.name, self.now)
-
-    async def read_async(self) -> Any:  # noqa: ANN401 - as above
-        """Read without blocking the event loop."""
-        if self.name is None:
-            return await self.store.list_values_async(self.collection, self.now)
-        return await self.store.get_value_async(self.collection, self.name, self.now)
-
-
-def perform_for(clock: Clock) -> Callable[[Any], Any]:
-    """Return the function that executes a step in this thread."""
-    others = performer(clock)
-    return lambda step: step.read() if isinstance(step, ReadStep) else others(step)
-
-
-def perform_async_for(clock: Clock) -> Callable[[Any], Any]:
-    """Return the function that executes a step in a task."""
-
-    def perform(step: Any) -> Any:  # noqa: ANN401 - what a step returns, or an awaitable of it
-        if isinstance(step, ReadStep):
-            return step.read_async()
-        return clock.wait_async(*step) if isinstance(step, Sleep) else apply_async(step)
-
-    return perform
 
 
 class RunEndedError(RateLimitError):

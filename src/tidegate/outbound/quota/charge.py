@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.ambient import charge_run_flow
 from tidegate.core.bounds import MAX_INTEGER
+from tidegate.flow import complete_flow
 from tidegate.outbound.providers.money import is_money
 from tidegate.policy.key import join_key
 from tidegate.reservation import BaseReservation, ReservedCharge
 
 if TYPE_CHECKING:
     from asyncio import Task
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from tidegate.ambient import AmbientCharge
     from tidegate.clock import Clock
     from tidegate.core import Decision
     from tidegate.flow import CallFlow, Flow
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
     from tidegate.observe import Record
     from tidegate.policy import Cost
     from tidegate.spending import Spending
-    from tidegate.waiting import ApplyStep
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -68,6 +72,8 @@ class Charge(BaseReservation):
     label: CallLabel | None = None  # if the provider has prices
     spending: Spending | None = None  # where its cost is recorded
     tracked_until: int = MAX_INTEGER  # by our clock: later, it no longer counts as in flight
+    run: AmbientCharge | None = None  # what the current run was charged for it
+    usage: Mapping[str, int] | None = None  # its usage, also in units that its provider does not limit
 
     def __init__(
         self,
@@ -118,13 +124,37 @@ class Charge(BaseReservation):
             return self.charges[0].policy.units
         return tuple(unit for charge in self.charges for unit in charge.policy.units)
 
-    def commit_flow(self, actual: Cost | None = None) -> Flow[ApplyStep, None]:
+    def commit_flow(self, actual: Cost | None = None) -> CallFlow[None]:
         """Charge the actual cost instead (None: keep the estimate). Nothing happens before the flow runs."""
-        yield from super().commit_flow(actual)
+        if self.run is None:
+            yield from super().commit_flow(actual)
+            return
+        usage = self.usage
+        if usage is None:
+            usage = actual if isinstance(actual, (Mapping, NoneType)) else dict.fromkeys(self.policy.counted, actual)
+        yield from complete_flow(super().commit_flow(actual), self.run.commit_usage_flow(usage))
 
-    def cancel_flow(self) -> Flow[ApplyStep, None]:
+    def cancel_flow(self) -> CallFlow[None]:
         """Return all permits. Nothing happens before the flow runs."""
-        yield from super().cancel_flow()
+        if self.run is None:
+            yield from super().cancel_flow()
+            return
+        yield from complete_flow(super().cancel_flow(), self.run.cancel_flow())
+
+    def charge_run_flow(self) -> CallFlow[None]:
+        """Charge the current run as well, if there is one; if that denies, cancel this charge."""
+        try:
+            self.run = yield from charge_run_flow(self._run_cost())
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from quiet_flow(self.cancel_flow())
+            raise
+
+    def _run_cost(self) -> dict[str, int]:
+        """Return what it was charged, and the money that was reserved for it, which its provider may not limit."""
+        label = self.label
+        return self.amounts if label is None else {label.unit: label.money, **self.amounts}
 
     def parts(self, amounts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """Group amounts of the account's limits by the instant at which these were last charged."""

@@ -53,7 +53,7 @@ from tidegate.reservation import Reserving, apply_async
 from tidegate.spending import Spending
 from tidegate.stores.cancellation import BackgroundTasks
 from tidegate.stores.opened import OpenedStore
-from tidegate.waiting import ApplyStep, Sleep
+from tidegate.waiting import ApplyStep, ReadStep, Sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.quota.gate_call import GateCall
     from tidegate.policy import Cost, Key, Policy
     from tidegate.stores import Store
-    from tidegate.waiting import Waiter
+    from tidegate.waiting import Step, Waiter
 
 R = TypeVar("R")
 P = TypeVar("P", PendingCharge, AsyncPendingCharge)
@@ -355,10 +355,12 @@ class Gate(_Gate):
         """Run a flow."""
         return run(flow, self.perform)
 
-    def perform(self, step: ApplyStep | Sleep | Callable[[], object]) -> object:
+    def perform(self, step: Step | Callable[[], object]) -> object:
         """Execute a step of a flow."""
         if isinstance(step, ApplyStep):
             return step.apply()
+        if isinstance(step, ReadStep):
+            return step.read()
         if isinstance(step, Sleep):
             self.clock.wait(*step)
             return None
@@ -408,10 +410,12 @@ class AsyncGate(_Gate):
         """Run a flow; to be awaited."""
         return run_async(flow, self.perform)
 
-    def perform(self, step: ApplyStep | Sleep | Callable[[], object]) -> object:
+    def perform(self, step: Step | Callable[[], object]) -> object:
         """Execute a step of a flow."""
         if isinstance(step, ApplyStep):
             return apply_async(step)
+        if isinstance(step, ReadStep):
+            return step.read_async()
         return self.clock.wait_async(*step) if isinstance(step, Sleep) else step()
 
     def acquire(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidegate.ambient import CURRENT_RUN
 from tidegate.core.bounds import SECOND
 from tidegate.errors import Denied
 from tidegate.joint import acquire_flow
@@ -89,10 +90,12 @@ class Reserver:
                     yield from quiet_flow(charge.cancel_flow())
                     if charge.settled:
                         continue
-            call.leave_to_sender(charge)
-            self._counts["sent"] += 1
             if candidate.provider.prices is not None:
                 charge.label, charge.spending = label_of(candidate, call.options), self._spending
+            if CURRENT_RUN.get() is not None:
+                yield from charge.charge_run_flow()
+            call.leave_to_sender(charge)
+            self._counts["sent"] += 1
             call.charge = charge
             return charge
 

@@ -332,6 +332,7 @@ class PendingSettlement:
             self.account.spent += charge.record_spending(final, self._extra_money(extended))
         units = charge.units
         known = {} if final is None else {unit: amount for unit, amount in final.items() if unit in units}
+        charge.usage = final
         if not known:
             charges = (charge, *self._top_ups)
             yield from complete_flow(*(each.commit_flow() for each in charges))
