@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.cases import cases
 from tests.outbound.flows import CALL, answer
 from tests.service.harness import ADMIN, DECISION, InProcessService, serving
 from tests.service.test_start_command import write
@@ -13,6 +14,7 @@ from tidegate.cli import main
 from tidegate.outbound import AsyncGate, Gate, Providers
 from tidegate.service.client import AsyncClient, Client
 from tidegate.stores import MemoryStore
+from tidegate.stores.sqlite import SQLiteStore
 
 FMP = {"domain": "fmp.example", "name": "fmp", "limit": 3, "period": "1m"}
 
@@ -143,6 +145,47 @@ async def test_any_process_settles_what_a_call_has_cost(cost, tracked, tmp_path)
         assert (await gate.ceilings[0].usage("all"))["usd-day"].used == cost["usd_micros"]
         assert [entry.amount for entry in other.spending.ledger.read()] == [cost["usd_micros"]][tracked:]
         await other.close()
+
+
+class RecordingStore(SQLiteStore):
+    """Records the steps of tasks: the verb, and how many values each writes."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.steps = []
+
+    async def apply_async(self, verb, asks, now=None, at=None, writes=()):
+        self.steps.append((verb, len(writes)))
+        return await super().apply_async(verb, asks, now, at, writes)
+
+
+@cases(
+    ("verb", "fields", "expected"),
+    [
+        ("commit", {}, 300),
+        ("commit", {"cost": {"tokens": 42}}, 42),
+        ("cancel", {}, 0),
+    ],
+)
+async def test_a_permit_is_settled_in_one_step_with_its_id(verb, fields, expected, tmp_path):
+    limits = {"domain": "ai.example", "limits": ["2000/1m unit=tokens"]}
+    async with service(limits) as (running, _gate):
+        stores = [RecordingStore(tmp_path / f"{verb}-{expected}.db", clock=running.clock) for _ in range(2)]
+        gates = [AsyncGate(Providers.of(limits), store) for store in stores]
+        running.decider.open_providers(gates[0])
+        held = (await running.post("acquire", {"provider": "ai.example", "cost": {"tokens": 300}})).json()
+        stores[0].steps.clear()
+        assert (await running.post(verb, {"id": held["id"], **fields})).status_code == 200
+        assert stores[0].steps == [("adjust", 1)]
+        assert await used(running, "ai.example") == [expected]
+        for gate in gates:  # also in another process, which knows from the store only that it is settled
+            running.decider.open_providers(gate)
+            for again, more in (("commit", {"cost": {"tokens": 7}}), ("commit", {}), ("cancel", {})):
+                assert (await running.post(again, {"id": held["id"], **more})).status_code == 409
+            assert await used(running, "ai.example") == [expected]
+        for gate, store in zip(gates, stores, strict=True):
+            await gate.close()
+            store.close()
 
 
 async def test_any_process_cancels_what_a_call_would_have_cost():

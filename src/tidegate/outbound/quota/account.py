@@ -315,7 +315,10 @@ class Account:
 
     def recharge_if_late_flow(self, charge: Charge) -> CallFlow[Any]:
         """Charge a permit again from now on, if its response was slow."""
-        costs = self.delays.recharge_costs(charge)
+        yield from self.recharge_late_flow(charge, self.delays.recharge_costs(charge))
+
+    def recharge_late_flow(self, charge: Charge, costs: tuple[int, ...]) -> CallFlow[Any]:
+        """Charge these costs again from now on."""
         if costs:
             with suppress(StoreUnavailable):  # keep the first charge
                 yield from self._recharge_flow(charge, costs)

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.core.bounds import MAX_INTEGER
 from tidegate.core.limit import period_text
-from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable
+from tidegate.errors import ConfigError, RateLimitError, StoreUnavailable, ValueConflict
 from tidegate.flow import complete_flow
 from tidegate.outbound.providers.provider import REQUESTS_UNIT
 from tidegate.outbound.quota.exchange import OutboundRequest
+from tidegate.waiting import ApplyStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,11 +118,14 @@ class _PendingCharge:
 
     def _arrived_flow(self) -> CallFlow[None]:
         """Charge the request again from now on, if its response was slow; a second call has no effect."""
-        account, charge = self.account, self.charge
-        if account is None or charge is None or charge.answered:
-            return
-        charge.answered = True
-        yield from account.recharge_if_late_flow(charge)
+        if self.account is not None and self.charge is not None:
+            yield from self.account.recharge_late_flow(self.charge, self._late_costs(self.account, self.charge))
+
+    @staticmethod
+    def _late_costs(account: Account, charge: Charge) -> tuple[int, ...]:
+        """Return the costs to charge again, because the response was slow; none if that was decided before."""
+        answered, charge.answered = charge.answered, True
+        return () if answered else account.delays.recharge_costs(charge)
 
     def _commit_flow(self, usage: Cost | None) -> CallFlow[None]:
         """Settle a request that has arrived."""
@@ -134,7 +138,11 @@ class _PendingCharge:
             if isinstance(usage, Mapping):
                 known = {unit: amount for unit, amount in usage.items() if unit in charge.units} or None
             settle = self._settle_flow(charge, known, usage if isinstance(usage, Mapping) else None)
-            yield from complete_flow(self._arrived_flow(), settle)
+            late = self._late_costs(account, charge)
+            if late and charge.writes:  # several steps: it is known as settled before the first of them
+                writes, charge.writes = charge.writes, ()
+                yield ApplyStep(account.store.unleased, "acquire", (), None, None, writes)
+            yield from complete_flow(account.recharge_late_flow(charge, late), settle)
         except (ConfigError, StoreUnavailable):
             self._open.append(True)  # may be tried again
             raise
@@ -142,9 +150,9 @@ class _PendingCharge:
     def _settle_flow(self, charge: Charge, known: Cost | None, spent: Mapping[str, int] | None) -> CallFlow[None]:
         """Commit the charge, if there is something to correct, and record what was spent."""
         try:
-            if known is not None or (self.account is not None and self.account.settles):
+            if known is not None or charge.writes or (self.account is not None and self.account.settles):
                 yield from charge.commit_flow(known)
-        except (ConfigError, StoreUnavailable, GeneratorExit):
+        except (ConfigError, StoreUnavailable, ValueConflict, GeneratorExit):
             raise
         except BaseException:  # the task was cancelled: the store still makes the correction
             self._record(charge, spent)

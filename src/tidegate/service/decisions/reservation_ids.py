@@ -204,12 +204,22 @@ class ReservationIds:
 
         If the store is unavailable, whether it is settled is unknown: the same `caller` may repeat its call.
         """
-        if not isinstance(reservation, AsyncReservation):  # of a provider: several steps
-            return await self._background.complete(self._settle_provider(content, settle, caller))
-        if not is_shared(reservation.charges[0].limiter.store):
+        if not isinstance(reservation, AsyncReservation):
+            return await self._background.complete(self._settle_provider(content, reservation, settle, caller))
+        return await self._settle_charge(content, reservation, settle, caller)
+
+    async def _settle_charge(
+        self,
+        content: ReservationId,
+        charge: BaseReservation,
+        settle: Callable[[], Awaitable[None]],
+        caller: bytes,
+    ) -> bool:
+        """Settle a charge in the same step as its id is marked as settled."""
+        if not is_shared(charge.charges[0].limiter.store):
             return await self._settle_locally(content, settle, caller)
-        collection = Collection(SETTLED, (reservation.policy.name, reservation.key), listed=False)
-        reservation.writes = (mark_of(collection, content, caller),)
+        collection = Collection(SETTLED, (charge.policy.name, charge.key), listed=False)
+        charge.writes = (mark_of(collection, content, caller),)
         return await _settle_once(settle, caller)
 
     async def _settle_locally(
@@ -228,17 +238,23 @@ class ReservationIds:
         return True
 
     async def _settle_provider(
-        self, content: ReservationId, settle: Callable[[], Awaitable[None]], caller: bytes
+        self,
+        content: ReservationId,
+        pending: AsyncPendingCharge,
+        settle: Callable[[], Awaitable[None]],
+        caller: bytes,
     ) -> bool:
-        """Mark an id as settled, then settle: the estimate stays charged if the process is killed in between."""
-        if not is_shared(self._store):
-            return await self._settle_locally(content, settle, caller)
-        mark = mark_of(Collection(SETTLED, listed=False), content, caller)
-        store = self._store.unleased
-        if await _settle_once(lambda: store.apply_async("acquire", (), None, None, (mark,)), caller):
-            await settle()
-            return True
-        return False
+        """Settle the permit of a provider; one that this process knows as settled is only looked up."""
+        charge = pending.charge
+        if charge is None:
+            raise UnknownReservationError(UNKNOWN_ID)
+        if not pending.settled:
+            return await self._settle_charge(content, charge, settle, caller)
+        return await self._settle_charge(content, charge, lambda: self._mark(charge), caller)
+
+    async def _mark(self, charge: BaseReservation) -> None:
+        store = charge.charges[0].limiter.store.unleased
+        await store.apply_async("acquire", (), None, None, charge.writes)
 
 
 def mark_of(collection: Collection, content: ReservationId, caller: bytes) -> Write:
