@@ -200,3 +200,17 @@ def test_a_reservation_settles_by_the_policy_that_charged_it(clock):
     limiter.update(["5/1h fixed_window", "9/1m fixed_window"])
     reservation.cancel()
     assert used(limiter) == [0, 0]
+
+
+@pytest.mark.parametrize(("reservations", "kept"), [(4, 0), (20, 7), (100, 31)])
+def test_a_bucket_with_many_open_reservations_refunds_too_little(reservations, kept):
+    """The figures of docs/concepts/waiting.md."""
+    clock = ManualClock(start=1_728_000_000)
+    limiter = Limiter("1000/1h", clock=clock)
+    opened = []
+    for _ in range(reservations):
+        opened.append(limiter.reserve("k"))
+        clock.advance(0.001)
+    for reservation in opened:
+        reservation.cancel()
+    assert limiter.usage("k")["1h"].used == kept
