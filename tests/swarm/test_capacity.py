@@ -254,6 +254,24 @@ def test_cooldown_is_not_prolonged_by_duplicates_that_freeze():
     assert state.reduce(6 * SECOND, 6, "me", retry_after=SECOND).current(6 * SECOND) == 25
 
 
+def refuse_after(state, *holds):
+    """Refuse with a freeze of a minute, a time after the end of the freeze before (in seconds)."""
+    now = 0
+    for epoch, hold in enumerate(holds, 1):
+        now += hold * SECOND
+        state = state.reduce(now, epoch, "me", retry_after=60 * SECOND, began=now)
+        now += 60 * SECOND
+    return state.current(now)
+
+
+@pytest.mark.parametrize(("held", "refused", "reduced"), [(160, 852, 629), (400, 911, 814), (2000, 940, 911)])
+def test_a_value_counts_as_allowed_by_how_long_it_was_held(held, refused, reduced):
+    """A server with a burst serves 735 for 80 s, and refuses 852 soon after: its limit may be far below 735."""
+    state = CapacityState(1000, read_recovery_settings(recovery="remember", recovery_interval=18))
+    assert state.reduce(0, 1, "me", retry_after=60 * SECOND).current((60 + held) * SECOND) == refused
+    assert refuse_after(state, 0, held) == reduced
+
+
 def test_a_duplicate_remembers_the_capacity_that_was_refused():
     settings = read_recovery_settings(recovery="remember", recovery_interval=30)
     state = CapacityState(100, settings).reduce(0, 1, "me").reduce(SECOND, 2, "me", retry_after=SECOND)

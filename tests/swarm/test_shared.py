@@ -64,6 +64,37 @@ def test_a_freeze_applies_to_leased_permits(swarm, clock):
     assert agents[1].acquire("api", timeout=0.001)
 
 
+def test_calls_are_spread_over_the_window_that_a_freeze_left_empty(swarm, clock):
+    """If all agents called at once, the delays of their calls would let more arrive in a window than were granted."""
+    agents = swarm(4)
+    agents[0].announce_reduced("api", "429", retry_after=60)  # 50 are left
+    clock.advance(60)
+    granted = []
+    for _ in range(60):
+        granted.append(sum(agent.try_acquire("api") for _ in range(15) for agent in agents))
+        clock.advance(1)
+    assert max(granted) <= 5
+    assert 50 <= sum(granted) <= 60, "it recovers from 50 to 55 and 60"
+    assert sum(agent.try_acquire("api") for _ in range(30) for agent in agents) < 10, "no burst in the next window"
+
+
+def test_a_short_freeze_leaves_most_of_the_window_as_it_was(swarm, clock):
+    agents = swarm(2)
+    agents[0].announce_reduced("api", "429", retry_after=6)
+    clock.advance(6)
+    assert sum(agent.try_acquire("api") for _ in range(60) for agent in agents) == 47, "in steps of 1/20"
+    clock.advance(6)
+    assert sum(agent.try_acquire("api") for _ in range(60) for agent in agents) == 3
+
+
+def test_a_call_that_costs_more_than_the_spread_capacity_waits_for_it(swarm, clock):
+    (agent,) = swarm(1)
+    agent.announce_reduced("api", "429", retry_after=60)
+    clock.advance(60)
+    agent.acquire("api", cost=40, timeout=60)
+    assert clock.now() >= 1_728_000_000 + 60 + 40
+
+
 def test_release_returns_a_permit_to_all_agents(swarm):
     first, second = swarm(2)
     while first.try_acquire("api"):

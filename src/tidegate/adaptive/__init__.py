@@ -13,7 +13,7 @@ policies when `changed` is called.
 from tidegate.adaptive.capacities import Capacities, CapacitySnapshot, Listener
 from tidegate.adaptive.capacity import CapacityState, Reduction
 from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
-from tidegate.adaptive.recovery import Level, Recovery, RecoverySettings, read_recovery_settings
+from tidegate.adaptive.recovery import HeldLevel, Recovery, RecoverySettings, read_recovery_settings
 from tidegate.adaptive.update import SUBJECT, CapacityUpdate
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "CapacityState",
     "CapacityUpdate",
     "GatedStore",
-    "Level",
+    "HeldLevel",
     "Listener",
     "RecoveringClock",
     "Recovery",

@@ -29,10 +29,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.adaptive.recovery import RecoverySettings
 from tidegate.core.bounds import MAX_INTEGER, SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tidegate.adaptive.recovery import HeldLevel
 
 GRADUAL: Final = RecoverySettings()
 MAX_REDUCTIONS: Final = 32
@@ -172,29 +177,19 @@ class CapacityState:
         """
         current = self.current(now)
         if not self._has_same_cause(now, began):
-            allowed, held = self._known_before(current, now)
-            reduced = self.settings.after_refusal(current, retry_after, allowed, held)
+            reduced = self.settings.after_refusal(current, retry_after, self._levels_before(now))
             return self.merge(now, epoch, agent, reduced, retry_after=retry_after, refused_at=current)
         return self.merge(now, epoch, agent, self.original, retry_after=retry_after)
 
-    def _known_before(self, current: int, now: int) -> tuple[int, int]:
-        """Return the highest lower value that was held without a refusal, and for how long the current one was held.
-
-        0 for what is not known. Each reduction ends the values of the one before it.
-        """
+    def _levels_before(self, now: int) -> Iterator[list[HeldLevel]]:
+        """Yield the levels that were held after each reduction, the latest first. Each ends those of the one before."""
         if not self.settings.remember or self.settings.interval is None:
-            return 0, 0
-        allowed, held, end = 0, 0, now
+            return
         for reduction in reversed(self.reductions):
             if reduction.value < self.original:
-                steps = self._steps(reduction, end)
-                level = self.settings.level_after(reduction.value, reduction.refused_at, steps, reduction.freeze)
-                if end == now:
-                    held = max(0, now - self._start(reduction) - level.start * self._interval(reduction))
-                if level.previous < current:
-                    allowed = max(allowed, level.previous)
-                end = reduction.since
-        return allowed, held
+                elapsed = max(0, now - self._start(reduction))
+                yield self.settings.levels_until(reduction.value, reduction.refused_at, elapsed, reduction.freeze)
+                now = reduction.since
 
     def _has_same_cause(self, now: int, began: int | None) -> bool:
         """Return whether a refusal has the same cause as the latest reduction."""

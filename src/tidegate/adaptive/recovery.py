@@ -29,7 +29,7 @@ from tidegate.core.bounds import MAX_INTEGER, SECOND, ceil_div
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 Recovery = Literal["gradual", "remember"]
 LOW_STEPS: Final = 2  # intervals at the reduced value
@@ -39,16 +39,15 @@ GROWTH_DIVISOR: Final = 64  # and then grows by 1/64 of it at a time
 SEARCH_DIVISOR: Final = 20  # a capacity that misses 1/n is held for n * n / 20 intervals, after a long freeze
 LONG_HOLD_STEPS: Final = 36  # intervals at each value up to the refused capacity, after a long freeze
 LONG_MARGIN_DIVISOR: Final = 32  # the capacity returns to the refused capacity less 1/32 of it, after a long freeze
-BURST_DIVISOR: Final = 3  # the assumed burst of a server: 1/3 of what is called during a freeze
+BURST_DIVISOR: Final = 6  # the assumed burst of a server: 1/6 of what is called during a freeze
 MAX_STRETCH: Final = 10  # intervals after a freeze are at most this many times as long
 
 
-class Level(NamedTuple):
-    """A value of the recovery `remember`, the value before it (0: there is none), and the step at which it begins."""
+class HeldLevel(NamedTuple):
+    """A value of the recovery `remember`, and for how long it was held (microseconds)."""
 
     value: int
-    previous: int
-    start: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +76,18 @@ class RecoverySettings:
         """Return a value after a reduction."""
         return max(1, value * self.reduce.numerator // self.reduce.denominator)
 
-    def after_refusal(self, refused: int, freeze: int, allowed: int, held: int) -> int:
-        """Return the reduced value when `refused` is refused after it was held for some time (microseconds).
+    def after_refusal(self, refused: int, freeze: int, curves: Iterable[Sequence[HeldLevel]]) -> int:
+        """Return the reduced value when `refused` is refused, after these levels since each freeze, latest first.
 
-        `allowed` is the highest lower value that was not refused; 0: none is known. A server with a burst refuses a
-        value that is just above its limit late: what was held for long is reduced less.
+        A server with a burst refuses a value that is just above its limit late, so what was held for long is reduced
+        less, and a value that was held for a moment is no proof that the server allows it.
         """
         lowest = self.reduced(refused)
         if not self.is_long(freeze):
             return lowest
-        if allowed > lowest:
-            lowest = allowed + (refused - allowed) * 2 // 3
-        excess = refused * freeze // (BURST_DIVISOR * held) if held else refused
-        return max(1, min(refused - self._margin(refused, freeze), max(lowest, refused - excess)))
+        burst = refused * freeze // BURST_DIVISOR
+        allowed = max((value for levels in curves if (value := _allowed(levels, burst)) < refused), default=0)
+        return max(1, min(refused - self._margin(refused, freeze), max(lowest, allowed)))
 
     def _margin(self, refused_at: int, freeze: int) -> int:
         """Return how far below the refused capacity a value is held."""
@@ -129,15 +127,17 @@ class RecoverySettings:
             for _ in range(steps):
                 value = self.recovered(value)
             return value
-        return self.level_after(value, refused_at, steps, freeze).value
+        return self.levels_until(value, refused_at, steps * self.interval_after(freeze), freeze)[-1].value
 
-    def level_after(self, value: int, refused_at: int, steps: int, freeze: int) -> Level:
-        """Return the level of the recovery `remember` after this many steps."""
-        previous, start = 0, 0
+    def levels_until(self, value: int, refused_at: int, elapsed: int, freeze: int) -> list[HeldLevel]:
+        """List the levels of the recovery `remember` until a time after its start (microseconds)."""
+        found: list[HeldLevel] = []
+        interval = self.interval_after(freeze)
         for level, hold in self._levels(value, refused_at, freeze):
-            if steps < start + hold:
-                return Level(level, previous, start)
-            previous, start = level, start + hold
+            found.append(HeldLevel(level, max(0, min(elapsed, hold * interval))))
+            elapsed -= hold * interval
+            if elapsed < 0:
+                return found
         raise AssertionError("levels grow without end")
 
     def _levels(self, value: int, refused_at: int, freeze: int) -> Iterator[tuple[int, int]]:
@@ -175,6 +175,20 @@ class RecoverySettings:
                 return level, steps
             steps += hold
         raise AssertionError("levels grow without end")
+
+
+def _allowed(levels: Sequence[HeldLevel], burst: int) -> int:
+    """Return the limit that a server has at least, if it served these levels: their mean, less its assumed burst.
+
+    The best of the means that include the last level; `burst` is calls times microseconds of a window.
+    """
+    best = served = length = 0
+    for level in reversed(levels):
+        served += level.value * level.length
+        length += level.length
+        if length:
+            best = max(best, (2 * (served - burst) + length) // (2 * length))  # rounded to the nearest
+    return best
 
 
 def read_recovery_settings(

@@ -17,7 +17,7 @@ from weakref import WeakSet
 from tidegate.adaptive import Capacities, GatedStore, RecoveringClock, RecoverySettings, read_recovery_settings
 from tidegate.adaptive.capacities import subject_in
 from tidegate.bus import Bus, open_bus
-from tidegate.core.bounds import SECOND
+from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.core.limit import Limit, parse_period
 from tidegate.errors import Closed, ConfigError, ResourceUnknown
 from tidegate.fork import at_fork, fork_safe
@@ -31,6 +31,7 @@ from tidegate.swarm.presence import Presence
 
 if TYPE_CHECKING:
     from tidegate.adaptive import CapacityUpdate, Listener, Recovery
+    from tidegate.adaptive.capacities import CapacitySnapshot
     from tidegate.clock import Clock
     from tidegate.reservation import AsyncReservation, Reservation
     from tidegate.stores import Store
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", Limiter, AsyncLimiter)
 POLICY_PREFIX: Final = "swarm/"
+SPREAD_STEPS: Final = 20  # in a window, in which a shared capacity grows back after a freeze
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -54,6 +56,7 @@ class Resource(Generic[L]):
         self.original = 0
         self.due: int | None = None  # when the capacity changes next
         self.paused_until = 0  # the bucket does not refill before that instant
+        self.spread_until = 0  # a shared log grows back to the capacity until then, so that calls are spread
         self._lock = fork_safe(threading.Lock())
         self._calls = 0
         self._reservations: WeakSet[Reservation | AsyncReservation] = WeakSet()
@@ -257,10 +260,33 @@ class SwarmResources(Generic[L]):
                 self._store.unfreeze(resource.policy.name)
             else:
                 self._store.freeze(resource.policy.name, snapshot.frozen_until)
-            self._change(resource, snapshot.current, self.clock.steady())
+            steady = self.clock.steady()
+            if self.shared:
+                snapshot = self._spread(resource, snapshot, steady)
+            self._change(resource, snapshot.current, steady)
             self._pause(resource, snapshot.frozen_until)
             resource.due = snapshot.due
             resource.limiter.update(resource.policy)  # also wakes waiters
+
+    def _spread(self, resource: Resource[L], snapshot: CapacitySnapshot, steady: int) -> CapacitySnapshot:
+        """Return a capacity that grows back over what a freeze left empty of the window, so that calls are spread.
+
+        If all agents called at once when a freeze ends, the delays of these calls would let more of them arrive within
+        a window than were granted in one. Calls that start together start together again in each later window.
+        """
+        window = resource.window
+        if snapshot.frozen_until is not None and snapshot.frozen_until != resource.paused_until:
+            resource.paused_until = snapshot.frozen_until
+            resource.spread_until = snapshot.frozen_until + min(window, snapshot.frozen_until - steady)
+        left = resource.spread_until - max(steady, resource.paused_until)
+        if left <= 0:
+            return snapshot
+        steps = ceil_div(left * SPREAD_STEPS, window)
+        due = resource.spread_until - (steps - 1) * window // SPREAD_STEPS
+        return snapshot._replace(
+            current=max(1, snapshot.current * (SPREAD_STEPS + 1 - steps) // SPREAD_STEPS),
+            due=due if snapshot.due is None else min(due, snapshot.due),
+        )
 
     def _apply_missed_steps(self, resource: Resource[L]) -> None:
         """Apply missed recovery steps one by one: permits were refilled at the rate of each step."""
