@@ -189,8 +189,8 @@ def test_a_call_that_begins_after_a_long_freeze_and_is_refused_reduces_again():
     assert frozen_twice(1) == 250
 
 
-def test_a_refused_capacity_is_not_reduced_below_one_that_was_not_refused():
-    assert frozen_twice(90) == 656, "two thirds of the way from 500, which was held for 80 seconds, to 735"
+def test_a_refused_capacity_is_reduced_to_what_the_server_has_served():
+    assert frozen_twice(90) == 444, "500 for 80 seconds and 735 for 10, less a burst of a sixth of 735"
 
 
 def test_a_capacity_that_was_held_for_long_before_it_was_refused_is_hardly_reduced():

@@ -11,11 +11,11 @@ calls that began within one interval of a reduction belong to that reduction.
 
 A freeze that is at least as long as these LOW_STEPS intervals replaces them: the server has said when it admits calls
 again, and its window passes during the freeze. So calls go on at once when it ends, and a call that begins after that
-and is refused is evidence of its own. No calls are made during a freeze, so the limit is searched with few refusals
-(`after_refusal`, `_search`): between a refused capacity and one that was not refused. The smaller the difference, the
-longer a server with a burst takes to refuse it, so the longer a value is held. The intervals are longer in proportion
-to the freeze (up to MAX_STRETCH), and just below the refused capacity the capacity stays for LONG_HOLD_STEPS of them. A
-shorter freeze is a part of the LOW_STEPS intervals.
+and is refused is evidence of its own. No calls are made during a freeze, so the limit is searched with few refusals:
+between what the server has served, less an assumed burst (`after_refusal`), and the refused capacity (`_search`). The
+smaller the difference, the longer a server with a burst takes to refuse it, so the longer a value is held. The
+intervals are longer in proportion to the freeze (up to MAX_STRETCH), and just below the refused capacity the capacity
+stays for LONG_HOLD_STEPS of them. A shorter freeze is a part of the LOW_STEPS intervals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GROWTH_DIVISOR: Final = 64  # and then grows by 1/64 of it at a time
 SEARCH_DIVISOR: Final = 20  # a capacity that misses 1/n is held for n * n / 20 intervals, after a long freeze
 LONG_HOLD_STEPS: Final = 36  # intervals at each value up to the refused capacity, after a long freeze
 LONG_MARGIN_DIVISOR: Final = 32  # the capacity returns to the refused capacity less 1/32 of it, after a long freeze
-BURST_DIVISOR: Final = 6  # the assumed burst of a server: 1/6 of what is called during a freeze
+BURST_DIVISOR: Final = 6  # the assumed burst of a server: a sixth of what is called during a freeze
 MAX_STRETCH: Final = 10  # intervals after a freeze are at most this many times as long
 
 
