@@ -54,7 +54,7 @@ class LimiterAsk(NamedTuple):
     limiter: BaseLimiter
     key: Key
     cost: Cost = 1
-    conditions: tuple[Write, ...] = ()  # on values, checked in the step that decides; they change no value
+    conditions: tuple[Write, ...] = ()  # on values, checked in the step that decides; it also makes their changes
 
     def ask(self) -> Ask:
         """Return what its store is asked."""

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable
 
 from tidegate.budget import TaskBudget
-from tidegate.budget.storage import owners
+from tidegate.budget.storage import open_values
 from tidegate.clock import ThreadSignal
 
 QUOTA = 100_000
-SHORT_LEASE = 2.0  # seconds without a heartbeat after which a process counts as ended, in place of 30
+SHORT_LEASE = 2.0  # seconds after which the batches of a killed program are returned, in place of 30
+OPEN = "SELECT name, data FROM value WHERE name LIKE '%:%' AND data != CAST('returned' AS BLOB)"  # in SQLite
 SHARED_TIERS = {"per_hour": 100, "per_day": 100, "concurrency": 50}
 TTL = 3600.0  # longer than the test: batches are returned only because their process has ended
 
@@ -95,7 +96,6 @@ def hold(path: str, tasks: int) -> None:
 
 def hold_shared(path: str, tasks: int, recorded: int, number: int) -> None:
     """Reserve a batch in a shared store, record some of its tasks, and end the batch when a signal arrives."""
-    owners.LEASE_SECONDS = SHORT_LEASE
     ended = ThreadSignal()  # a signal handler that sets a threading.Event may wait forever
     signal.signal(signal.SIGUSR1, lambda *_: ended.set())
     budget = TaskBudget(**SHARED_TIERS, storage=path, name=f"shared-{number}", batch_ttl=TTL, deadline=5.0)
@@ -132,6 +132,7 @@ def spend(path: str, quota: int, size: int) -> None:
 
 
 if __name__ == "__main__":
+    open_values.LEASE_SECONDS = SHORT_LEASE
     name, path, *numbers = sys.argv[1:]
     programs: dict[str, Callable[..., None]] = {
         "kill_workers": kill_workers,

@@ -17,7 +17,7 @@ from tests.budget.test_processes import start
 from tests.budget.test_shared import redis_url
 from tests.servers.valkey import ValkeyServer
 from tidegate.budget import TaskBudget
-from tidegate.budget.storage import owners
+from tidegate.budget.storage import open_values
 
 pytestmark = pytest.mark.once("redis")
 
@@ -37,9 +37,8 @@ def number():
 
 
 @pytest.fixture
-def holder(storage, number, monkeypatch):
+def holder(storage, number):
     """A process inside a batch of 10 tasks, of which 3 are recorded; it is killed at the end of the test."""
-    monkeypatch.setattr(owners, "LEASE_SECONDS", programs.SHORT_LEASE)
     process = start("hold_shared", storage, 10, 3, number)
     assert process.stdout.readline() == "reserved\n"
     yield process
@@ -117,65 +116,43 @@ def test_a_suspended_process_that_was_taken_for_ended_returns_nothing_twice(open
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_a_batch_that_others_returned_is_charged_when_it_is_recorded(storage, monkeypatch, kind):
-    """The first budget misses its heartbeats: its thread waits for longer than the lease of the others."""
+    """The first budget misses its renewals: its thread waits for longer than the lease that it wrote."""
     options = {"per_day": 100, "storage": storage, "deadline": 5.0, "name": f"late-{kind}"}
+    monkeypatch.setattr(open_values, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(open_values, "RENEWALS_PER_LEASE", 0.0001)
     with asyncio.Runner() as runner:
         late = TaskBudget(**options) if kind == "threads" else BlockingBudget(runner, lambda: KINDS[kind](**options))
         result = late.check_all_limits(10)
-        monkeypatch.setattr(owners, "LEASE_SECONDS", 0.05)
         with TaskBudget(**options) as other:
             wait_until(lambda: used(other)["day"] == 0, "the batch is returned")
-            late.operations.store.batches.lease = 0  # the time that it was suspended for
             late.record_completed_tasks(4, result=result)
-            assert used(other)["day"] == 4
-            assert late.check_all_limits(96)  # under a new registration
-            assert not other.check_all_limits(1)
-            late.cancel()
             assert used(other)["day"] == 4
         late.close()
 
 
-def test_many_batches_of_several_threads_are_listed_and_settled(storage, monkeypatch):
-    """More batches than an owner has slots at first; some are settled, so that their slots are used again."""
+def test_many_batches_of_several_threads_are_settled(storage):
     options = {"per_day": 1000, "storage": storage, "deadline": 5.0, "name": "many"}
-    with TaskBudget(**options) as late, ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(late.check_all_limits, [1 + number % 3 for number in range(90)]))
+    with TaskBudget(**options) as budget, ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(budget.check_all_limits, [1 + number % 3 for number in range(90)]))
         assert all(result.allowed and not result.local for result in results)
-        list(threads.map(lambda result: late.record_completed_tasks(result.task_count, result=result), results[:45]))
-        results += threads.map(late.check_all_limits, [2] * 30)
-        assert used(late) == {"day": 240}
-        monkeypatch.setattr(owners, "LEASE_SECONDS", 0.05)
+        list(threads.map(lambda result: budget.record_completed_tasks(result.task_count, result=result), results[:45]))
+        results += threads.map(budget.check_all_limits, [2] * 30)
+        assert used(budget) == {"day": 240}
         with TaskBudget(**options) as other:
-            wait_until(lambda: used(other)["day"] == 90, "only the recorded tasks are counted")
-        late.operations.store.batches.lease = 0  # the time that it was suspended for
+            assert used(other) == {"day": 240}
         for result in results[45:]:
-            late.record_completed_tasks(1, result=result)
-        assert used(late) == {"day": 90 + 75}
+            budget.record_completed_tasks(1, result=result)
+        assert used(budget) == {"day": 90 + 75}
 
 
-def test_the_places_of_ended_processes_are_used_again(storage, monkeypatch, caplog):
-    monkeypatch.setattr(owners, "MAX_OWNERS", 1)
-    options = {"per_day": 10, "storage": storage, "deadline": 5.0, "name": "places"}
-    with TaskBudget(**options) as ended:
-        assert ended.check_all_limits(4)
-        monkeypatch.setattr(owners, "LEASE_SECONDS", 0.05)
-        began = ended.operations.clock.steady()
-        wait_until(lambda: ended.operations.clock.steady() - began > 100_000, "two leases have passed")
-        with TaskBudget(**options) as other:
-            assert other.check_all_limits(5).current_usage == {"day": 5}
-        ended.operations.store.batches.lease = 0  # the time that it was suspended for
-    assert "not listed" not in caplog.text
-
-
-def test_a_cluster_lists_batches_only_with_a_common_slot(caplog):
+def test_a_cluster_returns_batches(monkeypatch):
+    """The batches are values in the slot of the budget's key."""
+    monkeypatch.setattr(open_values, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(open_values, "RENEWALS_PER_LEASE", 0.0001)
     with ValkeyServer(None, "--cluster-enabled", "yes") as server:
         assert server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383").startswith(b"+OK")
         url = f"redis+cluster://127.0.0.1:{server.port}?deadline=5"
         wait_until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"), "the cluster is ready")
-        for options, listed in (("", False), ("&hash_tag=all", True)):
-            caplog.clear()
-            with TaskBudget(per_day=10, storage=url + options) as budget:
-                assert budget.check_all_limits(2).local is False
-                budget.record_completed_tasks(1)
-                assert used(budget) == {"day": 1}
-            assert ("hash_tag=all" in caplog.text) is not listed
+        with TaskBudget(per_day=10, storage=url) as ended, TaskBudget(per_day=10, storage=url) as budget:
+            assert ended.check_all_limits(2).local is False
+            wait_until(lambda: used(budget) == {"day": 0}, "the batch is returned")

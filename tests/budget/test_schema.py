@@ -39,7 +39,7 @@ def test_only_a_budget_creates_its_tables(path, clock, first):
     names = [
         name for (name,) in read(path, "SELECT name FROM sqlite_master WHERE name LIKE 'budget_%' AND type = 'table'")
     ]
-    assert sorted(names) == ([] if first is count_call else ["budget_completion", "budget_open"])
+    assert sorted(names) == ([] if first is count_call else ["budget_completion"])
     tasks = 0 if first is count_call else 1
     assert use_budget(path, clock) == {"minute": tasks + 1, "day": tasks + 1}
     assert count_call(path, clock) == (3 if first is count_call else 4)

@@ -83,7 +83,7 @@ def test_created_files_are_accessible_only_to_their_owner(tmp_path, umask):
     }
     names = " ".join(modes)
     for expected in (
-        *("limits.db", "limits.db-wal", "limits.db-shm", "budget/deep/tasks.db-wal", "tasks.db-owner-"),
+        *("limits.db", "limits.db-wal", "limits.db-shm", "budget/deep/tasks.db-wal"),
         *("new/data/quota.db-wal", "new/data/sources.db-wal", "new/data/control.json", "new/data/sources/three.yaml"),
         *("new/data/deep/er/one/", "new/data/in/bodies.db"),
     ):
@@ -91,7 +91,7 @@ def test_created_files_are_accessible_only_to_their_owner(tmp_path, umask):
 
 
 def test_existing_files_keep_their_mode(tmp_path):
-    """They may be shared on purpose; SQLite's files beside a database, and our locks, are shared with it."""
+    """They may be shared on purpose; SQLite's files beside a database are shared with it."""
     (tmp_path / "budget").mkdir()
     (tmp_path / "budget").chmod(0o775)
     (tmp_path / "budget" / "deep").mkdir()

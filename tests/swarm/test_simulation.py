@@ -67,37 +67,66 @@ def test_fewer_calls_are_refused_if_the_server_says_when_to_retry():
 
 
 @pytest.mark.parametrize(
-    ("seed", "algorithm", "shared", "own_capacity"),
+    ("seeds", "algorithm", "shared", "own_capacity"),
     [
-        (1, None, False, 100),  # a token bucket
-        (1, "sliding_log", False, 40),
-        pytest.param(2, "sliding_log", False, 40, marks=pytest.mark.slow),
-        pytest.param(1, "fixed_window", False, 40, marks=pytest.mark.slow),
-        pytest.param(2, "fixed_window", False, 40, marks=pytest.mark.slow),
-        pytest.param(1, "sliding_log", True, 40, marks=pytest.mark.slow),
+        ((1, 2), None, False, 100),  # a token bucket; of one crashed agent, the values of others can differ for long
+        ((1,), "sliding_log", False, 40),
+        pytest.param((2,), "sliding_log", False, 40, marks=pytest.mark.slow),
+        pytest.param((1,), "fixed_window", False, 40, marks=pytest.mark.slow),
+        pytest.param((2,), "fixed_window", False, 40, marks=pytest.mark.slow),
+        pytest.param((1,), "sliding_log", True, 40, marks=pytest.mark.slow),
     ],
 )
-def test_a_server_that_says_when_to_retry_is_used_as_well_as_one_that_does_not(seed, algorithm, shared, own_capacity):
+def test_a_server_that_says_when_to_retry_is_used_as_well_as_one_that_does_not(seeds, algorithm, shared, own_capacity):
     """As `python -m bench.swarm_recovery --retry-after 1`, 60 times slower, after 50 windows in which agents settle."""
+
+    def measure(retry_after):
+        outcomes = [
+            Simulation(
+                20,
+                100,
+                seed=seed,
+                shared=shared,
+                blind=True,
+                own_capacity=own_capacity,
+                recovery_interval=18.0,
+                recovery="remember",
+                retry_after=retry_after,
+                algorithm=algorithm,
+            ).run()
+            for seed in seeds
+        ]
+        return sum(outcome.used_since(50) for outcome in outcomes) / len(outcomes)
+
+    without, with_header = measure(None), measure(60.0)
+    assert with_header >= without - 0.015
+    assert with_header > 0.85
+
+
+def test_a_server_that_says_when_to_retry_is_used_as_well_as_the_benchmark_measures_it():
+    """As `python -m bench.swarm_recovery`: no message is lost, and no agent crashes; a mean of two limits."""
+    faults = SimulatedFaults(loss=0, duplicate=0, delay=0.3, straggler=0, crashes=0)
     without, with_header = (
-        Simulation(
-            20,
-            100,
-            seed=seed,
-            shared=shared,
-            blind=True,
-            own_capacity=own_capacity,
-            recovery_interval=18.0,
-            recovery="remember",
-            retry_after=retry_after,
-            algorithm=algorithm,
+        sum(
+            Simulation(
+                20,
+                30,
+                seed=1,
+                share=share,
+                blind=True,
+                own_capacity=100,
+                recovery_interval=18.0,
+                recovery="remember",
+                retry_after=retry_after,
+                faults=faults,
+            )
+            .run()
+            .used_since(12)
+            for share in (0.25, 0.3)
         )
-        .run()
-        .used_since(50)
         for retry_after in (None, 60.0)
     )
-    assert with_header >= without - 0.01
-    assert with_header > 0.85
+    assert with_header >= without
 
 
 @pytest.mark.parametrize(

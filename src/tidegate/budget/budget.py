@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from tidegate.budget.batch import AsyncBatch, Batch
-from tidegate.budget.operations import BudgetOperations
+from tidegate.budget.operations import BudgetOperations, BudgetStep
 from tidegate.budget.reload import reload_limits
 from tidegate.budget.settings.environment import VARIABLES, read_environment
 from tidegate.budget.settings.file import read_config
@@ -16,16 +16,18 @@ from tidegate.budget.settings.model import BudgetSettings
 from tidegate.budget.storage.settlements import locate_storage_errors
 from tidegate.errors import ConfigError
 from tidegate.flow import run, run_async
+from tidegate.joint import async_performer, performer
 from tidegate.limiter import AsyncLimiter, Limiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
     from typing import Unpack
 
-    from tidegate.budget.operations import BudgetFlow, BudgetStep
+    from tidegate.budget.operations import BudgetFlow
     from tidegate.budget.result import BudgetHealth, RateLimitResult, Usage
     from tidegate.budget.settings.model import BudgetOptions
     from tidegate.clock import Clock
+    from tidegate.waiting import Step
 
 T = TypeVar("T")
 
@@ -236,8 +238,9 @@ class TaskBudget(_ConfiguredBudget):
     def _run(self, flow: BudgetFlow[T]) -> T:
         return run(flow, self._perform)
 
-    @staticmethod
-    def _perform(step: BudgetStep) -> Any:  # noqa: ANN401 - the result of the call
+    def _perform(self, step: BudgetStep | Step) -> Any:  # noqa: ANN401 - the result of the call
+        if not isinstance(step, BudgetStep):
+            return performer(self.operations.limiter.clock)(step)
         return getattr(step.target, step.method)(*step.arguments, **step.options)
 
 
@@ -312,8 +315,9 @@ class AsyncTaskBudget(_ConfiguredBudget):
     def _run(self, flow: BudgetFlow[T]) -> Coroutine[Any, Any, T]:
         return run_async(flow, self._perform)
 
-    @staticmethod
-    async def _perform(step: BudgetStep) -> Any:  # noqa: ANN401 - the result of the call
+    async def _perform(self, step: BudgetStep | Step) -> Any:  # noqa: ANN401 - the result of the call
+        if not isinstance(step, BudgetStep):
+            return await async_performer(self.operations.limiter.clock)(step)
         if step.kind == "limiter":
             return await getattr(step.target, step.method)(*step.arguments, **step.options)
         if step.kind == "blocking":

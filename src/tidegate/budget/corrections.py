@@ -42,7 +42,7 @@ def refund(budget: TaskBudget, wanted: Callable[[Limit], int]) -> dict[str, Tier
     policy, now = operations.refresh_policy().policy, operations.given_now()
     amounts = [0 if limit.name == CONCURRENCY else wanted(limit) for limit in policy.limits]
     [before] = operations.store.ask_store("peek", ((policy, KEY, (0,) * len(amounts)),), now)
-    open_batches = operations.settlements.list_open(policy, KEY)
+    open_batches = operations.settlements.list_open(policy)
     refunded = []
     for index, (limit, amount, used) in enumerate(zip(policy.limits, amounts, before.used, strict=True)):
         reserved = sum(costs[index] for at, costs in open_batches if counts(limit, at, before.at))

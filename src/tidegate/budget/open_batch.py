@@ -26,6 +26,7 @@ class BatchShare(NamedTuple):
     actual: tuple[int, ...]  # what the tasks cost; charged again if the batch was returned meanwhile
     unreserved: tuple[int, ...]  # cost at limits that were not reserved: the task type was given only when recording
     returned: int  # tasks returned to the budget
+    first: bool  # whether nothing of the batch was settled before
 
 
 class OpenBatch:
@@ -55,7 +56,8 @@ class OpenBatch:
         self.expires = expires
         self.memory_at = memory_at  # the instant of the charge to the short-term limits in memory
         self.in_database = True  # whether it was charged there; false if the database was lost at the check
-        self.number = -1  # distinguishes batches that were reserved at the same instant
+        self.name = ""  # of its value in the store; empty: it has none
+        self._is_new = True  # whether nothing of it was settled
         self.in_block = False  # whether only its `with` block may settle it
         self._lock = fork_safe(threading.Lock())
         self._claims = [True]  # popped by the one caller that settles the rest of the batch
@@ -104,7 +106,8 @@ class OpenBatch:
         returned = max(0, self.left - count) if last else 0
         self.left = 0 if last else max(0, self.left - count)
         self.reserved = after
-        return BatchShare(before, corrections, after, actual, unreserved, returned)
+        first, self._is_new = self._is_new, False
+        return BatchShare(before, corrections, after, actual, unreserved, returned, first)
 
 
 class OpenBatches:

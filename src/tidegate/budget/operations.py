@@ -18,24 +18,24 @@ from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
 from tidegate.budget.short_term import ShortTermLimits
 from tidegate.budget.storage.recount import CountedLimits
 from tidegate.budget.storage.retry_queue import RetryQueue
-from tidegate.budget.storage.settlements import SQLiteSettlements, open_storage
-from tidegate.budget.storage.sqlite import Completion, Settlement
-from tidegate.budget.storage.store_settlements import StoreSettlements
-from tidegate.clock import SystemClock
-from tidegate.core.bounds import SECOND
+from tidegate.budget.storage.settlements import Settlement, Settlements, open_storage
+from tidegate.budget.storage.sqlite import Completion
+from tidegate.clock import SystemClock, TaskSignal, ThreadSignal
 from tidegate.core.decision import Decision, LocalDecision
-from tidegate.errors import ConfigError, Denied, StoreUnavailable
+from tidegate.errors import CollectionFull, ConfigError, Denied, RateLimitError, StoreUnavailable
 from tidegate.flow import Flow
+from tidegate.joint import JointCall, LimiterAsk, acquire_flow
 from tidegate.policy.model import check_cost
 from tidegate.spending.ledger import Ledger
 from tidegate.spending.webhook import Webhook
+from tidegate.stores.values import MAX_LISTED
+from tidegate.waiting import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate.budget.settings.model import BudgetSettings
     from tidegate.budget.settings.tiers import TierPlan
-    from tidegate.budget.storage.settlements import SettlementStorage
     from tidegate.clock import Clock
     from tidegate.limiter import AsyncLimiter, Limiter, Usage
     from tidegate.stores.base import Store
@@ -59,13 +59,13 @@ class BudgetStep(NamedTuple):
 
 
 T = TypeVar("T")
-BudgetFlow = Flow[BudgetStep, T]
+BudgetFlow = Flow[BudgetStep | Step, T]
 
 
 class BudgetOperations:
     """The operations of a budget. Methods whose names do not end in `_flow` do not wait."""
 
-    settlements: SettlementStorage
+    settlements: Settlements
     store: Store
 
     def __init__(
@@ -109,7 +109,7 @@ class BudgetOperations:
             self.store.report_outages(self._report_outage)
             self.clock: Clock = clock or self.store.clock
             test_clock = None if self.clock is self.store.clock else self.clock
-            self._local_settlements = StoreSettlements(self.store, test_clock)
+            self._local_settlements = Settlements(self.store, test_clock)
             self._short_term = ShortTermLimits(KEY, self.clock)
             self._retry_queue = RetryQueue(self.settlements, lambda: self.lost, self._now)
             self._tier_policy = self._tier_policies.current(self._now(), self.clock.steady())
@@ -142,7 +142,7 @@ class BudgetOperations:
         started = SystemClock.steady()
         charges = self.plan.charges(task_count, task_type, estimate, priority)
         reservation_cost = tier_policy.reservation_cost(charges, task_count)
-        decision, costs = yield from self._reserve_flow(tier_policy, reservation_cost, timeout, priority)
+        decision, costs, name = yield from self._reserve_flow(tier_policy, reservation_cost, timeout, priority)
         local, short_term = isinstance(decision, LocalDecision), self.settings.on_database_error == "short-term"
         if not local:
             usage = self._last_usage = usage_of(decision)
@@ -159,8 +159,7 @@ class BudgetOperations:
                 task_count, task_type, estimate, priority, tier_policy, costs, decision.at, expires, memory_at
             )
             batch.in_database, batch.in_block = not local, in_block
-            if not local:
-                batch.number = self.settlements.take_number(tier_policy.policy, decision.at, costs)
+            batch.name = "" if local else name
             self._open_batches.add(batch)
         by_tiers = not local or short_term
         decided = tier_policy.short_term_costs(costs) if local else costs
@@ -172,16 +171,31 @@ class BudgetOperations:
 
     def _reserve_flow(
         self, tier_policy: TierPolicy, cost: dict[str, int], timeout: float | None, priority: int
-    ) -> BudgetFlow[tuple[Decision, tuple[int, ...]]]:
-        options = {"ttl": self.settings.batch_ttl_microseconds / SECOND, "timeout": timeout, "priority": priority}
+    ) -> BudgetFlow[tuple[Decision, tuple[int, ...], str]]:
+        """Reserve a batch, with its value; returns the decision, the costs, and the name of the value."""
+        make_signal = TaskSignal if self.limiter.for_tasks else ThreadSignal
         while True:
+            costs, began = tier_policy.costs(cost), self.clock.steady()
+            name, writes = self.settlements.reserve(tier_policy.policy, costs)
+            call = JointCall([[LimiterAsk(self.limiter, KEY, cost, writes)]])
             try:
-                reservation = yield BudgetStep("limiter", self.limiter, "reserve", (KEY, cost), options)
+                decision = yield from acquire_flow(call, "hold", timeout, priority, make_signal)
             except Denied as denied:
+                self.settlements.release(name)
                 if not (yield from self._returned_more_flow()):
-                    return denied.decision, tier_policy.costs(cost)
+                    return denied.decision, costs, ""
+            except BaseException as error:
+                self.settlements.release(name)
+                if isinstance(error, CollectionFull):
+                    message = f"the budget {self.settings.name} has {MAX_LISTED} open batches: record or cancel them"
+                    raise RateLimitError(message) from None
+                raise
             else:
-                return reservation.decision, reservation.costs
+                if isinstance(decision, LocalDecision):
+                    self.settlements.release(name)
+                else:
+                    self.settlements.confirm(began)
+                return decision, costs, name
 
     def _returned_more_flow(self) -> BudgetFlow[bool]:
         """Refund the batches of processes that have ended; returns whether an earlier decision may be out of date."""
@@ -189,7 +203,7 @@ class BudgetOperations:
             return False
         arguments = (self._tier_policy.policy, KEY)
         ended: int = yield BudgetStep("storage", self.settlements, "return_ended", arguments)
-        return bool(ended) or self.settlements.has_more_expired
+        return bool(ended)
 
     # ---- record and cancel -------------------------------------------------------------------------------------------
 
@@ -251,14 +265,16 @@ class BudgetOperations:
         if last:
             self._open_batches.remove(batch)
         policy, unlimited = tier_policy.policy, tier_policy.unlimited
-        settlement = Settlement(policy, unlimited, KEY, batch.at, batch.number, share, completion)
+        settlement = Settlement(policy, unlimited, KEY, batch.at, batch.name, share, completion)
         if batch.in_database:
             yield from self._submit_flow("settle", settlement)
+            if any(share.unreserved):
+                yield from self._submit_flow("record", unlimited, KEY, share.unreserved, None)
         else:
             charge = share.actual
             if self.settings.on_database_error == "local":
                 # Charged to the local share of this process, which the guarded store settles with the database.
-                settled = settlement._replace(share=share._replace(unreserved=()))
+                settled = settlement._replace(completion=None)
                 yield BudgetStep("storage", self._local_settlements, "settle", (settled,))
                 charge = share.unreserved
             if count:
@@ -345,25 +361,23 @@ class BudgetOperations:
 
     # ---- maintenance -------------------------------------------------------------------------------------------------
 
-    def _maintain_flow(self) -> BudgetFlow[None]:
-        """Send queued settlements to the database, and return expired batches."""
+    def _maintain_flow(self) -> BudgetFlow[int]:
+        """Send queued settlements to the database, and return expired batches; returns how many."""
+        expired = 0
         if self._retry_queue and not self.lost:
             yield BudgetStep("blocking", self._retry_queue, "catch_up")
         for batch in self._open_batches.claim_expired(self.clock.steady()):
-            if self.settlements.returns_expired:  # the database returns the batch itself
-                self._open_batches.remove(batch)
-                corrections = tuple(-cost for cost in batch.reserved)
-                self._short_term.correct(batch.tier_policy, corrections, batch.memory_at)
-            else:
-                yield from self._return_flow(batch)
+            yield from self._return_flow(batch)
+            expired += 1
+        return expired
 
     def reset_expired_flow(self) -> BudgetFlow[int]:
         """Return expired batches and remove old completions; expired windows need no cleaning."""
         if not self.settings.enabled:
             return 0
-        yield from self._maintain_flow()
+        expired = yield from self._maintain_flow()
         removed: int = yield BudgetStep("blocking", self, "clean_up")
-        return removed
+        return expired + removed
 
     def clean_up(self) -> int:
         """Clean up the storage; returns how many batches were returned and completions removed. Blocks."""
@@ -381,6 +395,7 @@ class BudgetOperations:
             yield from self._return_flow(batch)
         self._closed = True
         yield BudgetStep("blocking", self._retry_queue, "close")
+        yield BudgetStep("blocking", self.settlements, "close")
         yield BudgetStep("limiter", self.limiter, "close")
         for each in (self.webhook, self.ledger):
             if each is not None:
@@ -401,8 +416,8 @@ class BudgetOperations:
     @property
     def nothing_counted(self) -> bool:
         """Whether this budget only reads, and its file does not exist yet: no program has counted a task."""
-        settlements = self.settlements if self.settings.enabled else None
-        return isinstance(settlements, SQLiteSettlements) and settlements.budget_store.awaits_file
+        file = self.settlements.budget_store if self.settings.enabled else None
+        return file is not None and file.awaits_file
 
     @property
     def losses(self) -> int:

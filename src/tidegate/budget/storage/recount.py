@@ -13,9 +13,11 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.budget.storage.document_tables import has_renamed_tables, take_renamed_tables
+from tidegate.budget.storage.open_values import RETURNED, decode, open_collection
 from tidegate.core.bounds import SECOND
 from tidegate.stores.sqlite.rows import KeyRow
 from tidegate.stores.sqlite.store import decide, key_text
+from tidegate.stores.sqlite.value_rows import list_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -104,6 +106,7 @@ def _charges(rows: StateRows, limits: CountedLimits, now: int) -> Iterator[tuple
         total = tuple(one + more for one, more in zip(before, costs, strict=True)) if before else costs
         steps[at // step * step] = at, total
     yield from steps.values()
-    for at, text in rows.execute("SELECT at, costs FROM budget_open WHERE policy = ?", (name,)).fetchall():
-        reserved = json.loads(text)
-        yield at, tuple(reserved.get(limit.name, 0) for limit in limits.unlimited.limits)
+    for value in list_values(rows.execute, open_collection(name, limits.key), now).values():
+        if value.data != RETURNED:
+            at, reserved = decode(value)
+            yield at, tuple(reserved.get(limit.name, 0) for limit in limits.unlimited.limits)

@@ -15,7 +15,7 @@ from tidegate.fork import at_fork
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.budget.storage.settlements import SettlementStorage
+    from tidegate.budget.storage.settlements import Settlements
 
 MAX_QUEUED: Final = 10_000  # further records are added up, without the IDs of their tasks
 RETRY_INTERVAL: Final = SECOND // 4  # between two attempts
@@ -24,7 +24,7 @@ RETRY_INTERVAL: Final = SECOND // 4  # between two attempts
 class RetryQueue:
     """Calls of the settlement storage, in order: `settle` and `record`."""
 
-    def __init__(self, settlements: SettlementStorage, is_lost: Callable[[], bool], now: Callable[[], int]) -> None:
+    def __init__(self, settlements: Settlements, is_lost: Callable[[], bool], now: Callable[[], int]) -> None:
         """Call this storage, while the database is not lost."""
         self._settlements = settlements
         self._is_lost = is_lost

@@ -1,17 +1,5 @@
--- Tables of budgets (`tidegate.budget`), whose policies are named budget:…: open batches, so that what a killed process
--- reserved can be returned, and completed tasks. The store of a budget applies this to a file without these tables.
-
-CREATE TABLE budget_open (
-    owner   INTEGER NOT NULL,  -- the budget that reserved: a random number for each one that a program opens
-    at      INTEGER NOT NULL,  -- the instant of the charge, in microseconds
-    number  INTEGER NOT NULL,  -- tells apart the batches of one instant
-    policy  TEXT    NOT NULL,
-    expires INTEGER NOT NULL,  -- the batch is returned if it is not settled by then
-    costs   TEXT    NOT NULL,  -- JSON: what is still reserved, by the name of each limit
-    PRIMARY KEY (owner, at, number)
-) WITHOUT ROWID;
-
-CREATE INDEX budget_open_expires ON budget_open (policy, expires);
+-- Completed tasks of budgets (`tidegate.budget`), whose policies are named budget:…. The store of a budget applies this
+-- to a file without this table.
 
 CREATE TABLE budget_completion (
     id        INTEGER PRIMARY KEY,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APPLICATION_ID: Final = 0x74696465  # "tide", in the file's header: identifies files of tidegate
-SCHEMA_VERSION: Final = 4  # of the files that can be read
+SCHEMA_VERSION: Final = 5  # of the files that can be read
 CACHED_STATEMENTS: Final = 64
 WAL_PAGES: Final = 4000  # size of the write-ahead log at which it is written back into the file
 WAL_BYTES: Final = 16 * 2**20  # the write-ahead log is truncated to this size afterwards, if a reader delayed it
