@@ -64,7 +64,7 @@ WRONG = [
     (directory, "is a directory: expected the path of a file, such as "),
     (other_program, "is the database of another program: use another path"),
     (text_file, "the file is not an SQLite database: use another path"),
-    (newer_version, "was written by a newer tidegate (schema 99, expected 4)"),
+    (newer_version, "was written by a newer tidegate (schema 99, expected 5)"),
     (folder_is_a_file, "cannot create the directory "),
 ]
 

@@ -102,7 +102,7 @@ def test_existing_files_keep_their_mode(tmp_path):
     modes = run_program(tmp_path, "077")
     assert modes["budget"] == modes["budget/deep"] == 0o775
     shared = {name: mode for name, mode in modes.items() if "limits.db" in name or "tasks.db" in name}
-    assert len(shared) == 7
+    assert len(shared) == 6
     assert set(shared.values()) == {0o664}
 
 

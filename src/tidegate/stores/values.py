@@ -14,6 +14,7 @@ one slot, so a collection whose values are written together with charges names a
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import SECOND
@@ -44,10 +45,14 @@ class Collection(NamedTuple):
     @property
     def identity(self) -> str:
         """The complete name, as one string; collections that differ never have the same."""
-        kind = "l" if self.listed else "u"
-        return join_key(
-            (kind, self.name) if self.beside is None else (kind, self.name, self.beside[0], join_key(self.beside[1]))
-        )
+        return _identity(self)
+
+
+@functools.lru_cache(1024)
+def _identity(collection: Collection) -> str:
+    name, beside, listed = collection
+    kind = "l" if listed else "u"
+    return join_key((kind, name) if beside is None else (kind, name, beside[0], join_key(beside[1])))
 
 
 class Value(NamedTuple):

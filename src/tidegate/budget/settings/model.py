@@ -126,13 +126,9 @@ class BudgetSettings:
     def batch_ttl_microseconds(self) -> int:
         """Microseconds after which an unsettled batch is returned.
 
-        Batches of a process that ended are found without it, so the default only has to cover batches that a running
-        process forgot. In other stores than SQLite, it is shorter: it also frees slots of a process that is not listed.
+        Batches of a process that ended are found without it: this is for those that a running process forgot.
         """
-        if self.batch_ttl is not None:
-            return parse_period(self.batch_ttl)
-        text = str(self.storage)
-        return 3600 * SECOND if "://" not in text or text.startswith("sqlite:") else 600 * SECOND
+        return 3600 * SECOND if self.batch_ttl is None else parse_period(self.batch_ttl)
 
     def check_task(self, task_type: str | None, cost: Mapping[str, int]) -> None:
         """Refuse names that nothing counts: a unit without an entry in `costs`, and a type if there are `types`.

@@ -137,8 +137,9 @@ class OpenValues:
             last = not any(after.values())
             data = None if last else encode(policy, tuple(after.values()), at)
             write = Write(self._open, name, data, 0 if last else BATCH_TTL, stored)
+            asks = ((policy, key, share.corrections),) if any(share.corrections) else ()
             try:
-                yield ApplyValues("adjust", ((policy, key, share.corrections),), at, (write,), completion)
+                yield ApplyValues("adjust" if asks else "acquire", asks, at, (write,), completion)
             except ValueConflict as conflict:
                 if conflict.found is None:  # settled before: the answer was lost
                     return self.release(name)
@@ -152,8 +153,9 @@ class OpenValues:
                 return self.release(name) if last else None
         charge = tuple(cost - new for cost, new in zip(share.actual, share.unreserved, strict=True))
         writes = () if any(share.after) else (Write(self._open, name, None, 0, RETURNED),)
+        asks = ((unlimited, key, charge),) if any(charge) else ()
         with suppress(ValueConflict):  # charged before: the answer was lost
-            yield ApplyValues("acquire", ((unlimited, key, charge),), None, writes, completion)
+            yield ApplyValues("acquire", asks, None, writes, completion)
         return self.release(name)
 
     # ---- return ------------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from tidegate.budget.storage.recount import INSERT_COMPLETION, CountedLimits, co
 from tidegate.clock import yield_thread
 from tidegate.errors import StoreUnavailable
 from tidegate.files import make_private_folder
-from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall
+from tidegate.stores.sqlite.async_worker import AsyncWorker, QueuedCall, Writes
 from tidegate.stores.sqlite.database import PackageTables, read_schema
-from tidegate.stores.sqlite.store import SQLiteStore, Writes, decide
+from tidegate.stores.sqlite.store import SQLiteStore, decide
 
 if TYPE_CHECKING:
     import os
@@ -76,7 +76,7 @@ class BudgetStore(SQLiteStore):
         retention: int,
         busy_timeout: float = 5.0,
         clock: Clock | None = None,
-        limits: CountedLimits | None = None,
+        limits: CountedLimits,
         only_reads: bool = False,
     ) -> None:
         """Remove completions after `retention` microseconds.
@@ -87,6 +87,7 @@ class BudgetStore(SQLiteStore):
         super().__init__(path, busy_timeout=busy_timeout, clock=clock)
         self._creates = not only_reads
         self._limits = None if only_reads else limits
+        self._policy = limits.unlimited.name
         self._retention = retention
         self._next_removal = 0
 
@@ -189,10 +190,10 @@ class BudgetStore(SQLiteStore):
             return decide(rows, call, now)
         decisions = decide(rows, (verb, asks, given_now, at, Writes(extra.writes)), now)
         if extra.completion is not None:
-            self._insert_completion(rows, asks[0][0].name, extra.completion, now)
+            self._insert_completion(rows, extra.completion, now)
         return decisions
 
-    def _insert_completion(self, rows: StateRows, policy: str, completion: Completion, now: int) -> None:
+    def _insert_completion(self, rows: StateRows, completion: Completion, now: int) -> None:
         """Insert completed tasks; once a day, start to remove old ones."""
         if not completion.tasks:
             return
@@ -201,7 +202,7 @@ class BudgetStore(SQLiteStore):
         task_ids: tuple[str | None, ...] = completion.task_ids or (None,)
         tasks = 1 if completion.task_ids else completion.tasks
         values = [
-            (policy, completed, tasks, completion.task_type, task_id, None if index else cost)
+            (self._policy, completed, tasks, completion.task_type, task_id, None if index else cost)
             for index, task_id in enumerate(task_ids)
         ]
         rows.cursor.executemany(INSERT_COMPLETION, values)
