@@ -247,7 +247,6 @@ def summary(times: list[float]) -> dict[str, float] | None:
 def measure_removal(folder: str) -> dict[str, float]:
     """Remove 100,000 old completions: each transaction is what a check may have to wait for."""
     from tidegate.budget import TaskBudget  # noqa: PLC0415 - as above
-    from tidegate.budget.storage.settlements import SQLiteSettlements  # noqa: PLC0415 - as above
 
     path = f"{folder}/removal.db"
     wall, own = [], []
@@ -258,12 +257,12 @@ def measure_removal(folder: str) -> dict[str, float]:
         db.executemany("INSERT INTO budget_completion (policy, completed, tasks) VALUES (?, ?, ?)", old)
         db.commit()
         db.close()
-        settlements = budget.operations.settlements
-        assert isinstance(settlements, SQLiteSettlements)  # noqa: S101 - it has a path
+        file = budget.operations.settlements.budget_store
+        assert file is not None  # noqa: S101 - it has a path
         removed = 1
         while removed:
             begun, before = time.perf_counter(), time.thread_time()
-            removed = settlements.budget_store.clean_up_some(budget.operations.limiter.policy, "tasks")
+            removed = file.clean_up_some()
             wall.append((time.perf_counter() - begun) * 1000)
             own.append((time.thread_time() - before) * 1000)
     return {"transactions": len(wall), "cpu_max": max(own), **(summary(wall) or {})}
