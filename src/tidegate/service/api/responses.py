@@ -219,7 +219,7 @@ def decision_response(decision: Decision | None) -> DecisionResponse:
         return DecisionResponse(*decision_fields(decision))  # type: ignore[arg-type]  # as above
     limit = limits[0]
     left, _, reset = results[0] if costs is None else limit.view(results[0], limit, costs[0], at)  # type: ignore[misc]  # as Decision.views
-    remaining, after = max(0, left), reset / SECOND
+    remaining, after = left if left > 0 else 0, reset / SECOND  # noqa: FURB136 - max() costs 5 % of a batch
     only = LimitResponse(limit.name, limit.quota, limit.unit, True, remaining, 0.0, after)  # noqa: FBT003 - by position: half the cost
     return DecisionResponse(True, remaining, 0.0, after, NO_NAMES, False, False, [only])  # noqa: FBT003 - as above
 

@@ -283,11 +283,11 @@ class BaseDecider:
 
     def _finish_all(self, counted: PolicyLimiter, keys: Sequence[Key], decisions: list[Decision]) -> list[Any]:
         """Do what `_finish` does for decisions about one permit each: those that only need a count together."""
-        if self._near_limit.samples_left or self._observers:
-            others = list(zip(keys, decisions, strict=True))
-        else:
-            others = [pair for pair in zip(keys, decisions, strict=True) if not pair[1][0]]
-            counted.count.row[ALLOWED] += len(decisions) - len(others)
+        others: Iterable[tuple[Key, Decision]] = zip(keys, decisions, strict=True)
+        if not self._near_limit.samples_left and not self._observers:
+            within = [decision[0] for decision in decisions]
+            counted.count.row[ALLOWED] += within.count(True)
+            others = () if all(within) else [pair for pair in others if not pair[1][0]]
         for key, decision in others:
             self._finish(counted, key, 1, decision)
         return decisions
