@@ -7,7 +7,7 @@ import httpx
 import pytest
 from django.test import override_settings
 
-from tests.inbound.drf_views import FRAMEWORK, START, get, settings_for, statuses, view_of
+from tests.inbound.drf_views import FRAMEWORK, START, get, settings_for, statuses, user, view_of
 from tests.inbound.servers import serving
 from tidegate import ConfigError
 from tidegate.testing import ManualClock
@@ -82,6 +82,15 @@ def test_an_ipv6_client_is_its_network():
 
 
 # ---- settings, logs, store -------------------------------------------------------------------------------------------
+
+
+def test_requests_without_an_address_follow_the_rule_of_the_middlewares(clock, caplog):
+    view = view_of(drf.AnonRateThrottle)
+    assert statuses(view, 4, peer="") == [200] * 4
+    assert "requests without a client address are allowed without limits" in caplog.text
+    assert statuses(view_of(drf.UserRateThrottle), 4, user(1), peer="") == [200, 200, 200, 429]
+    with override_settings(TIDEGATE={"unknown": "limit", "clock": clock}):
+        assert statuses(view, 3, peer="") == [200, 200, 429]
 
 
 def test_an_unknown_option_is_an_error():

@@ -145,10 +145,10 @@ class Waiting:
 @cases(
     ("options", "message"),
     [
-        ({"key": lambda: "all"}, "key: must be a function of request, as in `lambda request: …`"),
-        ({"limits": lambda: "5/1m"}, "limits: must be a function of request"),
-        ({"cost": lambda: 2}, "cost: must be a function of request"),
-        ({"exempt_when": lambda a, b: True}, "exempt_when: must be a function of request"),
+        ({"key": lambda a, b, c: "all"}, "key: must be a function of request, as in `lambda request: …`"),
+        ({"limits": lambda a, b, c: "5/1m"}, "limits: must be a function of request"),
+        ({"cost": lambda a, b, c: 2}, "cost: must be a function of request"),
+        ({"exempt_when": lambda a, b, c: True}, "exempt_when: must be a function of request"),
         ({"denied": lambda request: "no"}, "denied: must be a function of request and decision"),
         ({"denied": "no"}, "denied: must be a function, not 'no'"),
         ({"on_denied": lambda request: None}, "on_denied: must be a function of request and decision"),

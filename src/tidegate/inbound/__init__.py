@@ -18,12 +18,13 @@ from tidegate.inbound.limiting.plan_limiters import PlanOf
 from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit, RouteOptions
 from tidegate.inbound.limiting.standalone import BaseLimits
 from tidegate.inbound.responses.exceeded import RateLimitExceeded
-from tidegate.inbound.responses.response import DenialHandler, Response
+from tidegate.inbound.responses.response import BlockedDecision, DenialHandler, Response
 from tidegate.inbound.rules.model import ResetTime
 
 __all__ = [
     "AddressSet",
     "BaseLimits",
+    "BlockedDecision",
     "Counts",
     "DenialHandler",
     "FrameworkRequest",

@@ -19,19 +19,22 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.clock import ManualClock
 from tidegate.core.algorithms import NEVER
 from tidegate.core.bounds import SECOND
 from tidegate.core.limit import Limit
-from tidegate.errors import ConfigError, RateLimitError
+from tidegate.errors import ConfigError
 from tidegate.flow import run
 from tidegate.fork import fork_safe
-from tidegate.inbound.client.address import address_key, parse_node
+from tidegate.inbound.client.address import UNKNOWN, address_key, parse_node
 from tidegate.inbound.client.request import forwarding_headers
 from tidegate.inbound.django import FRAMEWORK
-from tidegate.inbound.limiting.charges import perform
+from tidegate.inbound.limiting.charges import RequestCharge, perform
+from tidegate.inbound.limiting.decide import decide_flow
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
 from tidegate.inbound.limiting.request_state import STATE_KEY
 from tidegate.inbound.limiting.route_limit import read_exact_limits
+from tidegate.limiter import Limiter
 from tidegate.lock import locked
 from tidegate.policy import Policy
 from tidegate.policy.key import join_key
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
     from tidegate.core.decision import Decision
     from tidegate.inbound.limiting.request_state import RequestState
     from tidegate.inbound.limiting.route_limit import Limits
-    from tidegate.policy import Key
+    from tidegate.policy import Cost, Key
     from tidegate.policy.model import OnStoreError
     from tidegate.stores.base import Ask
 
@@ -68,6 +71,7 @@ OPTION_NAMES: Final = (
     "on_store_error",
     "trusted_proxies",
     "ipv6_prefix",
+    "unknown",
     "lease",
     "clock",
     "observer",
@@ -84,6 +88,7 @@ class _Throttling:
     def __init__(self) -> None:
         self.lock: threading.Lock = fork_safe(threading.Lock())
         self._opened: tuple[RequestLimiter, OnStoreError] | None = None
+        self._limiters: dict[Policy, Limiter] = {}
         self._warned = False
 
     def open(self) -> tuple[RequestLimiter, OnStoreError]:
@@ -103,6 +108,19 @@ class _Throttling:
             no_categories = {"defaults": False, "unmatched": None}
             self._opened = RequestLimiter(no_categories, **options), on_store_error
         return self._opened
+
+    def limiter(self, policy: Policy, now: float | None) -> Limiter:
+        """Return the limiter of a policy; `now` replaces the time of the store."""
+        request_limiter = self.open()[0]
+        if now is not None:
+            return Limiter(policy, store=request_limiter.store, clock=ManualClock(start=now))
+        found = self._limiters.get(policy)
+        if found is None or found.store is not request_limiter.store:
+            if len(self._limiters) >= MAX_CACHED_RATES:
+                self._limiters.clear()
+            found = Limiter(policy, store=request_limiter.store, clock=request_limiter.own_clock)
+            self._limiters[policy] = found
+        return found
 
     def close(self, *, setting: str = SETTING_NAME, **_: object) -> None:
         """Close the store; the next request opens it again. Called if Django reports that the setting changed."""
@@ -133,6 +151,26 @@ class _Outcome(NamedTuple):
     retry: int = 0
 
 
+class ThrottleCharges:
+    """The owner of what throttles charge: they have no statistics and no functions."""
+
+    limits_routes = True
+    denied = None
+    on_denied = None
+
+    def record(self, key: Key, decision: Decision) -> None:
+        """Count nothing: the statistics are about categories."""
+
+    def correct(self, key: Key, decision: Decision) -> None:
+        """Count nothing."""
+
+    def final_cost(self, request: object, status: int, cost: Cost) -> Cost | None:
+        """Return None: the response changes nothing."""
+
+
+THROTTLE: Final = ThrottleCharges()
+
+
 class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # it has no types
     """Base class of throttles: override `get_cache_key`, and set `rate`, or `scope` for a rate in the settings.
 
@@ -143,6 +181,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
     rate: Limits | None
     _asks: list[Ask] | None = None  # set while another throttle collects the asks of this one
     _outcome: _Outcome = _Outcome(allowed=True)
+    _is_unknown: bool = False  # the key of the request is that of clients without an address, which are not limited
 
     @property
     def THROTTLE_RATES(self) -> Mapping[str, Limits | None]:  # noqa: N802 - the name in REST Framework
@@ -163,7 +202,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
         """Return the client's address (an IPv6 client: its network).
 
         Reads X-Forwarded-For only behind proxies: those of `trusted_proxies` in the setting TIDEGATE, or as many as
-        `NUM_PROXIES` in the setting REST_FRAMEWORK.
+        `NUM_PROXIES` in the setting REST_FRAMEWORK. Requests without an address are limited together or not at all, as
+        `unknown` in the setting TIDEGATE says.
         """
         identifier = _throttling.open()[0].client_identifier
         meta = request.META
@@ -175,14 +215,17 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
             elif proxies:
                 node = parse_node(forwarded.split(",")[-proxies:][0])
                 return address_key(node.text if node else peer, identifier.ipv6_prefix)
-        return address_key(identifier.find(peer, forwarding_headers(meta)).address, identifier.ipv6_prefix)
+        found = address_key(identifier.find(peer, forwarding_headers(meta)).address, identifier.ipv6_prefix)
+        self._is_unknown = self._is_unknown or (found == UNKNOWN and identifier.allows_unknown)
+        return found
 
     # ---- decisions ---------------------------------------------------------------------------------------------------
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Decide about a request, together with the other throttles of the view."""
+        self._is_unknown = False
         cache_key = None if self.rate is None else self.get_cache_key(request, view)
-        if cache_key is None:
+        if cache_key is None or self._is_unknown:
             self._outcome = _Outcome(allowed=True)
             return True
         request_limiter, on_store_error = _throttling.open()
@@ -197,7 +240,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
             # Not the first call for this request: charge only what the first call did not include.
             unknown = kept and not any(_count_of(ask) in kept for ask in missing)
             together = _merge_asks(missing, [] if unknown else _collect_all(request, view))
-            kept.update(_decide(request_limiter, request, together, self._time(request_limiter)))
+            kept.update(_decide(request, together, self._time()))
         denials = [outcome.retry for ask in asks if not (outcome := kept[_count_of(ask)].pop()).allowed]
         self._outcome = _Outcome(not denials, NEVER if NEVER in denials else max(denials, default=0))
         return not denials
@@ -222,12 +265,11 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
             rate = Limit(self.num_requests, self.duration, "sliding_log")
         return _make_policies(self.scope, _hashable(rate), on_store_error)
 
-    def _time(self, request_limiter: RequestLimiter) -> int | None:
-        """Return the time of the decision; None, the usual case: the store's clock."""
+    def _time(self) -> float | None:
+        """Return the time of the decision in seconds; None, the usual case: by the clock of the store."""
         if type(self).timer is not throttling.SimpleRateThrottle.timer:  # as tests of REST Framework replace it
-            seconds: float = self.timer()
-            return round(seconds * SECOND)
-        return None if request_limiter.own_clock is None else request_limiter.now()
+            return float(self.timer())
+        return None
 
 
 class AnonRateThrottle(throttling.AnonRateThrottle, SimpleRateThrottle):  # type: ignore[misc]  # it has no types
@@ -287,46 +329,24 @@ def _merge_asks(own: list[Ask], collected: list[Ask]) -> dict[_Count, tuple[Ask,
     return merged
 
 
-def _decide(
-    request_limiter: RequestLimiter,
-    request: Request,
-    together: dict[_Count, tuple[Ask, int]],
-    now: int | None,
-) -> _Outcomes:
-    """Decide about all asks in one step of the store."""
-    asks = [ask for ask, _ in together.values()]
-    try:
-        decisions = request_limiter.store.apply("acquire", asks, now)
-    except ConfigError:
-        raise
-    except RateLimitError as error:
-        denial = request_limiter.deny_without_store(asks[0][0], error)
-        failed = _Outcome(denial is None, 0 if denial is None else denial.retry)
-        return {count: [failed] * times for count, (_, times) in together.items()}
-    allowed = all(decision.within_limits for decision in decisions)
-    # If one ask is denied, all are; those that are not the reason could be retried at once.
-    reasons = [not allowed and decision.retry != 0 for decision in decisions]
-    if not allowed and not any(reasons):
-        reasons = [True] * len(reasons)
-    request_state: RequestState | None = FRAMEWORK.mapping(request).get(STATE_KEY)
-    if not allowed and request_state is not None:  # the middleware in front has charged its categories
-        run(request_state.refund_flow(), perform)
-    outcomes: _Outcomes = {}
-    for (count, (ask, times)), decision, denied in zip(together.items(), decisions, reasons, strict=True):
-        if denied or allowed:
-            _report(request_limiter, request, ask, decision)
-        outcomes[count] = [_Outcome(not denied, decision.retry)] * times
-    return outcomes
-
-
-def _report(request_limiter: RequestLimiter, request: Request, ask: Ask, decision: Decision) -> None:
-    """Log a decision, call the observer, and let a middleware in front show it in the headers."""
-    policy, key, _ = ask
-    if request_limiter.observed or not decision.within_limits:
-        request_limiter.notify(policy, key, 1, decision, request.method, request.path)
-    request_state = FRAMEWORK.mapping(request).get(STATE_KEY)
+def _decide(request: Request, together: dict[_Count, tuple[Ask, int]], now: float | None) -> _Outcomes:
+    """Decide about all asks together, as about other limits of a request."""
+    request_limiter, mapping = _throttling.open()[0], FRAMEWORK.mapping(request)
+    request_state: RequestState | None = mapping.get(STATE_KEY)
+    if request_state is not None and request_state.denied is not None:  # by limits of the view, which answers it
+        return {count: [_Outcome(allowed=True)] * times for count, (_, times) in together.items()}
+    charges = [
+        RequestCharge(_throttling.limiter(policy, now), key, 1, THROTTLE, request_limiter)
+        for (policy, key, _), _ in together.values()
+    ]
+    result = run(decide_flow(charges), perform)
+    result.record(request.method, request.path)
     if request_state is not None:
-        request_state.add(decision)
+        run(request_state.keep_flow(result), perform)
+    denied = {(each.charge.policy.name, each.charge.key): each.decision.retry for each in result.denials}
+    return {
+        count: [_Outcome(count not in denied, denied.get(count, 0))] * times for count, (_, times) in together.items()
+    }
 
 
 # ---- rates -----------------------------------------------------------------------------------------------------------

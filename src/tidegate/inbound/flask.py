@@ -116,6 +116,7 @@ FRAMEWORK: Final = FlaskFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates, or each route of a blueprint."""
 
+    limits_blueprints: ClassVar = True
     _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: V) -> V:

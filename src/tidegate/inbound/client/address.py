@@ -187,6 +187,7 @@ def _key(address: str, ipv6_prefix: int, ipv4_prefix: int) -> str:
     return found.text if ipv6_prefix == 128 else str(IPv6Network((found.number, ipv6_prefix), strict=False))  # noqa: PLR2004 - bits
 
 
+@lru_cache(maxsize=4096)
 def address_group(key: str, ipv6_prefix: int = 64, ipv4_prefix: int = 32) -> str | None:
     """Return the network, likely of one owner, that an address key belongs to; None if the key is not an address.
 

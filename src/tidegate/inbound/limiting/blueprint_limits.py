@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.inbound.limiting.limited_call import answer_denied, check_flow, denied_before
 from tidegate.inbound.limiting.limited_functions import EndpointLimits, route_name
-from tidegate.inbound.limiting.matched_route import RouteUse
 from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.werkzeug_routes import blueprint_names, limits_of_blueprint, view_stack
+from tidegate.inbound.limiting.werkzeug_routes import blueprint_uses, view_stack
 
 if TYPE_CHECKING:
     from tidegate.flow import Flow
@@ -32,12 +31,9 @@ def check_blueprints_flow(app: Any, request: Any, framework: Framework) -> Flow[
     check = denied_before(request_state, request, framework) if taken else None
     stack = view_stack(view, request.method)
     if check is None:
-        uses = [
-            RouteUse(limit, route)
-            for name in blueprint_names(request.endpoint)
-            if name in app.blueprints
-            for limit in limits_of_blueprint(app.blueprints[name])
-        ]
+        uses = blueprint_uses(app, request.endpoint, route, stack, request.method)
+        if not uses:  # the limits of the view replace them
+            return None, None
         if stack is not None:
             uses += stack.uses
         if taken:

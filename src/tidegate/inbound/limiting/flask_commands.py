@@ -12,7 +12,7 @@ from flask.cli import AppGroup
 from tidegate.inbound.limiting.limited_functions import is_exempt
 from tidegate.inbound.limiting.matched_route import wrapped_apps
 from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.werkzeug_routes import blueprint_names, limits_of_blueprint, view_stack
+from tidegate.inbound.limiting.werkzeug_routes import blueprint_uses, blueprints_of, view_stack
 from tidegate.inbound.rules.extra_limits import limits_text
 from tidegate.inbound.rules.model import DEFAULT_LIMITS
 from tidegate.inbound.rules.path_readings import wsgi_routes
@@ -60,9 +60,10 @@ def list_limits() -> None:
 def limits_of_route(app: Any, request: RouteRequest) -> list[ListedLimit]:  # noqa: ANN401 - a Flask application
     """Return the limits that apply to a route, found by the functions that decide about requests."""
     view = app.view_functions.get(request.endpoint)
-    blueprints = [app.blueprints[name] for name in blueprint_names(request.endpoint) if name in app.blueprints]
+    blueprints = blueprints_of(app, request.endpoint)
     stack = view_stack(view, request.method)
-    uses: list[tuple[str, Any]] = [("blueprint", limit) for each in blueprints for limit in limits_of_blueprint(each)]
+    shared = blueprint_uses(app, request.endpoint, "", stack, request.method)
+    uses: list[tuple[str, Any]] = [("blueprint", use.limit) for use in shared]
     uses += [("view", use.limit) for use in (() if stack is None else stack.uses)]
     own = [
         ListedLimit(f"{place} {limit.name}", limit.text) for place, limit in uses if limit.applies_to(request.method)

@@ -99,6 +99,8 @@ class LimitStack:
 def stack_on(limit: UsedLimit, function: Any) -> LimitStack:  # noqa: ANN401 - any function
     """Return the limits of a function after one more decorator."""
     use = RouteUse(limit, route_name(function))
+    if limit.as_default:
+        raise ConfigError("only limits of blueprints can be defaults", field="as_default")
     inner: LimitStack | None = getattr(function, STACK_ATTRIBUTE, None)
     if inner is None or inner.uses[0].route.startswith(COPIED_ROUTES):
         return LimitStack(function, (use,), frozenset())

@@ -37,6 +37,7 @@ class UsedLimit(Protocol):
     by_address: bool
     reserves: bool
     override_defaults: bool
+    as_default: bool
     counts_by_response: bool
     denied: DenialHandler | None
     on_denied: Callable[[Any, Decision], object] | None

@@ -17,7 +17,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypedDict
 
 from tidegate.errors import ConfigError
 from tidegate.inbound.client.address import UNKNOWN
@@ -31,6 +31,7 @@ from tidegate.inbound.limiting.route_options import (
     check_texts,
     read_count,
     read_methods,
+    take_request,
 )
 from tidegate.inbound.limiting.standalone import SHARED_LIMITS
 from tidegate.inbound.rules.extra_limits import Limits, has_own_name, limits_text, named_after, read_exact_limits
@@ -73,6 +74,7 @@ class RouteOptions(TypedDict, total=False):
     count: Collection[int | str] | Callable[[FrameworkRequest, int], bool] | None
     on_denied: Callable[[FrameworkRequest, Decision], object] | None
     override_defaults: bool
+    as_default: bool
     mode: Mode
     on_store_error: OnStoreError
     denied: DenialHandler | None
@@ -85,6 +87,7 @@ class RouteLimit:
     request; `tidegate.inbound.common_request(request)` returns the Request that is the same for all frameworks.
     """
 
+    limits_blueprints: ClassVar[bool] = False  # whether the framework has blueprints
     limits_routes: bool = True  # how limits are recognized among dependencies and charges
     category: Category | None = None  # of a copy that a middleware uses for `application_limits` or `default_limits`
 
@@ -102,6 +105,7 @@ class RouteLimit:
         count: Collection[int | str] | Callable[[FrameworkRequest, int], bool] | None = None,
         on_denied: Callable[[FrameworkRequest, Decision], object] | None = None,
         override_defaults: bool = True,
+        as_default: bool = False,
         mode: Mode = "enforce",
         on_store_error: OnStoreError = "local",
         denied: DenialHandler | None = None,
@@ -115,8 +119,11 @@ class RouteLimit:
         method separately. `count` are statuses that count, or a function of request and status; other responses are
         refunded. `on_denied` is called for each denial.
         With `mode="shadow"`, it denies nothing: `tidegate.inbound.limited(request)` says whether it is exceeded.
-        The `default_limits` of a middleware apply in addition only with `override_defaults=False`.
+        The `default_limits` of a middleware apply in addition only with `override_defaults=False`; so do limits of its
+        blueprint that are given `as_default`.
         """
+        key, exempt_when = take_request(key, scope), take_request(exempt_when, scope)
+        limits, cost = take_request(limits, scope), take_request(cost, scope)
         check_functions({"key": key, "exempt_when": exempt_when}, "request", coroutines=True)
         dynamic: dict[str, object] = {
             field: each for field, each in (("limits", limits), ("cost", cost)) if callable(each)
@@ -141,6 +148,9 @@ class RouteLimit:
         self.count: Callable[[FrameworkRequest, int], bool] | None = read_count(count)
         self.on_denied = on_denied
         self.override_defaults: bool = override_defaults
+        if as_default and not self.limits_blueprints:
+            raise ConfigError("only limits of blueprints, of Flask and Quart, can be defaults", field="as_default")
+        self.as_default: bool = as_default
         self._mode: Mode = mode
         self._on_store_error: OnStoreError = on_store_error
         self._made_by: BaseLimits | None = None

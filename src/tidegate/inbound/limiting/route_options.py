@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import ConfigError
+from tidegate.inbound.client.request import is_async_callable
 from tidegate.inbound.limiting.options import describe_function_problem
 from tidegate.inbound.rules.charging import statuses_of
 from tidegate.policy import Policy
@@ -16,6 +17,45 @@ if TYPE_CHECKING:
     from tidegate.policy import Cost
 
 Count = Collection[int | str] | Callable[["FrameworkRequest", int], bool]
+
+
+def take_request(function: Any, scope: str | None) -> Any:  # noqa: ANN401 - any function, or a value
+    """Return a function of the request; functions that other limiters call without it, or with a group, are wrapped.
+
+    Flask-Limiter calls functions without arguments, which read `flask.request`; django-ratelimit calls them with the
+    group of the limit (here its scope) and the request.
+    """
+    if not callable(function) or describe_function_problem(function, "request", coroutines=True) is None:
+        return function
+    if describe_function_problem(function, coroutines=True) is None:
+        call = function
+
+        def without_request(request: object) -> Any:  # noqa: ANN401 - the function's
+            del request
+            return call()
+
+        return _as_named(without_request, function)
+    if describe_function_problem(function, "group", "request", coroutines=True) is None:
+
+        def with_group(request: object) -> Any:  # noqa: ANN401 - as above
+            return function(scope, request)
+
+        return _as_named(with_group, function)
+    return function
+
+
+def _as_named(wrapper: Any, function: Any) -> Any:  # noqa: ANN401 - any function
+    """Return a wrapper with the name of its function; a coroutine function, if that is one."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if is_async_callable(function):
+
+        async def awaited(request: object) -> Any:  # noqa: ANN401 - the function's
+            return await wrapper(request)
+
+        awaited.__name__ = name
+        return awaited
+    wrapper.__name__ = name
+    return wrapper
 
 
 def check_functions(functions: dict[str, object], *arguments: str, coroutines: bool = False) -> None:

@@ -62,9 +62,9 @@ class WerkzeugRoutes(RouteFinder):
         view = app.view_functions.get(rule.endpoint)
         if view is None or (method == "OPTIONS" and getattr(rule, "provide_automatic_options", False)):
             return None  # the framework answers the request itself
-        blueprints = [app.blueprints[name] for name in blueprint_names(rule.endpoint) if name in app.blueprints]
+        blueprints = blueprints_of(app, rule.endpoint)
         route, stack = route_name(view), view_stack(view, method)
-        uses = [RouteUse(limit, route) for each in blueprints for limit in limits_of_blueprint(each)]
+        uses = blueprint_uses(app, rule.endpoint, route, stack, method)
         covers: list[object] = [("blueprints", route)] if uses else []
         if stack is not None:
             uses += stack.uses
@@ -93,6 +93,23 @@ def blueprint_names(endpoint: str) -> list[str]:
     """
     parts = endpoint.split(".")[:-1]
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def blueprints_of(app: Any, endpoint: str) -> list[Any]:  # noqa: ANN401 - of Flask or Quart
+    """Return the blueprints of an endpoint, the innermost first."""
+    return [app.blueprints[name] for name in blueprint_names(endpoint) if name in app.blueprints]
+
+
+def blueprint_uses(app: Any, endpoint: str, route: str, stack: LimitStack | None, method: str) -> list[RouteUse]:  # noqa: ANN401 - as above
+    """Return the limits of the blueprints of a route; default ones only if its view has no limits of its own."""
+    own = () if stack is None else stack.uses
+    replaced = any(use.limit.override_defaults and use.limit.applies_to(method) for use in own)
+    return [
+        RouteUse(limit, route)
+        for blueprint in blueprints_of(app, endpoint)
+        for limit in limits_of_blueprint(blueprint)
+        if not (limit.as_default and replaced)
+    ]
 
 
 def limits_of_blueprint(blueprint: Any) -> list[RouteLimit]:  # noqa: ANN401 - of Flask or Quart

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from copy import copy
 from datetime import UTC, datetime
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     Fields = list[tuple[str, str]]
     RawField = tuple[bytes, bytes]
     RawFields = list[RawField]
+
+log: logging.Logger = logging.getLogger("tidegate.inbound")
 
 MAX_SNIFFED: Final = 64  # characters of a custom body that are read to find its type
 F = TypeVar("F", tuple[str, str], tuple[bytes, bytes])  # a header field
@@ -176,9 +179,19 @@ class ResponseWriter:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""
         return self.custom_denial is None and not mentions(headers, self._negotiated)
 
+    def _call_custom(self, request: Request, decision: Decision) -> Any:  # noqa: ANN401 - see DenialHandler
+        """Call the function for custom responses; if it fails, the client gets the default one."""
+        if self.custom_denial is None:
+            return None
+        try:
+            return self.custom_denial(request, decision)
+        except Exception:
+            log.exception("the function `denied` failed: the default response is sent")
+            return None
+
     def write_denial(self, request: Request, decision: Decision, policy: Policy) -> Response:
         """Build the response to a denied request, without the rate limit headers."""
-        custom = self.custom_denial(request, decision) if self.custom_denial is not None else None
+        custom = self._call_custom(request, decision)
         kind = denial_kind(decision, policy)
         status = 503 if kind == "temporary-reduced-capacity" else 429
         if isinstance(custom, Response):
@@ -186,7 +199,10 @@ class ResponseWriter:
         if isinstance(custom, (str, bytes)):
             return _make_response(status, custom, guess_type(custom))
         if custom is not None:
-            return _make_response(status, json.dumps(custom), "application/json")
+            try:
+                return _make_response(status, json.dumps(custom), "application/json")
+            except (TypeError, ValueError):
+                log.exception("the function `denied` returned what cannot be written as JSON: the default is sent")
         chosen = choose_format(request.header("accept"), html=self._html is not None)
         if chosen == "html" and self._html is not None:
             return _make_response(status, self._html(request, decision), "text/html; charset=utf-8")
@@ -197,7 +213,10 @@ class ResponseWriter:
 
 
 class BlockedDecision(Decision):
-    """The denial of a blocked client. Its retry time is the time until the block ends."""
+    """The denial of a blocked client; its `retry_after` is the time until the block ends.
+
+    A function `denied` tells it from other denials by its type.
+    """
 
     __slots__ = ()
 
