@@ -19,7 +19,7 @@ QUOTA = int(os.environ["QUOTA"])
 CALLS = 10  # of a task, and of the parent before each fork
 STACKS = (FOLDER / "stacks").open("a", encoding="utf-8")
 faulthandler.register(signal.SIGRTMIN, file=STACKS)  # also works in a child that hangs while it is forked
-LIMIT = Limit(QUOTA, "day", "fixed_window")
+LIMIT = Limit(QUOTA, "1d", "fixed_window")
 
 app = Celery("tests.engine.celery_app", broker=os.environ["BROKER"])
 app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
