@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.budget.both_kinds import START, used
+from tidegate import ConfigError
 from tidegate.budget import TaskBudget
+from tidegate.budget.settings.model import BudgetSettings
 from tidegate.budget.settings.schedule import ScheduleRule, read_between, read_days
 from tidegate.testing import ManualClock
 
@@ -179,3 +181,12 @@ def test_all_tiers_are_decided_in_one_transaction(path):
         assert budget.operations.store.metrics()["transactions"] == before + 1
         budget.record_completed_tasks(5)
         assert budget.operations.store.metrics()["transactions"] == before + 2
+
+
+def test_a_rule_for_the_load_needs_a_function_that_returns_it(open_budget, path):
+    with pytest.raises(ConfigError, match=r"the rule 'busy' has load_above, .* pass load="):
+        open_budget(per_minute=20, schedule=(BUSY,))
+    settings = BudgetSettings(per_minute=20, schedule=(BUSY,), storage=path)
+    TaskBudget(settings, load=lambda: 0.9).close()
+    with TaskBudget.to_read(settings) as shown:  # a view assumes no load
+        assert shown.get_current_usage()["minute"].quota == 20

@@ -50,8 +50,8 @@ class _ConfiguredBudget:
 
         A path or URL as the first argument is the storage: `TaskBudget("rate_limits.db", per_day=500)`. Without further
         settings, `TaskBudget("rate_limits.db")` reads them from the environment, as `from_env` does.
-        `load` returns the system load, from 0 to 1, for the rules of the schedule; the default is the machine's load
-        average divided by its processors. `clock` replaces the clock, for tests.
+        `load` returns the system load, from 0 to 1: rules of the schedule with `load_above` need it. `clock` replaces
+        the clock, for tests.
         """
         if isinstance(settings, (str, Path)):
             if "storage" in options:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from tidegate.budget.alerts.monitor import BudgetMonitor, log
 from tidegate.budget.open_batch import OpenBatch, OpenBatches
 from tidegate.budget.result import BudgetHealth, RateLimitResult, instant, result_of, usage_of
-from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy
+from tidegate.budget.settings.tier_policies import TierPolicies, TierPolicy, idle
 from tidegate.budget.short_term import ShortTermLimits
 from tidegate.budget.storage.recount import CountedLimits
 from tidegate.budget.storage.retry_queue import RetryQueue
@@ -93,12 +93,12 @@ class BudgetOperations:
         self.ledger: Ledger | None = None
         self._open_batches = OpenBatches()
         self._last_usage: dict[str, Usage] = {}  # as the database last reported it
-        self._load = load
+        self._load = idle if load is None and only_reads else load
         self._closed = False
         if settings.enabled:
             for message in settings.unreachable_tiers:
                 log.warning("%s", message)
-            self._tier_policies = TierPolicies(settings, self.plan, load)
+            self._tier_policies = TierPolicies(settings, self.plan, self._load)
             first = self._tier_policies.current((clock or SystemClock()).ns() // 1000, SystemClock.steady())
             limits = CountedLimits(
                 first.unlimited,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -68,7 +67,13 @@ class TierPolicies:
         self._plan = plan
         self._schedule = settings.schedule
         self._zone = settings.timezone
-        self._load = load or machine_load
+        if load is None and (rule := next((each for each in settings.schedule if each.load_above is not None), None)):
+            raise ConfigError(
+                f"the rule {rule.name!r} has load_above, but the budget has no function that returns the load: pass "
+                "load=, a function that returns it as a number from 0 to 1",
+                field="schedule",
+            )
+        self._load = load or idle
         self._last_load: tuple[float, int | None] = (0.0, None)
         self._name = POLICY_PREFIX + settings.name
         self._on_store_error = cast("OnStoreError", STORE_ERROR_MODES[settings.on_database_error])
@@ -129,11 +134,9 @@ def without_quotas(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     return tuple(replace(limit, quota=MAX_INTEGER, burst=0) for limit in limits)
 
 
-def machine_load() -> float:
-    """Return the machine's load average of the last minute, divided by its processors."""
-    if not hasattr(os, "getloadavg"):
-        return 0.0
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
+def idle() -> float:
+    """Return the load that budgets without a rule for it assume."""
+    return 0.0
 
 
 def period_of(limit: str) -> str:
