@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 import threading
-from multiprocessing import get_context
 
 import pytest
 
@@ -214,39 +213,6 @@ def test_the_current_run_is_that_of_the_innermost_block(memory):
         run.charge()
     with pytest.raises(RunDenied, match="r is closed"):
         run.charge()
-
-
-def spend(url, token, report):
-    """Charge until denied; in a process of its own."""
-    run = Run.join(token, store=url)
-    spent = 0
-    while True:
-        try:
-            with run.reserve({"tokens": 7}) as call:
-                call.commit({"tokens": 5})
-        except RunDenied:
-            break
-        spent += 5
-    report.put(spent)
-
-
-@pytest.mark.parametrize("place", ["sqlite", "redis", "postgres"])
-def test_processes_never_exceed_a_node(urls, place):
-    context = get_context("spawn")
-    report = context.Queue()
-    with Run("r", store=urls[place], limits="600/run unit=tokens") as run:
-        children = [run.child(f"c{number}", limits="400/run unit=tokens") for number in range(2)]
-        several = [
-            context.Process(target=spend, args=(urls[place], children[number % 2].token(), report))
-            for number in range(4)
-        ]
-        for process in several:
-            process.start()
-        spent = sum(report.get(timeout=100) for _ in several)
-        for process in several:
-            process.join()
-        assert spent == run.usage().used["tokens"]
-        assert 582 < spent <= 600, "at least 97 % can be used"
 
 
 def test_what_a_lost_store_decides(tmp_path):
