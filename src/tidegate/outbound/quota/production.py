@@ -4,7 +4,8 @@ Its tokens are reserved when the request is sent, and they count from when they 
 latest instant at which that can have been:
 
     streamed              the chunk with the token arrived: noted every 1/120 of the period
-    not streamed          the end of the response
+    not streamed          the end of the response, less the time in which the tokens after it were produced. For that,
+                          the output is assumed to be at most an eighth faster than the fastest recent one.
 
 So the output is counted in pieces, each from the latest instant at which its last token can have been produced. A
 provider cannot have counted it later, so no window exceeds its limit.
@@ -12,6 +13,7 @@ provider cannot have counted it later, so no window exceeds its limit.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core.bounds import MAX_INTEGER, SECOND
@@ -24,14 +26,11 @@ if TYPE_CHECKING:
 SAMPLES_PER_PERIOD: Final = 120
 RENEWALS_PER_PERIOD: Final = 2  # a reservation is renewed while its output is streamed
 MAX_PIECES: Final = 12  # that an output is split into at a time
-MAX_SPEEDUP: Final = (9, 8)  # a stream is at most 9/8 as fast as the fastest recent one
+MAX_SPEEDUP: Final = (9, 8)  # an output is at most 9/8 as fast as the fastest recent one
 
 
 def most_in_a_period(limits: Sequence[Limit], fastest: int | None) -> int:
-    """Return how many tokens of one output can count at the same time.
-
-    `fastest` is the speed of the fastest recent output, in tokens per second; None: not known.
-    """
+    """Return how many tokens of one output can count at the same time; `fastest` is as for `ProducedOutput.pieces`."""
     if not fastest or not limits:
         return MAX_INTEGER
     numerator, denominator = MAX_SPEEDUP
@@ -78,13 +77,21 @@ class ProducedOutput:
         self.counted = self._arrived
         return pieces
 
-    def pieces(self, tokens: int, ended: int) -> list[OutputPiece]:
-        """Split an output of this many tokens; what `take_arrived` has returned is not part of them.
+    def pieces(self, tokens: int, ended: int, fastest: int | None) -> list[OutputPiece]:
+        """Split an output of this many tokens; `fastest` is the speed of the fastest recent one, in tokens per second.
 
-        The last piece counts from the end.
+        The last piece counts from the end, and what `take_arrived` has returned is not part of them.
         """
         left = max(0, tokens - self.counted)
-        return merged(_scaled(self._samples, left, ended)) if self._samples else [OutputPiece(left, ended)]
+        if self._samples:
+            return merged(_scaled(self._samples, left, ended))
+        if self.counted or not fastest or not left:
+            return [OutputPiece(left, ended)]
+        numerator, denominator = MAX_SPEEDUP
+        duration = left * SECOND * denominator // (fastest * numerator)  # of the production, at least
+        count = max(1, min(MAX_PIECES, duration // self._interval, left))
+        ends = [left * number // count for number in range(count + 1)]
+        return [OutputPiece(end - begin, ended - duration * (left - end) // left) for begin, end in pairwise(ends)]
 
 
 def _scaled(samples: list[OutputPiece], tokens: int, ended: int) -> list[OutputPiece]:

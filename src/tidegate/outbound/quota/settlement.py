@@ -398,8 +398,12 @@ class PendingSettlement:
 
     def _count_output_flow(self, produced: ProducedOutput, output: int) -> CallFlow[Any]:
         """Charge an output that has ended from when it was produced; refund what was counted in excess."""
+        plan, now = self._plan, self.account.clock.steady()
+        fastest = None
+        if self._learned is not None and plan.learned_key is not None and self._reader is not None:
+            fastest = self._learned.fastest(plan.learned_key) if self._reader.complete else None
         surplus = produced.counted - output
-        yield from self._count_pieces_flow(produced.pieces(output, self.account.clock.steady()))
+        yield from self._count_pieces_flow(produced.pieces(output, now, fastest))
         while surplus > 0 and self._counted:
             tokens, at = self._counted.pop()
             yield from self.account.return_flow(self._output_units(min(tokens, surplus)), at)
