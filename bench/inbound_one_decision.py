@@ -5,8 +5,8 @@
 Each framework serves the same page bare, behind a middleware that does nothing, behind one that adds three constant
 header fields (in FastAPI with a dependency that does nothing: what any limiter costs at least), and with tidegate: only
 a category, only a route limit (decorator, and in FastAPI the dependency form), and both together; the same with 200
-other routes, in an included router, with an observer, a `count`, a plan, a key function. The sites are timed in turns,
-in slices of many calls; the best and the median of the slices are printed.
+other routes (over the same site without limits), in an included router, with an observer, a `count`, a plan, a key
+function. The sites are timed in turns, in slices of many calls; the best and the median of the slices are printed.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def sites() -> dict[str, Any]:
         "starlette category": asgi.RateLimitMiddleware(starlette_site(limited=False), CONFIG),
         "starlette route": starlette_site(limited=True),
         "starlette both": asgi.RateLimitMiddleware(starlette_site(limited=True), CONFIG),
-        "starlette 200 routes": asgi.RateLimitMiddleware(starlette_site(limited=True, others=200), CONFIG),
+        "starlette200 nothing": NothingAsgi(starlette_site(limited=False, others=200)),
+        "starlette200 both": asgi.RateLimitMiddleware(starlette_site(limited=True, others=200), CONFIG),
         "starlette observer": asgi.RateLimitMiddleware(starlette_site(limited=True), CONFIG, observer=ignore),
         "starlette count": asgi.RateLimitMiddleware(starlette_site(limited=True, count=["2xx"]), CONFIG),
         "starlette plan": asgi.RateLimitMiddleware(starlette_site(limited=True), PLANS, plan=lambda _request: "pro"),
