@@ -2,12 +2,10 @@
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -201,29 +199,6 @@ def test_standard_input_may_be_compressed(tmp_path):
     for data in (GOOD.encode() * 3, gzip.compress(GOOD.encode() * 3)):
         result = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
         assert result.stdout == b"3\n"
-
-
-PARALLEL = """
-import sys
-from tests.plan.test_logs import LogStream, Plain
-from tidegate.plan.logs import files, stream
-files.BLOCK_BYTES, stream.MIN_PARALLEL_BYTES = 5000, 0
-def read(processes):
-    source = LogStream(sys.argv[1:], processes=processes)
-    return [row for rows in source.read(Plain()) for row in rows], source.summary
-if __name__ == "__main__":
-    assert read(2) == read(1)
-    print(len(read(2)[0]))
-"""
-
-
-def test_parsing_in_processes_gives_the_same(tmp_path):
-    path, program = tmp_path / "a.log", tmp_path / "program.py"
-    path.write_text("".join(GOOD.replace("/a", f"/{i}") + ("?\n" if i % 100 == 0 else "") for i in range(1000)))
-    program.write_text(PARALLEL)
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    result = subprocess.run([sys.executable, program, path], capture_output=True, check=True, env=environment)
-    assert result.stdout == b"1000\n"
 
 
 def test_requests_are_ordered_by_their_arrival(tmp_path):

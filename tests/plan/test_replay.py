@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -157,3 +159,27 @@ def test_a_limit_of_slots_needs_durations(tmp_path, capsys):
     arguments = [str(tmp_path / "a.log"), "--policy", str(tmp_path / "config.yaml"), "--uncertainty", "0s"]
     assert main(["plan", "replay", *arguments]) == 2
     assert "can only be replayed from a log with durations, such as $request_time" in capsys.readouterr().err
+
+
+SHARDED = """
+import sys
+from tidegate.plan import ReplayOptions, api, read_spec
+from tidegate.plan.logs.formats import LogOptions
+api.MIN_PARALLEL_BYTES = 0
+def read(processes):
+    options = ReplayOptions(LogOptions(log_format=sys.argv[3]), processes, retries=2, uncertainty=1_000_000)
+    return api.replay(sys.argv[1:2], read_spec(sys.argv[2:3]), options)
+if __name__ == "__main__":
+    alone = read(1)
+    assert read(3) == alone
+    print(alone["totals"]["denied"] > 0, alone["retries"]["requests"] > 0)
+"""
+
+
+def test_processes_that_share_the_clients_give_the_same_report(tmp_path, config):
+    made = [Call(at * 50, target=f"/items/{at}", peer=f"203.0.113.{at * at % 41}") for at in range(400)]
+    log = write_log(tmp_path / "access.log", made)
+    (tmp_path / "program.py").write_text(SHARDED)
+    arguments = [sys.executable, tmp_path / "program.py", log, config, LOG_FORMAT]
+    result = subprocess.run(arguments, capture_output=True, check=True, text=True)
+    assert result.stdout == "True True\n"

@@ -58,7 +58,7 @@ SUGGESTED_ALGORITHMS: Final = tuple(
     name for name, each in ALGORITHMS.items() if not each.by_calendar and not each.holds_slots
 )
 DEFAULT_SHARE: Final = 0.001
-MAX_PROCESSES: Final = 2  # by default: more keep the process that decides no busier
+MAX_PROCESSES: Final = 2  # by default: each of them reads the whole log
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +165,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=positive_integer,
         metavar="N",
-        help="processes that parse (default: the processors, up to 2)",
+        help="processes for a large log (default: the processors, up to 2)",
     )
 
 

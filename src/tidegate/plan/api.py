@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
 from tidegate.plan.diff import Comparison
-from tidegate.plan.logs.files import STANDARD_INPUT
+from tidegate.plan.logs.files import STANDARD_INPUT, size_of
 from tidegate.plan.logs.formats import LogOptions
 from tidegate.plan.logs.stream import LogStream
 from tidegate.plan.replay import Replay, Replays
@@ -24,11 +26,19 @@ if TYPE_CHECKING:
     from datetime import tzinfo
     from pathlib import Path
 
+    from tidegate.plan.logs.stream import LogSummary
+    from tidegate.plan.replay import ReplayResult
+
 
 ANY_LIMIT: Final = {"all": ("1/1s",)}  # of rules that only name clients and endpoints
+MIN_PARALLEL_BYTES: Final = 32 * 2**20  # starting processes takes longer than deciding about less
 MAX_ATTEMPTS: Final = 8
 COARSE: Final = SECOND // 100  # a log with a coarser resolution gets a range
 log: logging.Logger = logging.getLogger("tidegate")
+
+
+def no_progress(_done: int, _total: int) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +46,8 @@ class ReplayOptions:
     """How to read logs and to report: see `tidegate plan replay --help`."""
 
     logs: LogOptions = field(default_factory=LogOptions)
-    processes: int = 1
-    progress: Callable[[int, int], None] = lambda _done, _total: None
+    processes: int = 1  # that decide, each about a share of the clients; more than one for large logs
+    progress: Callable[[int, int], None] = no_progress
     names: Names = field(default_factory=Names)
     zone: tzinfo = UTC
     retries: int = 0
@@ -45,7 +55,7 @@ class ReplayOptions:
 
     def stream(self, paths: Iterable[str | Path]) -> LogStream:
         """Open logs."""
-        return LogStream(paths, self.logs, processes=self.processes, progress=self.progress)
+        return LogStream(paths, self.logs, progress=self.progress)
 
 
 @contextmanager
@@ -60,8 +70,40 @@ def without_logs() -> Iterator[None]:
 
 
 def replay(paths: Iterable[str | Path], rules: RulesSpec, options: ReplayOptions | None = None) -> dict[str, Any]:
-    """Replay logs against rules, and return the report."""
-    options = options or ReplayOptions()
+    """Replay logs against rules, and return the report.
+
+    With several processes, each of them reads the logs and decides about its share of the clients.
+    """
+    options, paths = options or ReplayOptions(), list(paths)
+    shards = options.processes if is_large(paths) and rules.kind != "provider" else 1
+    with ProcessPoolExecutor(shards - 1, get_context("spawn")) if shards > 1 else nullcontext() as pool:
+        quiet = replace(options, progress=no_progress)
+        others = (
+            [pool.submit(replay_shard, paths, rules, quiet, shard, shards) for shard in range(1, shards)]
+            if pool
+            else []
+        )
+        results, log, uncertainty = replay_shard(paths, rules, options, 0, shards)
+        for other in others:
+            pairs = zip(results, other.result()[0], strict=True)
+            results = [mine.merge(theirs) for mine, theirs in pairs]
+    report = describe_replay(results[0], log, options.names, options.zone)
+    report["range"] = None
+    if len(results) > 1:
+        found, low, high = (each.tally.denied for each in results)
+        report["range"] = describe_range(low, high, found, uncertainty)
+    return report
+
+
+def is_large(paths: list[str | Path]) -> bool:
+    """Return whether logs are worth several processes; standard input cannot be read by several."""
+    return STANDARD_INPUT not in map(str, paths) and sum(size_of(str(path)) for path in paths) >= MIN_PARALLEL_BYTES
+
+
+def replay_shard(
+    paths: list[str | Path], rules: RulesSpec, options: ReplayOptions, shard: int, shards: int
+) -> tuple[list[ReplayResult], LogSummary, int]:
+    """Replay the requests of a share of the clients: as they are, and as coarse times allow at least and at most."""
     stream = options.stream(paths)
     with without_logs():
         look = stream.look()
@@ -71,13 +113,8 @@ def replay(paths: Iterable[str | Path], rules: RulesSpec, options: ReplayOptions
             Replay(rules.open(has_durations=look.has_durations, shift=shift), retries=options.retries, place=place)
             for place, shift in enumerate(shifts)
         ]
-        Replays(replays).run(stream)
-    report = describe_replay(replays[0], stream.summary, options.names, options.zone)
-    report["range"] = None
-    if len(replays) > 1:
-        denied = [each.tally.denied for each in replays]
-        report["range"] = describe_range(denied[1], denied[2], denied[0], uncertainty)
-    return report
+        Replays(replays, shard, shards).run(stream)
+    return [each.result for each in replays], stream.summary, uncertainty
 
 
 def diff(

@@ -70,7 +70,7 @@ class Comparison(Replays):
 
     def describe(self, log: LogSummary, names: Names, zone: tzinfo) -> dict[str, Any]:
         """Return the report."""
-        old, new = (describe_replay(replay, log, names, zone) for replay in self.replays)
+        old, new = (describe_replay(replay.result, log, names, zone) for replay in self.replays)
         return {
             "log": describe_log(log, names),
             "from": new["from"],

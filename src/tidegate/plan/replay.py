@@ -10,14 +10,16 @@ from __future__ import annotations
 import heapq
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
 
 from tidegate.core.bounds import SECOND, ceil_div
 from tidegate.plan.rules.base import UNLIMITED
 from tidegate.plan.tally import Counts, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from tidegate.core.limit import Limit
     from tidegate.plan.logs.batch import LogSender, LogSubject
     from tidegate.plan.logs.stream import LogStream, Row
     from tidegate.plan.rules.base import Outcome, ReplayRules, ReplaySubject
@@ -40,6 +42,22 @@ class KnownSubject(NamedTuple):
     endpoint: Counts
 
 
+class ReplayResult(NamedTuple):
+    """The outcome of a replay, for a report; it can be sent to another process."""
+
+    tally: Tally
+    limits: Mapping[str, tuple[Limit, ...]]
+    notes: Sequence[str]
+    retried: Counts
+    given_up: int
+
+    def merge(self, other: ReplayResult) -> ReplayResult:
+        """Return the result of the clients of both."""
+        self.tally.merge(other.tally)
+        self.retried.add(other.retried)
+        return self._replace(given_up=self.given_up + other.given_up)
+
+
 class Replay:
     """Decides about requests, and counts the outcomes.
 
@@ -59,6 +77,11 @@ class Replay:
         self._pending: list[tuple[int, int, int, Row]] = []  # retries: when, a number, how many before, the request
         self._order = count()
         self._senders: dict[LogSender, KnownSender] = {}
+
+    @property
+    def result(self) -> ReplayResult:
+        """The outcome."""
+        return ReplayResult(self.tally, self.rules.limits, self.rules.notes, self.retried, self.given_up)
 
     def find_sender(self, sender: LogSender) -> KnownSender:
         """Return what is known of a sender."""
@@ -124,13 +147,22 @@ class Replay:
 class Replays:
     """Several replays of the same rows."""
 
-    def __init__(self, replays: Sequence[Replay]) -> None:
-        """Feed these, each of which knows its place."""
+    def __init__(self, replays: Sequence[Replay], shard: int = 0, shards: int = 1) -> None:
+        """Feed these, each of which knows its place; with several shards, only the clients of one of them."""
+        self._shard, self._shards = shard, shards
         self.replays: Sequence[Replay] = replays
 
-    def find_sender(self, sender: LogSender) -> tuple[KnownSender, ...]:
-        """Return what each knows of a sender."""
+    def find_sender(self, sender: LogSender) -> tuple[KnownSender, ...] | None:
+        """Return what each knows of a sender; None: it is of another shard."""
+        if self._shards > 1 and not self._is_own(sender):
+            return None
         return tuple([replay.find_sender(sender) for replay in self.replays])
+
+    def _is_own(self, sender: LogSender) -> bool:
+        """Return whether the key of a sender is of this shard."""
+        rules = self.replays[0].rules
+        name = rules.name_of(rules.find_key(sender))
+        return crc32(name.encode("utf-8", "surrogateescape")) % self._shards == self._shard
 
     def find_subject(self, subject: LogSubject) -> tuple[KnownSubject, ...]:
         """Return what each knows of a subject."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tidegate.plan.logs.stream import LogSummary
-    from tidegate.plan.replay import Replay
+    from tidegate.plan.replay import ReplayResult
     from tidegate.plan.tally import ClientCounts, Counts, PolicyCounts, Tally
 
 MAX_CLIENTS: Final = 50  # that a report lists
@@ -50,10 +50,10 @@ def share(part: int, total: int) -> float:
     return part / total if total else 0.0
 
 
-def describe_replay(replay: Replay, log: LogSummary, names: Names, zone: tzinfo = UTC) -> dict[str, Any]:
+def describe_replay(replay: ReplayResult, log: LogSummary, names: Names, zone: tzinfo = UTC) -> dict[str, Any]:
     """Return the report of one replay."""
     tally = replay.tally
-    limits = {name: [str(limit) for limit in own] for name, own in replay.rules.limits.items()}
+    limits = {name: [str(limit) for limit in own] for name, own in replay.limits.items()}
     return {
         "rules": limits,
         "log": describe_log(log, names),
@@ -71,7 +71,7 @@ def describe_replay(replay: Replay, log: LogSummary, names: Names, zone: tzinfo 
             "denied": replay.retried.denied,
             "given_up": replay.given_up,
         },
-        "notes": list(replay.rules.notes),
+        "notes": list(replay.notes),
     }
 
 
@@ -110,10 +110,10 @@ def describe_totals(tally: Tally) -> dict[str, Any]:
     }
 
 
-def describe_policy(policy: PolicyCounts, tally: Tally, replay: Replay) -> dict[str, Any]:
+def describe_policy(policy: PolicyCounts, tally: Tally, replay: ReplayResult) -> dict[str, Any]:
     """Describe a policy: its denials by limit, and how close its clients came to each limit."""
     limits = []
-    for limit in replay.rules.limits.get(policy.name, ()):
+    for limit in replay.limits.get(policy.name, ()):
         label = f"{policy.name} {limit.name}"
         shares = [used / limit.burst for client in tally.clients.values() if (used := client.peaks.get(label))]
         limits.append(
@@ -146,7 +146,7 @@ def histogram(shares: Iterable[float]) -> list[int]:
 
 
 def describe_clients(
-    clients: Iterable[ClientCounts], replay: Replay, names: Names, zone: tzinfo
+    clients: Iterable[ClientCounts], replay: ReplayResult, names: Names, zone: tzinfo
 ) -> list[dict[str, Any]]:
     """Describe the clients that were denied most, then those that came closest to a limit."""
     quotas = quotas_of(replay)
@@ -157,7 +157,7 @@ def describe_clients(
         )
         closest = share(used, quotas.get(label, used))
         rows.append((client.denied, closest, client.requests, label, used, client))
-    rows.sort(key=lambda row: row[:3], reverse=True)
+    rows.sort(key=lambda row: (-row[0], -row[1], -row[2], str(row[5].key)))
     return [
         {
             "client": names.show(str(client.key)),
@@ -172,9 +172,9 @@ def describe_clients(
     ]
 
 
-def quotas_of(replay: Replay) -> dict[str, int]:
+def quotas_of(replay: ReplayResult) -> dict[str, int]:
     """Return how much each limit allows at once."""
-    return {f"{name} {limit.name}": limit.burst for name, own in replay.rules.limits.items() for limit in own}
+    return {f"{name} {limit.name}": limit.burst for name, own in replay.limits.items() for limit in own}
 
 
 def describe_endpoints(endpoints: Mapping[str, Counts]) -> list[dict[str, Any]]:

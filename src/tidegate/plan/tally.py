@@ -32,6 +32,11 @@ class Counts:
         self.requests: int = 0
         self.denied: int = 0
 
+    def add(self, other: Counts) -> None:
+        """Add other counts."""
+        self.requests += other.requests
+        self.denied += other.denied
+
 
 class ClientCounts(Counts):
     """What is known of a client. `peaks`: by policy and limit, how many permits were in use at most."""
@@ -61,6 +66,13 @@ class PolicyCounts(Counts):
         self.by_limit: dict[str, int] = {}
         self.labels: dict[int, tuple[str, ...]] = {}  # by the identity of the limits of a variant
 
+    def merge(self, other: PolicyCounts) -> None:
+        """Add the counts of other clients."""
+        self.add(other)
+        self.shadow_denied += other.shadow_denied
+        for label, denied in other.by_limit.items():
+            self.by_limit[label] = self.by_limit.get(label, 0) + denied
+
 
 @dataclass
 class Waits:
@@ -83,6 +95,12 @@ class Waits:
             del self.kept[::2]
             self._every *= 2
 
+    def merge(self, other: Waits) -> None:
+        """Add the waits of another sample."""
+        self.count += other.count
+        self.never += other.never
+        self.kept += other.kept
+
 
 class Tally:
     """Counts the outcomes of one replay."""
@@ -102,6 +120,21 @@ class Tally:
         self.last: int = 0
         self._minute = -1
         self._minute_counts = Counts()
+
+    def merge(self, other: Tally) -> None:
+        """Add the counts of other clients."""
+        self.clients |= other.clients
+        for name, counts in other.endpoints.items():
+            self.endpoints.setdefault(name, Counts()).add(counts)
+        for minute, counts in other.minutes.items():
+            self.minutes.setdefault(minute, Counts()).add(counts)
+        for name, policy in other.policies.items():
+            self.policy(name).merge(policy)
+        self.waits.merge(other.waits)
+        for total in ("requests", "limited", "denied", "blocked"):
+            setattr(self, total, getattr(self, total) + getattr(other, total))
+        self.first = min(filter(None, (self.first, other.first)), default=0)
+        self.last = max(self.last, other.last)
 
     def client(self, key: object) -> ClientCounts:
         """Return the counts of a client."""

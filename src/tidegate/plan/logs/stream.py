@@ -1,6 +1,6 @@
 """Reads several logs as one stream of requests, in the order of their times.
 
-    LogFile ──► blocks ──► LogParser, here or in processes ──► LogBatch ──► LogSource ─┐
+    LogFile ──► blocks ──► LogParser ──► LogBatch ──► LogSource ─┐
                                                                                  ├──► rows in the order of time
     another file                                               ──► LogBatch ──► LogSource ─┘
 
@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import deque
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
-from multiprocessing import get_context
 from operator import add, itemgetter, sub
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -30,7 +26,6 @@ from tidegate.plan.logs.formats import FoundFormat, LogOptions, find_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Executor, Future
     from pathlib import Path
 
     from tidegate.plan.logs.batch import LogSender, LogSubject
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
     Row = tuple[int, Any, Any, int, int, Any]  # time, sender, subject, status, duration, cost
 
 REORDER_WITHIN: Final = 60 * SECOND
-MIN_PARALLEL_BYTES: Final = 32 * 2**20  # starting processes takes longer than parsing less
 MAX_RACE: Final = 5 * SECOND  # by which the end of a request may be before that of an earlier line
 BY_TIME: Final = itemgetter(0)
 
@@ -47,7 +41,7 @@ class Resolver(Protocol):
     """Finds what the senders and subjects of a log are to the rules."""
 
     def find_sender(self, sender: LogSender) -> Any:  # noqa: ANN401 - of the rules
-        """Return what a sender is."""
+        """Return what a sender is; None: its requests are left out."""
 
     def find_subject(self, subject: LogSubject) -> Any:  # noqa: ANN401 - of the rules
         """Return what was asked for."""
@@ -170,6 +164,11 @@ def steps_of(behind: Sequence[int], tolerance: int) -> Iterator[int]:
 def rows_of(batch: LogBatch, resolver: Resolver) -> Iterator[Row]:
     """Return the rows of a batch, with what the rules know of each sender and subject."""
     senders = [resolver.find_sender(sender) for sender in batch.sender_table]
+    rows = _all_rows(batch, senders, resolver)
+    return (row for row in rows if row[1] is not None) if None in senders else rows
+
+
+def _all_rows(batch: LogBatch, senders: Sequence[Any], resolver: Resolver) -> Iterator[Row]:
     subjects = [resolver.find_subject(subject) for subject in batch.subject_table]
     return zip(
         batch.times,
@@ -190,7 +189,6 @@ class LogStream:
         paths: Iterable[str | Path],
         options: LogOptions | None = None,
         *,
-        processes: int = 1,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         """Read these files. `progress` is called with the bytes that were read, and their total (0: unknown)."""
@@ -199,7 +197,6 @@ class LogStream:
         self._progress = progress
         self._files = [LogFile(path, self._note) for path in paths]
         self._total = sum(file.size for file in self._files) if all(file.size for file in self._files) else 0
-        self._processes = processes if self._total >= MIN_PARALLEL_BYTES or not self._total else 1
         self.summary: LogSummary = LogSummary()
         self._formats: dict[str, FoundFormat] = {}
 
@@ -228,39 +225,24 @@ class LogStream:
 
     def read(self, resolver: Resolver) -> Iterator[list[Row]]:
         """Yield lists of rows, in the order of time."""
-        pool = ProcessPoolExecutor(self._processes, get_context("spawn")) if self._processes > 1 else nullcontext()
-        with pool as executor:
-            sources = [LogSource(self._batches(file, executor), self.summary) for file in self._files]
-            while reading := [source for source in sources if source.open]:
-                min(reading, key=lambda source: source.watermark).read(resolver)
-                until = min((source.watermark for source in sources if source.open), default=None)
-                taken = [rows for source in sources if (rows := source.take(until))]
-                rows = taken[0] if len(taken) == 1 else list(heapq.merge(*taken, key=BY_TIME))
-                if rows:
-                    yield rows
+        sources = [LogSource(self._batches(file), self.summary) for file in self._files]
+        while reading := [source for source in sources if source.open]:
+            min(reading, key=lambda source: source.watermark).read(resolver)
+            until = min((source.watermark for source in sources if source.open), default=None)
+            taken = [rows for source in sources if (rows := source.take(until))]
+            rows = taken[0] if len(taken) == 1 else list(heapq.merge(*taken, key=BY_TIME))
+            if rows:
+                yield rows
 
-    def _batches(self, file: LogFile, executor: Executor | None) -> Iterator[LogBatch]:
-        """Parse the blocks of a file; with an executor, several at a time."""
+    def _batches(self, file: LogFile) -> Iterator[LogBatch]:
+        """Parse the blocks of a file."""
         found = self._find_format(file)
         if found is None:
             return
-        waiting: deque[Future[LogBatch]] = deque()
         line = 1
         for block in file.blocks():
             for _ in range(found.skipped if line == 1 else 0):
                 block = block.partition(b"\n")[2]  # noqa: PLW2901 - the block without its header
                 line += 1
-            if executor is None or found.in_order:
-                yield parse_block(found, block, file.name, line)
-            else:
-                waiting.append(executor.submit(parse_block, found, block, file.name, line))
-                if len(waiting) > self._processes:
-                    yield waiting.popleft().result()
+            yield found.parser.parse(block.decode("utf-8", "surrogateescape"), file.name, line)
             line += block.count(b"\n")
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def parse_block(found: FoundFormat, block: bytes, file: str, line: int) -> LogBatch:
-    """Parse one block."""
-    return found.parser.parse(block.decode("utf-8", "surrogateescape"), file, line)
