@@ -19,8 +19,6 @@ BY_VERB = {
     "stores/memory/store.py": "the shortcut of `acquire` calls the algorithm itself",
     "testing/reference.py": "it has nothing but the core",
     "testing/vectors.py": "it makes histories of each verb",
-    "budget/storage/listing_store.py": "it lists what `hold` reserves",
-    "budget/storage/sqlite.py": "as above",
     "outbound/quota/gate_call.py": "it chooses the verb, and records what was charged",
 }
 
