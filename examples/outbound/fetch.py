@@ -16,7 +16,8 @@ def main(folder: str, url: str, *symbols: str) -> None:
         for symbol in symbols:
             response = client.get(f"{url}/{symbol}")
             outcome = response.extensions["tidegate"]
-            print(symbol, response.status_code, f"waited {outcome.waited:.1f} s for {outcome.provider}")  # noqa: T201 - its purpose
+            line = f"{symbol} {response.status_code} waited {outcome.waited:.1f} s for {outcome.provider}\n"
+            print(line, end="")  # noqa: T201 - its purpose; in one piece, as threads print at the same time
 
 
 if __name__ == "__main__":
