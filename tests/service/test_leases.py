@@ -91,8 +91,13 @@ LATE = [(0, 5, 1, 0, "ask"), (0, 3, 1, 0, "ask"), (2, 50, 1, 200, "ask"), (0, 12
 BACK = [(0, 5, 1, 0, "ask"), (0, 2, 1, 150, "ask"), (0, 1, 1, 0, "close"), (2, 50, 1, 0, "ask")]
 
 
+# SAME: several uses at one instant, after some permits have expired.
+SAME = [(0, 1, 1, 0, "ask"), (1, 5, 2, 0, "ask"), (1, 1, 1, 200, "ask"), (1, 50, 1, 50, "ask")]
+
+
 @pytest.mark.parametrize("text", LIMITS)
 @settings(max_examples=30, deadline=None)
+@example(steps=SAME, duration=0.3)
 @example(steps=LATE, duration=1.0)
 @example(steps=BACK, duration=1.0)
 @given(steps=STEPS, duration=st.sampled_from([0.05, 0.3, 1.0, 5.0]))

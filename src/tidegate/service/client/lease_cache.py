@@ -41,7 +41,7 @@ ROUNDING_GUARD: Final = 1 + 1e-9  # rounding must not keep an expired permit usa
 class ClientLease:
     """The permits that one response granted."""
 
-    __slots__ = ("_late", "decay", "ends_at", "id", "permits", "response", "started_at", "used")
+    __slots__ = ("_late", "_left", "decay", "ends_at", "id", "permits", "response", "started_at", "used")
 
     def __init__(self, response: LeaseResponse, started_at: int) -> None:
         """Read a response; `started_at` is the instant before the request was sent."""
@@ -52,19 +52,21 @@ class ClientLease:
         self.started_at: int = started_at
         self.ends_at: int = started_at + int(response.seconds * SECOND)
         self.used: int = 0
+        self._left: int = response.permits  # after the last use
         self._late = 0.0  # permits that have to stay charged in addition to the used ones
 
     def usable(self, now: int) -> int:
         """Return how many permits may be used now."""
         if now >= self.ends_at:
             return 0
-        return max(0, min(self.permits - self.used, self.permits - ceil(self._expired(now))))
+        return max(0, min(self._left, self.permits - ceil(self._expired(now))))
 
     def _expired(self, now: int) -> float:
         return self.decay * max(0, now - self.started_at) / SECOND * ROUNDING_GUARD
 
     def use(self, cost: int, now: int) -> None:
-        """Use permits."""
+        """Use permits: of those that are usable now, so that several uses at one instant do not count one twice."""
+        self._left = self.usable(now) - cost
         self._late = max(self._late, self._expired(now) - self.used)
         self.used += cost
 
