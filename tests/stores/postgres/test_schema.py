@@ -152,7 +152,7 @@ def test_the_error_of_a_role_without_create_says_what_to_do(server, open_store, 
     sql("create role guest login password 'guest'")
     url = server.url.replace(f"tide:{server.password}", "guest:guest")
     guest = PostgresStore(url, schema=schema, timeout=10)
-    with pytest.raises(StoreUnavailable, match=r"permission denied.*; let the owner of the database grant CREATE"):
+    with pytest.raises(StoreUnavailable, match=r"permission denied.*; let its owner grant CREATE on it"):
         guest.apply_one("acquire", TEN, "k", ONE)
     open_store().apply_one("acquire", TEN, "k", ONE)
     for grant in (  # as docs/reference/stores-postgres.md shows
