@@ -12,7 +12,7 @@ from tests.plan.drivers import LOG_FORMAT, START, Call, write_log
 from tidegate.cli import main
 from tidegate.plan import ReplayOptions, read_spec, replay
 from tidegate.plan.logs.formats import LogOptions
-from tidegate.plan.report import Names
+from tidegate.plan.report import ClientNames
 
 OPTIONS = ReplayOptions(LogOptions(log_format=LOG_FORMAT))
 COARSE = '203.0.113.9 - - [10/Oct/2026:13:55:{:02} +0000] "GET /{} HTTP/1.1" 200 1 "-" "-"\n'
@@ -109,10 +109,14 @@ def test_hashed_names_hide_clients_and_malformed_lines(log, tmp_path):
     with log.open("a") as file:
         file.write("203.0.113.99 secret\n")
     spec = read_spec(["api=2/10s"])
-    shown = json.dumps(replay([log], spec, ReplayOptions(OPTIONS.logs, names=Names(hashed=True, secret="k" * 20))))
+    shown = json.dumps(
+        replay([log], spec, ReplayOptions(OPTIONS.logs, names=ClientNames(hashed=True, secret="k" * 20)))
+    )
     assert "203.0.113" not in shown
-    again = json.dumps(replay([log], spec, ReplayOptions(OPTIONS.logs, names=Names(hashed=True, secret="k" * 20))))
-    other = json.dumps(replay([log], spec, ReplayOptions(OPTIONS.logs, names=Names(hashed=True))))
+    again = json.dumps(
+        replay([log], spec, ReplayOptions(OPTIONS.logs, names=ClientNames(hashed=True, secret="k" * 20)))
+    )
+    other = json.dumps(replay([log], spec, ReplayOptions(OPTIONS.logs, names=ClientNames(hashed=True))))
     assert shown == again != other
 
 

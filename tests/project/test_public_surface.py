@@ -139,8 +139,8 @@ PROTOCOL_ALIASES = {"App", "Environ", "Receive", "Scope", "Send", "Start"}
 # Documents of the service are typed with the service; its client mirrors its JSON.
 SERVICE, UNTYPED_PACKAGES = "tidegate.service.", ("tidegate.service.client.",)
 # Aliases that contain Any: the integers and arrays of a state mean something to its algorithm only; a flow yields calls
-# to its driver; functions of a limit receive the request of any framework.
-OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "FrameworkRequest", "State"}
+# to its driver; functions of a limit receive the request of any framework; a report is JSON.
+OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "FrameworkRequest", "Report", "State"}
 # Internal methods that accept whatever their callers return.
 INTERNAL_WITH_ANY = [
     "tidegate.budget.batch._Batch.__init__",

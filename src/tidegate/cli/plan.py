@@ -19,7 +19,7 @@ from tidegate.plan.conditions import DIFF_FIGURES, REPLAY_FIGURES, Condition
 from tidegate.plan.logs.formats import FORMATS, LogOptions
 from tidegate.plan.logs.records import KNOWN_NAMES
 from tidegate.plan.markdown import diff_markdown, replay_markdown
-from tidegate.plan.report import Names
+from tidegate.plan.report import ClientNames
 from tidegate.plan.rules.load import REPLAYED_KINDS, RulesSpec, is_limit, read_spec
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def read_options(args: argparse.Namespace, output: Output) -> ReplayOptions:
         LogOptions(args.format, args.log_format, read_columns(args.columns), zone),
         processes=processes,
         progress=output.show_progress,
-        names=Names(hashed=args.hash_clients or bool(secret), secret=secret),
+        names=ClientNames(hashed=args.hash_clients or bool(secret), secret=secret),
         zone=zone,
         retries=args.retries,
         uncertainty=None if args.uncertainty is None else round(args.uncertainty * SECOND),

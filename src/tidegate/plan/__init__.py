@@ -8,7 +8,21 @@ Everything is decided by the code that enforces limits, in virtual time. The fun
 """
 
 from tidegate.plan.api import ReplayOptions, diff, replay, suggest
-from tidegate.plan.rules.load import read_spec
+from tidegate.plan.logs.formats import LogOptions
+from tidegate.plan.report import ClientNames, Report
+from tidegate.plan.rules.load import RulesSpec, read_spec
 from tidegate.plan.suggest import SuggestOptions, to_yaml
 
-__all__ = ["ReplayOptions", "SuggestOptions", "diff", "read_spec", "replay", "suggest", "to_yaml"]
+__all__ = [
+    "ClientNames",
+    "LogOptions",
+    "ReplayOptions",
+    "Report",
+    "RulesSpec",
+    "SuggestOptions",
+    "diff",
+    "read_spec",
+    "replay",
+    "suggest",
+    "to_yaml",
+]

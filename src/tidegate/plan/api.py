@@ -17,8 +17,8 @@ from tidegate.plan.logs.files import STANDARD_INPUT, size_of
 from tidegate.plan.logs.formats import LogOptions
 from tidegate.plan.logs.stream import LogStream
 from tidegate.plan.replay import Replay, Replays
-from tidegate.plan.report import Names, describe_log, describe_range, describe_replay, show_time
-from tidegate.plan.rules.load import RulesSpec
+from tidegate.plan.report import ClientNames, describe_log, describe_range, describe_replay, show_time
+from tidegate.plan.rules.load import RulesSpec, open_rules
 from tidegate.plan.suggest import Measurement, SuggestOptions, describe_group, suggest_limits, to_config
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tidegate.plan.logs.stream import LogSummary
     from tidegate.plan.replay import ReplayResult
+    from tidegate.plan.report import Report
 
 
 ANY_LIMIT: Final = {"all": ("1/1s",)}  # of rules that only name clients and endpoints
@@ -48,14 +49,15 @@ class ReplayOptions:
     logs: LogOptions = field(default_factory=LogOptions)
     processes: int = 1  # that decide, each about a share of the clients; more than one for large logs
     progress: Callable[[int, int], None] = no_progress
-    names: Names = field(default_factory=Names)
+    names: ClientNames = field(default_factory=ClientNames)
     zone: tzinfo = UTC
     retries: int = 0
     uncertainty: int | None = None  # of times, in microseconds; None: the resolution of the log
 
-    def stream(self, paths: Iterable[str | Path]) -> LogStream:
-        """Open logs."""
-        return LogStream(paths, self.logs, progress=self.progress)
+
+def open_logs(paths: Iterable[str | Path], options: ReplayOptions) -> LogStream:
+    """Open logs."""
+    return LogStream(paths, options.logs, progress=options.progress)
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def without_logs() -> Iterator[None]:
         log.setLevel(level)
 
 
-def replay(paths: Iterable[str | Path], rules: RulesSpec, options: ReplayOptions | None = None) -> dict[str, Any]:
+def replay(paths: Iterable[str | Path], rules: RulesSpec, options: ReplayOptions | None = None) -> Report:
     """Replay logs against rules, and return the report.
 
     With several processes, each of them reads the logs and decides about its share of the clients.
@@ -104,28 +106,30 @@ def replay_shard(
     paths: list[str | Path], rules: RulesSpec, options: ReplayOptions, shard: int, shards: int
 ) -> tuple[list[ReplayResult], LogSummary, int]:
     """Replay the requests of a share of the clients: as they are, and as coarse times allow at least and at most."""
-    stream = options.stream(paths)
+    stream = open_logs(paths, options)
     with without_logs():
         look = stream.look()
         uncertainty = look.resolution if options.uncertainty is None else options.uncertainty
         shifts = [0, -uncertainty, uncertainty] if uncertainty > COARSE and rules.kind != "provider" else [0]
         replays = [
-            Replay(rules.open(has_durations=look.has_durations, shift=shift), retries=options.retries, place=place)
+            Replay(
+                open_rules(rules, has_durations=look.has_durations, shift=shift), retries=options.retries, place=place
+            )
             for place, shift in enumerate(shifts)
         ]
         Replays(replays, shard, shards).run(stream)
     return [each.result for each in replays], stream.summary, uncertainty
 
 
-def diff(
-    paths: Iterable[str | Path], old: RulesSpec, new: RulesSpec, options: ReplayOptions | None = None
-) -> dict[str, Any]:
+def diff(paths: Iterable[str | Path], old: RulesSpec, new: RulesSpec, options: ReplayOptions | None = None) -> Report:
     """Replay logs against old and new rules, and return the decisions that differ."""
     options = options or ReplayOptions()
-    stream = options.stream(paths)
+    stream = open_logs(paths, options)
     with without_logs():
         durations = stream.look().has_durations
-        replays = [Replay(each.open(has_durations=durations), place=place) for place, each in enumerate((old, new))]
+        replays = [
+            Replay(open_rules(each, has_durations=durations), place=place) for place, each in enumerate((old, new))
+        ]
         comparison = Comparison(*replays)
         comparison.run(stream)
     return comparison.describe(stream.summary, options.names, options.zone)
@@ -136,17 +140,17 @@ def suggest(
     wanted: SuggestOptions | None = None,
     rules: RulesSpec | None = None,
     options: ReplayOptions | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Suggest limits for the categories of rules, or for the endpoints of logs, and replay them."""
     wanted, options, paths = wanted or SuggestOptions(), options or ReplayOptions(), list(paths)
     if STANDARD_INPUT in map(str, paths):
         raise ConfigError(
             "cannot be read from standard input, because it is read several times: use a file", field="--log"
         )
-    stream = options.stream(paths)
+    stream = open_logs(paths, options)
     by_policy = rules is not None
     with without_logs():
-        opened = (rules or RulesSpec("limits", limits=ANY_LIMIT)).open()
+        opened = open_rules(rules or RulesSpec("limits", limits=ANY_LIMIT))
         found = Measurement(opened, wanted, by_policy=by_policy)
         found.run(stream)
     if not found.chosen():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tidegate.plan.logs.stream import LogSummary, Row
     from tidegate.plan.replay import Replay
-    from tidegate.plan.report import Names
+    from tidegate.plan.report import ClientNames
 
 MAX_ROWS: Final = 50  # of clients and endpoints that a report lists
 MAX_ENDPOINTS: Final = 1000
@@ -68,7 +68,7 @@ class Comparison(Replays):
             else:
                 changed.allowed += amount
 
-    def describe(self, log: LogSummary, names: Names, zone: tzinfo) -> dict[str, Any]:
+    def describe(self, log: LogSummary, names: ClientNames, zone: tzinfo) -> dict[str, Any]:
         """Return the report."""
         old, new = (describe_replay(replay.result, log, names, zone) for replay in self.replays)
         return {

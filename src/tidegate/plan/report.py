@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.core.bounds import SECOND
 from tidegate.plan.tally import MINUTE
 
+Report = dict[str, Any]  # plain data, as JSON has it
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,7 +26,7 @@ HASH_BYTES: Final = 6
 TIMELINE_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)  # minutes
 
 
-class Names:
+class ClientNames:
     """How clients are named in a report: as they are, or by a keyed hash that nobody can reverse without the key."""
 
     def __init__(self, *, hashed: bool = False, secret: str = "") -> None:
@@ -50,7 +52,7 @@ def share(part: int, total: int) -> float:
     return part / total if total else 0.0
 
 
-def describe_replay(replay: ReplayResult, log: LogSummary, names: Names, zone: tzinfo = UTC) -> dict[str, Any]:
+def describe_replay(replay: ReplayResult, log: LogSummary, names: ClientNames, zone: tzinfo = UTC) -> dict[str, Any]:
     """Return the report of one replay."""
     tally = replay.tally
     limits = {name: [str(limit) for limit in own] for name, own in replay.limits.items()}
@@ -75,7 +77,7 @@ def describe_replay(replay: ReplayResult, log: LogSummary, names: Names, zone: t
     }
 
 
-def describe_log(log: LogSummary, names: Names) -> dict[str, Any]:
+def describe_log(log: LogSummary, names: ClientNames) -> dict[str, Any]:
     """Describe what was read; examples of malformed lines are left out if names are hashed."""
     examples = [] if names.hashed else log.examples
     return {
@@ -146,7 +148,7 @@ def histogram(shares: Iterable[float]) -> list[int]:
 
 
 def describe_clients(
-    clients: Iterable[ClientCounts], replay: ReplayResult, names: Names, zone: tzinfo
+    clients: Iterable[ClientCounts], replay: ReplayResult, names: ClientNames, zone: tzinfo
 ) -> list[dict[str, Any]]:
     """Describe the clients that were denied most, then those that came closest to a limit."""
     quotas = quotas_of(replay)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidegate.plan.logs.batch import LogSender, LogSubject
     from tidegate.plan.logs.stream import LogStream, Row
     from tidegate.plan.measure import Measure
+    from tidegate.plan.report import Report
     from tidegate.plan.rules.base import ReplayRules
 
 MAX_GROUPS: Final = 200
@@ -243,7 +244,7 @@ def endpoint_config(endpoint: str) -> dict[str, Any]:
     return {"path": path} if method == ANY_METHOD else {"path": path, "methods": [method]}
 
 
-def to_yaml(report: Mapping[str, Any]) -> str:
+def to_yaml(report: Report) -> str:
     """Return the suggestion as the configuration of a middleware, with its reasons as comments."""
     goal, denied = report["goal"], report["denied"]
     clients, requests = (f"{100 * goal[name]:g} %" for name in ("max_clients", "max_requests"))

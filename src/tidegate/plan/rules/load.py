@@ -29,32 +29,35 @@ class RulesSpec(NamedTuple):
     mapping: Mapping[str, object] | None = None  # the configuration of a middleware, instead of a file
     trusted_proxies: tuple[str, ...] = ()
 
-    def open(self, *, has_durations: bool = True, shift: int = 0) -> ReplayRules:
-        """Read the rules; `shift` makes limits count for so many microseconds more or less."""
-        clock = ReplayClock()
-        if self.limits:
-            return ServiceRules.of_limits(
-                self.limits, clock, self.trusted_proxies, has_durations=has_durations, shift=shift
-            )
-        if self.kind == "inbound":
-            config = self.mapping if self.mapping is not None else self._file()
-            trusted = self.trusted_proxies
-            return InboundRules(config, clock, trusted_proxies=trusted, has_durations=has_durations, shift=shift)
-        if self.kind == "service":
-            file = str(self._file())
-            return ServiceRules.load(file, clock, self.trusted_proxies, has_durations=has_durations, shift=shift)
-        if self.kind == "provider":
-            providers = Providers.load(list(self.files), (), permissions="ignore")
-            return OutboundRules(providers, clock, has_durations=has_durations)
-        raise ConfigError(
-            f"cannot be replayed: expected the file of a middleware, a service or a provider, not of kind {self.kind}",
-            file=str(self._file()),
-        )
-
-    def _file(self) -> str | Path:
+    @property
+    def file(self) -> str | Path:
+        """The only file; raises ConfigError if there are several."""
         if len(self.files) != 1:
             raise ConfigError(f"expected one file of kind {self.kind}, not {len(self.files)}", field="--policy")
         return self.files[0]
+
+
+def open_rules(spec: RulesSpec, *, has_durations: bool = True, shift: int = 0) -> ReplayRules:
+    """Read rules; `shift` makes limits count for so many microseconds more or less."""
+    clock = ReplayClock()
+    if spec.limits:
+        return ServiceRules.of_limits(
+            spec.limits, clock, spec.trusted_proxies, has_durations=has_durations, shift=shift
+        )
+    if spec.kind == "inbound":
+        config = spec.mapping if spec.mapping is not None else spec.file
+        trusted = spec.trusted_proxies
+        return InboundRules(config, clock, trusted_proxies=trusted, has_durations=has_durations, shift=shift)
+    if spec.kind == "service":
+        file = str(spec.file)
+        return ServiceRules.load(file, clock, spec.trusted_proxies, has_durations=has_durations, shift=shift)
+    if spec.kind == "provider":
+        providers = Providers.load(list(spec.files), (), permissions="ignore")
+        return OutboundRules(providers, clock, has_durations=has_durations)
+    raise ConfigError(
+        f"cannot be replayed: expected the file of a middleware, a service or a provider, not of kind {spec.kind}",
+        file=str(spec.file),
+    )
 
 
 def read_spec(given: Sequence[str | Path], kind: str = "inbound", trusted_proxies: Sequence[str] = ()) -> RulesSpec:
