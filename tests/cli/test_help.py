@@ -69,7 +69,7 @@ ALL_EXAMPLES = [
 
 @cases(("name", "command"), ALL_EXAMPLES)
 def test_examples_are_accepted_by_the_parser(name, command):
-    parts = re.split(r"\s*(?:&&|\||>)\s*", command)
+    parts = re.split(r"\s*(?:&&|\||>)\s*(?=(?:[^']*'[^']*')*[^']*$)", command)  # outside quotes
     tidegate = [part for part in parts if part.startswith("tidegate ")]
     if not tidegate:  # eval "$(tidegate completion bash)"
         tidegate = re.findall(r"\$\((tidegate [^)]*)\)", command)

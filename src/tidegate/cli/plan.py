@@ -110,7 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="exit with code 1 if it holds, such as 'denied_clients > 0.1%%' or 'newly_denied_requests > 0' (may be "
+        help="exit with code 1 if it holds, such as 'denied_clients>0.1%%' or 'newly_denied_requests>0' (may be "
         "repeated)",
     )
     report.add_argument("--top", type=positive_integer, default=10, metavar="N", help="rows of a table (default: 10)")
@@ -173,7 +173,7 @@ def add_suggest_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `suggest`."""
     group = parser.add_argument_group("suggest")
     group.add_argument(
-        "--period", action="append", default=[], metavar="TIME", help="a period (repeatable; default: 1m, 1h and 1d)"
+        "--period", action="append", default=[], metavar="PERIOD", help="a period (repeatable; default: 1m, 1h and 1d)"
     )
     group.add_argument(
         "--algorithm", choices=SUGGESTED_ALGORITHMS, default="sliding_log", metavar="ALGORITHM",
