@@ -6,6 +6,7 @@ import asyncio
 import heapq
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import httpx
 
@@ -92,7 +93,7 @@ def drive_wsgi(calls: list[Call], config: Any, **options: Any) -> list[bool]:
         clock.advance((START + call.at - clock.steady() // 1000) / 1000)
         environ = {
             "REQUEST_METHOD": call.method,
-            "PATH_INFO": call.target.partition("?")[0],
+            "PATH_INFO": unquote(call.target.partition("?")[0]),
             "REMOTE_ADDR": call.peer,
             "test.status": call.status,
         }
@@ -126,7 +127,7 @@ def drive_asgi(calls: list[Call], config: Any, **options: Any) -> list[bool]:
             scope = {
                 "type": "http",
                 "method": call.method,
-                "path": call.target.partition("?")[0],
+                "path": unquote(call.target.partition("?")[0]),
                 "headers": headers,
                 "client": (call.peer, 1),
                 "test.status": call.status,

@@ -15,7 +15,7 @@ from tidegate.inbound.limiting.limited_call import LimitedBlock
 from tidegate.inbound.limiting.middleware_options import Options
 from tidegate.inbound.limiting.options import LimitsOptions, OnMessage, Unknown
 from tidegate.inbound.limiting.plan_limiters import PlanOf
-from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteLimit, RouteOptions
+from tidegate.inbound.limiting.route_limit import LimitsOf, OneOrMoreLimits, RouteLimit, RouteOptions
 from tidegate.inbound.limiting.standalone import BaseLimits
 from tidegate.inbound.responses.exceeded import RateLimitExceeded
 from tidegate.inbound.responses.response import BlockedDecision, DenialHandler, Response
@@ -32,10 +32,10 @@ __all__ = [
     "Headers",
     "KeyOf",
     "LimitedBlock",
-    "Limits",
     "LimitsOf",
     "LimitsOptions",
     "OnMessage",
+    "OneOrMoreLimits",
     "Options",
     "PlanOf",
     "RateLimitExceeded",

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from tidegate.core.decision import Decision
     from tidegate.inbound.limiting.request_state import RequestState
-    from tidegate.inbound.limiting.route_limit import Limits
+    from tidegate.inbound.limiting.route_limit import OneOrMoreLimits
     from tidegate.policy import Cost, Key
     from tidegate.policy.model import OnStoreError
     from tidegate.stores.base import Ask
@@ -178,17 +178,17 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
     limit. Throttles with the same scope share the count of each limit that has the same name (by default, its period).
     """
 
-    rate: Limits | None
+    rate: OneOrMoreLimits | None
     _asks: list[Ask] | None = None  # set while another throttle collects the asks of this one
     _outcome: _Outcome = _Outcome(allowed=True)
     _is_unknown: bool = False  # the key of the request is that of clients without an address, which are not limited
 
     @property
-    def THROTTLE_RATES(self) -> Mapping[str, Limits | None]:  # noqa: N802 - the name in REST Framework
+    def THROTTLE_RATES(self) -> Mapping[str, OneOrMoreLimits | None]:  # noqa: N802 - the name in REST Framework
         """The rates of the settings; a subclass may replace them with a mapping."""
         return api_settings.DEFAULT_THROTTLE_RATES  # type: ignore[no-any-return]  # it has no types
 
-    def parse_rate(self, rate: Limits | None) -> tuple[int | None, float | None]:
+    def parse_rate(self, rate: OneOrMoreLimits | None) -> tuple[int | None, float | None]:
         """Return the number of requests and the seconds of a rate; of its first limit, if it has several.
 
         If a subclass overrides this method, its throttles use the result as their only limit.

@@ -48,7 +48,7 @@ class Limits:
 
     def limit(
         self,
-        limits: extra_limits.Limits,
+        limits: extra_limits.OneOrMoreLimits,
         *,
         key: Key | Callable[..., Key] = "all",
         cost: Cost | Callable[..., Cost] = 1,
@@ -78,7 +78,7 @@ class limit:  # noqa: N801 - used as a decorator
 
     def __init__(
         self,
-        limits: extra_limits.Limits,
+        limits: extra_limits.OneOrMoreLimits,
         *,
         key: Key | Callable[..., Key] = "all",
         cost: Cost | Callable[..., Cost] = 1,

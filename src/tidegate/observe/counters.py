@@ -1,6 +1,6 @@
 """A table of counters: rows of integers with a name. Its memory is that of one process, or shared by several workers.
 
-What is counted is declared once, as a `RowKind`. Whoever counts writes to the row itself:
+What is counted is declared once, as a `RowKind`. Callers write to the row itself:
 
     row = counters.row(ERRORS, "busy")      # the same object for every caller
     row[0] += 1                             # CPython does not switch threads within that addition

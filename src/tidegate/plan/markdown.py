@@ -12,7 +12,7 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#])")
 
 
 def escape(text: object) -> str:
-    """Return a text that Markdown shows as it is; names come from logs, which anybody can write to."""
+    """Escape a string for Markdown; names come from logs, which anybody can write to."""
     return SPECIAL.sub(r"\\\1", str(text).replace("\n", " "))
 
 

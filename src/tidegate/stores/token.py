@@ -2,7 +2,7 @@
 
 It takes a third of the time of a `threading.Lock`, which is a fifth of a decision.
 
-Whoever has deleted the token holds the lock:
+The thread that has deleted the token holds the lock:
 
     while True:
         try:

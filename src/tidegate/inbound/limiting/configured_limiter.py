@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.address import TrustedProxies
     from tidegate.inbound.limiting.category_limiter import Counts
     from tidegate.inbound.limiting.options import MiddlewareLimit
-    from tidegate.inbound.rules.extra_limits import Limits
+    from tidegate.inbound.rules.extra_limits import OneOrMoreLimits
     from tidegate.inbound.rules.model import ResetTime, Rules
     from tidegate.observe import Observer
     from tidegate.stores import Store
@@ -151,7 +151,7 @@ class ConfiguredLimiter:
             raise ConfigError(f"{name} has a `count` of its own: remove one of them", field="count")
         return {**counts, **own}
 
-    def _category_option(self, name: str, limits: Limits | None) -> Limits | Category | None:
+    def _category_option(self, name: str, limits: OneOrMoreLimits | None) -> OneOrMoreLimits | Category | None:
         limit = self.middleware_limits.get(name)
         return limits if limit is None else limit.category
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.inbound.client.request import FrameworkRequest, Request
     from tidegate.inbound.limiting.limited_functions import LimitStack
     from tidegate.inbound.limiting.request_limiter import RequestLimiter
-    from tidegate.inbound.limiting.route_limit import Limits, LimitsOf, RouteOptions
+    from tidegate.inbound.limiting.route_limit import LimitsOf, OneOrMoreLimits, RouteOptions
     from tidegate.inbound.responses.response import Response
     from tidegate.policy import Cost
 
@@ -103,7 +103,7 @@ class FrameworkLimits(BaseLimits, Generic[L]):
 
     _limit: ClassVar[type[Any]]
 
-    def limit(self, limits: Limits | LimitsOf, **options: Unpack[RouteOptions]) -> L:
+    def limit(self, limits: OneOrMoreLimits | LimitsOf, **options: Unpack[RouteOptions]) -> L:
         """Return a limit of the framework that counts here; the options are those of `limit(…)`."""
         return self._limit(limits, **options).use(self)  # type: ignore[no-any-return]  # of this type
 

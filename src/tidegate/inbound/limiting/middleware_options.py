@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from tidegate.inbound.limiting.options import OnMessage
     from tidegate.inbound.limiting.plan_limiters import PlanOf
     from tidegate.inbound.limiting.route_limit import RouteLimit
-    from tidegate.inbound.rules.extra_limits import Limits
+    from tidegate.inbound.rules.extra_limits import OneOrMoreLimits
 
 
 class Options(LimitsOptions, total=False):
     """The keyword arguments of the middlewares."""
 
     plan: PlanOf | None  # returns the plan of a request; None: the category's own limits
-    application_limits: Limits | RouteLimit | None  # limits of each client for all routes together
-    default_limits: Limits | RouteLimit | None  # limits of each client for each route without limits of its own
+    application_limits: OneOrMoreLimits | RouteLimit | None  # limits of each client for all routes together
+    default_limits: OneOrMoreLimits | RouteLimit | None  # the same for each route without limits of its own
     count: Mapping[str, Counts] | None  # by category: whether a response counts
     root_path: str  # a prefix that the application removes from paths itself
     on_message: OnMessage  # what to do with a websocket message over the limit

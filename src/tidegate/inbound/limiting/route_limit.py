@@ -34,7 +34,13 @@ from tidegate.inbound.limiting.route_options import (
     take_request,
 )
 from tidegate.inbound.limiting.standalone import SHARED_LIMITS
-from tidegate.inbound.rules.extra_limits import Limits, has_own_name, limits_text, named_after, read_exact_limits
+from tidegate.inbound.rules.extra_limits import (
+    OneOrMoreLimits,
+    has_own_name,
+    limits_text,
+    named_after,
+    read_exact_limits,
+)
 from tidegate.inbound.rules.model import Category
 from tidegate.limiter import Limiter
 from tidegate.policy import Policy
@@ -54,7 +60,7 @@ if TYPE_CHECKING:
     from tidegate.policy.model import Mode, OnStoreError
     from tidegate.stores import Store
 
-LimitsOf = Callable[[FrameworkRequest], "Limits | Awaitable[Limits | None] | None"]
+LimitsOf = Callable[[FrameworkRequest], "OneOrMoreLimits | Awaitable[OneOrMoreLimits | None] | None"]
 FALLBACK_LIMIT: Final = "60/1m"  # replaces an invalid dynamic limit if there is no valid one
 MAX_CACHED_LIMITS: Final = 1000  # a function may return any number of different limits
 
@@ -93,7 +99,7 @@ class RouteLimit:
 
     def __init__(
         self,
-        limits: Limits | LimitsOf,
+        limits: OneOrMoreLimits | LimitsOf,
         *,
         key: KeyOf | None = None,
         cost: Cost | Callable[[FrameworkRequest], Cost | Awaitable[Cost]] = 1,
@@ -379,7 +385,7 @@ class RouteLimit:
         self._logged.add(invalid)
         return first
 
-    def _parse(self, chosen: Limits) -> tuple[Limit, ...]:
+    def _parse(self, chosen: OneOrMoreLimits) -> tuple[Limit, ...]:
         """Read limits that a function has chosen; the last ones are cached."""
         cache_key = chosen if isinstance(chosen, str) or not isinstance(chosen, Iterable) else tuple(chosen)
         try:
@@ -431,4 +437,4 @@ def named_limits(limits: tuple[Limit, ...], name: str | None) -> tuple[Limit, ..
     return limits if has_own_name(limit) else (replace(limit, name=name),)
 
 
-__all__ = ["Limits", "LimitsOf", "RouteLimit", "RouteOptions", "read_exact_limits"]
+__all__ = ["LimitsOf", "OneOrMoreLimits", "RouteLimit", "RouteOptions", "read_exact_limits"]

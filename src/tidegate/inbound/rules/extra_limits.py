@@ -20,12 +20,12 @@ from tidegate.policy.model import read_limits
 if TYPE_CHECKING:
     from tidegate.inbound.rules.model import Rules
 
-Limits = str | Limit | Iterable[str | Limit]
+OneOrMoreLimits = str | Limit | Iterable[str | Limit]
 DEFAULT_ALGORITHM: Final = "sliding_log"
 SEPARATORS: Final = ";,|"  # of limits, in strings of other rate limiters
 
 
-def read_exact_limits(limits: Limits) -> tuple[Limit, ...]:
+def read_exact_limits(limits: OneOrMoreLimits) -> tuple[Limit, ...]:
     """Read limits; strings that name no algorithm use sliding_log."""
     if isinstance(limits, Limit) or not isinstance(limits, Iterable):
         return read_limits(limits)
@@ -53,7 +53,9 @@ def with_default_algorithm(limit: Limit, text: str, algorithm: str) -> Limit:
 class ExtraLimits:
     """The options `application_limits` and `default_limits` of a middleware; they replace those of the file."""
 
-    def __init__(self, application: Limits | Category | None, default: Limits | Category | None) -> None:
+    def __init__(
+        self, application: OneOrMoreLimits | Category | None, default: OneOrMoreLimits | Category | None
+    ) -> None:
         """Read the limits; raises ConfigError."""
         self._application = read_category(APPLICATION_LIMITS, application)
         self._default = read_category(DEFAULT_LIMITS, default)
@@ -73,7 +75,7 @@ class ExtraLimits:
         )
 
 
-def read_category(name: str, limits: Limits | Category | None) -> Category | None:
+def read_category(name: str, limits: OneOrMoreLimits | Category | None) -> Category | None:
     """Return the category of such limits; None if there are none."""
     if limits is None or isinstance(limits, Category):
         return limits
