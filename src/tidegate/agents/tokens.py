@@ -5,7 +5,7 @@
 The payload has the audience (the store, by an id that it keeps), the path of the node, the rights, the end, and a
 number, so that two tokens never are the same. The signature is a keyed BLAKE2b of the payload. The keys come from
 `secret` (the first signs, each verifies, so that secrets can be rotated), by default from the secret that the service
-keeps in the store. A token contains no secret of the store, so whoever joins a run needs access to the store, too.
+keeps in the store. A token contains no secret of the store, so joining a run needs access to the store, too.
 """
 
 from __future__ import annotations
