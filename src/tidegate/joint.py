@@ -376,7 +376,7 @@ def acquire_flow(
         decision: Decision = yield from call.ask_flow(verb, numbers)
         if decision.allowed:
             return decision
-        denied = Denial(decision, wakes, call.denying, numbers)
+        denied = Denial(decision, first.clock.steady(), wakes, call.denying, numbers)
     if denied is not None and ((timeout is not None and timeout <= 0) or is_final(call, denied)):
         return raise_if_denied(call, denied.decision, timeout)
     steady = first.clock.steady

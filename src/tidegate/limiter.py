@@ -64,7 +64,7 @@ class Limiter(BaseLimiter):
                 decision = self._ask_now(verb, self._make_ask(key, cost))
             if decision.allowed:
                 return decision
-            denied = Denial(decision, wakes, ((self.queues, key),))
+            denied = Denial(decision, self.clock.steady(), wakes, ((self.queues, key),))
         flow = acquire_flow(self._call(key, cost), verb, timeout, priority, ThreadSignal, denied)
         return run(flow, performer(self.clock))
 
@@ -188,7 +188,7 @@ class AsyncLimiter(BaseLimiter):
                 decision = await self._ask(verb, self._make_ask(key, cost), None, apply)
             if decision.allowed:
                 return decision
-            denied = Denial(decision, wakes, ((self.queues, key),))
+            denied = Denial(decision, self.clock.steady(), wakes, ((self.queues, key),))
         perform: Callable[..., Any] = async_performer(self.clock)
         if apply is not None:
             other = perform

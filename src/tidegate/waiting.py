@@ -264,10 +264,12 @@ def wake_waiters(queue: Sequence[QueueEntry]) -> None:
 class Denial(NamedTuple):
     """A decision that denied a call, and the `wakes` of its queues before it was made.
 
-    `places` are the queues of the keys that denied it, `numbers` the alternatives that it is about.
+    `received` is the steady time when it was received: `retry_after` counts from then. `places` are the queues of the
+    keys that denied it, `numbers` the alternatives that it is about.
     """
 
     decision: Decision
+    received: int
     wakes: int
     places: Sequence[QueuePlace]
     numbers: Sequence[int] = (0,)
@@ -373,14 +375,15 @@ def _wait_flow(
             denied = None
         elif denied is None or denied.wakes != places.wakes or denied.numbers != numbers:
             wakes = places.wakes  # after the signal was cleared: none is missed
-            denied = Denial((yield from call.ask_flow(verb, numbers)), wakes, call.denying, numbers)
+            decision = yield from call.ask_flow(verb, numbers)
+            denied = Denial(decision, steady(), wakes, call.denying, numbers)
         if denied is not None:
             decision = denied.decision
             never = decision.retry == NEVER
             if decision.allowed or (never and numbers == places.everything):
                 return decision
             most = call.max_sleep(verb)
-            again = steady() + (most if never else min(decision.retry, most))
+            again = denied.received + (most if never else min(decision.retry, most))
             until = again if deadline is None else min(deadline, again)
         if deadline is not None and steady() >= deadline:
             return deny_unserved((yield from call.ask_flow("peek", places.everything))) if denied is None else decision

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import cases
 from tidegate import AsyncLimiter, Closed, Denied, Limit, Limiter
 from tidegate.clock import STORE_THREAD
 from tidegate.stores import MemoryStore
@@ -51,6 +52,29 @@ async def test_a_waiter_gets_its_permit_at_the_exact_instant(clock):
     await settle()
     assert order == ["late"]
     assert task.done()
+
+
+class PausedOnceQueued(ManualClock):
+    """As if the process stood still for a while, once its call has joined a queue."""
+
+    pause = 0
+
+    def steady(self):
+        if self.pause and self.limiter.waiting:
+            pause, self.pause = self.pause, 0
+            self.advance(pause)
+        return super().steady()
+
+
+@cases("pause", [4, 10, 60])
+def test_a_pause_of_the_process_after_the_answer_is_not_waited_for_again(pause):
+    clock = PausedOnceQueued(START)
+    for take in (Limiter.acquire, Limiter.reserve):
+        clock.limiter = limiter = Limiter("1/10s", clock=clock)
+        limiter.acquire("k")
+        began, clock.pause = clock.now(), pause
+        take(limiter, "k", timeout=None)
+        assert clock.now() - began == max(10, pause)
 
 
 async def test_first_come_first_served(clock):

@@ -108,7 +108,7 @@ class Reserver:
             decision = yield from call.ask_flow(verb, numbers)
             if decision.allowed:
                 return
-            denied = Denial(decision, wakes, call.denying, numbers)
+            denied = Denial(decision, self._clock.steady(), wakes, call.denying, numbers)
         call.waits = True
         timeout, priority = call.options.timeout, call.options.priority
         if timeout is not None:
