@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tidegate.clock import TaskSignal
-from tidegate.core.bounds import SECOND
 from tidegate.egress.settings import check_names, check_open, load_egress
 from tidegate.errors import ConfigError
+from tidegate.file_watcher import FileWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tidegate.clock import Clock
     from tidegate.egress.settings import EgressSettings
     from tidegate.outbound.providers.registry import Providers
     from tidegate.policy.setting_values import ListenAddress
-
-    Stamp = tuple[int, int, int] | None
 
 log: logging.Logger = logging.getLogger("tidegate.egress")
 
@@ -66,41 +63,26 @@ class EgressFile:
         self._clock = clock
         self._on_change = on_change
         self._listen = listen
-        self._signal: TaskSignal | None = None
-        self._seen = self._stamps()
+        self._watcher = FileWatcher(files_of(rules.settings))
 
     @property
     def watched(self) -> bool:
         """Whether there is a file that can change."""
         return self.rules.settings.file is not None
 
-    def _stamps(self) -> list[Stamp]:
-        """Return what identifies the versions of the files."""
-        settings = self.rules.settings
-        if settings.file is None:
-            return []
-        return [stamp_of(path) for path in (Path(settings.file), *settings.token_files)]
-
     def request_reload(self) -> None:
         """Read the file now, whether it has changed or not (SIGHUP)."""
-        self._seen = []
-        if self._signal is not None:
-            self._signal.set()
+        self._watcher.request_reload()
 
     async def run(self, seconds: float = RELOAD_SECONDS) -> None:
         """Check the file every few seconds, until cancelled."""
-        self._signal = TaskSignal()
-        while self.watched:
-            self._signal.clear()
-            self.check()
-            await self._clock.wait_async(self._signal, self._clock.steady() + round(seconds * SECOND))
+        if self.watched:
+            await self._watcher.run(self.check, seconds, self._clock)
 
     def check(self) -> bool:
         """Read the file if it has changed; return whether new settings took effect."""
-        stamps = self._stamps()
-        if stamps == self._seen:
+        if not self._watcher.changed():
             return False
-        self._seen = stamps
         current = self.rules.settings
         try:
             read = load_egress(current.file, self._listen)
@@ -121,7 +103,7 @@ class EgressFile:
         changed = [name for name in RESTART_FIELDS if getattr(read, name) != getattr(current, name)]
         if changed:
             log.warning("changed settings that need a restart of the gateway: %s", ", ".join(changed))
-        self._seen = stamps[:1] + self._stamps()[1:]  # the file may name other files of tokens now
+        self._watcher.watch(files_of(self.rules.settings))  # it may name other files of tokens now
         return adopted
 
     def _record_refusal(self, error: ConfigError) -> None:
@@ -132,10 +114,6 @@ class EgressFile:
         log.error("reload refused, the previous settings of the gateway stay in effect: %s", error)
 
 
-def stamp_of(path: Path) -> Stamp:
-    """Return what identifies a version of a file; None if there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+def files_of(settings: EgressSettings) -> list[str | Path]:
+    """List the file of the settings, and the files of tokens that it names."""
+    return [] if settings.file is None else [settings.file, *settings.token_files]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
+from tidegate.file_watcher import FileWatcher
 from tidegate.inbound.rules.config import load_rules
 from tidegate.inbound.rules.extra_limits import ExtraLimits
 
@@ -29,7 +30,7 @@ class RulesSource:
         self._config = NO_CATEGORIES if config is None and extra else config
         self._extra = extra
         self._path = Path(config) if isinstance(config, (str, Path)) else None
-        self._last_fingerprint = self._fingerprint()
+        self._watcher = FileWatcher(() if self._path is None else (self._path,))
         self.rules: Rules = extra.add_to(load_rules(self._config))
         self.error: str | None = None  # the error of the current file, if it is invalid
 
@@ -38,25 +39,16 @@ class RulesSource:
         """Whether the rules come from a file, which may change."""
         return self._path is not None
 
-    def _fingerprint(self) -> tuple[int, int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
     def changed(self) -> Rules | None:
         """Return the new rules if the file has changed and is valid."""
-        fingerprint = self._fingerprint()
-        if fingerprint == self._last_fingerprint:
-            return None
-        return self.read(fingerprint)
+        return self._read() if self._watcher.changed() else None
 
-    def read(self, fingerprint: tuple[int, int, int] | None = None) -> Rules | None:
+    def read(self) -> Rules | None:
         """Read the file now; return the rules if they are valid and new."""
-        self._last_fingerprint = fingerprint or self._fingerprint()
+        self._watcher.changed()
+        return self._read()
+
+    def _read(self) -> Rules | None:
         try:
             rules = self._extra.add_to(load_rules(self._config))
         except ConfigError as error:

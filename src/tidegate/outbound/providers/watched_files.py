@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from tidegate.errors import ConfigError
+from tidegate.file_watcher import versions_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
+
+    from tidegate.file_watcher import FileVersions
 
 T = TypeVar("T")
 
@@ -18,15 +21,12 @@ log: logging.Logger = logging.getLogger(__name__)
 
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 
-FileStamp = tuple[int, int, int, int]  # identifies a version of a file: device, inode, size, time of change
-Stamps = tuple[FileStamp | None, ...]  # of a file, and of the files that it names
-
 
 class ReadFile(NamedTuple, Generic[T]):
     """What a file contains, and the version that was read."""
 
     content: T
-    stamps: Stamps
+    versions: FileVersions  # of the file, and of the files that it names
 
 
 class WatchedFiles(Generic[T]):
@@ -51,7 +51,7 @@ class WatchedFiles(Generic[T]):
         self.files: tuple[Path, ...] = tuple(map(Path, files))
         self.directories: tuple[Path, ...] = tuple(map(Path, directories))
         self._found: dict[Path, ReadFile[T]] = {}
-        self._refused: dict[Path, Stamps] = {}
+        self._refused: dict[Path, FileVersions] = {}
 
     def __bool__(self) -> bool:
         """Return whether there is a file or directory that may change."""
@@ -66,7 +66,7 @@ class WatchedFiles(Generic[T]):
         """Read the files that have changed; what is wrong is added to `problems`."""
         found = {path: self._reread(path, problems) for path in self._paths(problems)}
         self._found = {path: read for path, read in found.items() if read is not None}
-        self._refused = {path: stamps for path, stamps in self._refused.items() if path in found}
+        self._refused = {path: versions for path, versions in self._refused.items() if path in found}
         return self._contents()
 
     def _contents(self) -> dict[Path, T]:
@@ -75,8 +75,8 @@ class WatchedFiles(Generic[T]):
     def _reread(self, path: Path, problems: list[str]) -> ReadFile[T] | None:
         """Read a file again if it has changed; keep the previous version if it is invalid."""
         found = self._found.get(path)
-        now = file_stamp(path), *(() if found is None else self._other_stamps(found.content))
-        if found is not None and found.stamps == now and path not in self._refused:
+        now = versions_of((path, *(() if found is None else self._other_files(found.content))))
+        if found is not None and found.versions == now and path not in self._refused:
             return found
         try:
             again = self._read(path)
@@ -91,14 +91,11 @@ class WatchedFiles(Generic[T]):
         return again
 
     def _read(self, path: Path) -> ReadFile[T]:
-        stamp, content = file_stamp(path), self._read_file(path)
-        others = self._other_stamps(content)
-        if others:  # these files may have changed before their stamps were taken
+        version, content = versions_of((path,)), self._read_file(path)
+        others = versions_of(self._other_files(content))
+        if others:  # these files may have changed before their versions were taken
             content = self._read_file(path)
-        return ReadFile(content, (stamp, *others))
-
-    def _other_stamps(self, content: T) -> Stamps:
-        return tuple(file_stamp(Path(file)) for file in self._other_files(content))
+        return ReadFile(content, version + others)
 
     def _paths(self, problems: list[str] | None = None) -> list[Path]:
         """List the files; a directory that cannot be listed raises, or is a problem and keeps its files."""
@@ -114,12 +111,3 @@ class WatchedFiles(Generic[T]):
                 entries = [path for path in self._found if path.parent == folder]
             paths += [path for path in entries if path.suffix in YAML_SUFFIXES and not path.name.startswith(".")]
         return paths
-
-
-def file_stamp(path: Path) -> FileStamp | None:
-    """Identify the version of a file; None if it cannot be read."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

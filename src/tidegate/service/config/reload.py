@@ -7,9 +7,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tidegate.clock import TaskSignal
-from tidegate.core.bounds import SECOND
 from tidegate.errors import ConfigError
+from tidegate.file_watcher import FileWatcher
 from tidegate.service.config.settings import load_settings
 from tidegate.service.decisions.policies import ServicePolicies
 
@@ -49,40 +48,21 @@ class Reloader:
         self._target = target
         self._clock = clock
         self._environment = os.environ if environment is None else environment
-        self._signal: TaskSignal | None = None
-        self._last_stat = self._stat()
-
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            stat = self.settings.file.stat() if self.settings.file is not None else None
-        except OSError:
-            return None
-        return None if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        self._watcher = FileWatcher(() if settings.file is None else (settings.file,))
 
     def request_reload(self) -> None:
         """Read the file now, whether it has changed or not (SIGHUP)."""
-        self._last_stat = (0, 0, 0)
-        if self._signal is not None:
-            self._signal.set()
+        self._watcher.request_reload()
 
     async def run(self) -> None:
         """Check the file every `reload_every` seconds, until cancelled."""
-        if self.settings.file is None:
-            return
-        self._signal = TaskSignal()
-        while True:
-            self._signal.clear()
-            self.check()
-            await self._clock.wait_async(
-                self._signal, self._clock.steady() + round(self.settings.reload_every * SECOND)
-            )
+        if self.settings.file is not None:
+            await self._watcher.run(self.check, self.settings.reload_every, self._clock)
 
     def check(self) -> bool:
         """Read the file if it has changed; return whether new policies took effect."""
-        stat = self._stat()
-        if stat == self._last_stat:
+        if not self._watcher.changed():
             return False
-        self._last_stat = stat
         try:
             settings = load_settings(
                 self.settings.file,
@@ -90,8 +70,7 @@ class Reloader:
                 policies=self.settings.policy_flags,
                 environment=self._environment,
             )
-            if self._stat() != stat:
-                self._last_stat = None  # the file is being written: check again
+            if not self._watcher.is_current():  # the file is being written: the next check reads it again
                 return False
             if settings.policies == NO_POLICIES != self.settings.policies:
                 raise ConfigError(f"{self.settings.file}: needs policies or domains")  # noqa: TRY301 - as any other mistake in it

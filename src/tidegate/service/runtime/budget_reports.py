@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.budget.alerts.metrics import MetricFamily, read_metrics
 from tidegate.budget.reload import reload_limits
-from tidegate.clock import TaskSignal
-from tidegate.core.bounds import SECOND
-from tidegate.outbound.providers.watched_files import file_stamp
+from tidegate.file_watcher import FileWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,23 +52,18 @@ class BudgetFile:
     def __init__(self, budget: TaskBudget, file: Path, read: Callable[[], BudgetSettings], clock: Clock) -> None:
         """Watch this file of a budget; `read` reads its settings."""
         self._budget = budget
-        self._file = file
         self._read = read
         self._clock = clock
-        self._signal = TaskSignal()
-        self._stamp = file_stamp(file)
+        self._watcher = FileWatcher((file,))
 
     def request_reload(self) -> None:
         """Read the file now, whether it has changed or not."""
-        self._stamp = None
-        self._signal.set()
+        self._watcher.request_reload()
 
     async def run(self, seconds: float) -> None:
         """Check the file every few seconds, until cancelled."""
-        while True:
-            await self._clock.wait_async(self._signal, self._clock.steady() + round(seconds * SECOND))
-            self._signal.clear()
-            stamp = file_stamp(self._file)
-            if stamp != self._stamp:
-                self._stamp = stamp
-                await asyncio.to_thread(reload_limits, self._budget.operations, self._read)
+        await self._watcher.run(self._check, seconds, self._clock)
+
+    async def _check(self) -> None:
+        if self._watcher.changed():
+            await asyncio.to_thread(reload_limits, self._budget.operations, self._read)

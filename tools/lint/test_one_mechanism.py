@@ -1,0 +1,25 @@
+"""One mechanism for each thing in the package: a watched file."""
+
+import re
+from pathlib import Path
+
+from tests.cases import cases
+
+SOURCES = Path(__file__).parents[2] / "src/tidegate"
+
+
+def modules_with(pattern):
+    found = re.compile(pattern)
+    paths = SOURCES.rglob("*.py")
+    return sorted(str(path.relative_to(SOURCES)) for path in paths if found.search(path.read_text(encoding="utf-8")))
+
+
+MECHANISMS = {
+    "a watched file": (r"st_mtime", ["file_watcher.py"]),
+}
+
+
+@cases("name", list(MECHANISMS))
+def test_there_is_one(name):
+    pattern, modules = MECHANISMS[name]
+    assert modules_with(pattern) == modules, f"{name}: use the mechanism that exists"
