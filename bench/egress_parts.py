@@ -15,10 +15,10 @@ import sys
 import aiohttp
 from aiohttp import web
 
+from tidegate._runtime.event_loop import freeze_heap, run_loop
 from tidegate.egress import load_egress
-from tidegate.egress.gateway import EgressGateway
-from tidegate.egress.server import EgressServer
-from tidegate.event_loop import freeze_heap, run_loop
+from tidegate.egress._gateway import EgressGateway
+from tidegate.egress._server import EgressServer
 from tidegate.outbound import AsyncGate, Providers
 
 HOP_BY_HOP = frozenset(("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tidegate.event_loop import run_loop
+from tidegate._runtime.event_loop import run_loop
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
 

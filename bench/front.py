@@ -182,9 +182,9 @@ def fresh_leases(folder: Path, stack: ExitStack) -> Slice:
 
 async def time_handler(rounds: int = 50) -> float:
     """Return the microseconds of processor time that gRPC's handler takes, in the best of some rounds."""
-    from tidegate.service.config.settings import load_settings  # noqa: PLC0415 - only this part needs it
-    from tidegate.service.decisions.decider import Decider  # noqa: PLC0415 - as above
-    from tidegate.service.envoy.service import RateLimitService  # noqa: PLC0415 - as above
+    from tidegate.service._config.settings import load_settings  # noqa: PLC0415 - only this part needs it
+    from tidegate.service._decisions.decider import Decider  # noqa: PLC0415 - as above
+    from tidegate.service._envoy.service import RateLimitService  # noqa: PLC0415 - as above
     from tidegate.stores import MemoryStore  # noqa: PLC0415 - as above
 
     tree = {"domain": "edge", "descriptors": [{"key": "ip", "limits": "1000000000/1m"}]}
@@ -420,7 +420,7 @@ async def call_grpc(port: int, seconds: float) -> list[float]:
     """Call ShouldRateLimit for many addresses; returns the time that each call took."""
     import grpc  # type: ignore[import-untyped]  # noqa: PLC0415 - it has no types; only this part needs it
 
-    from tidegate.service.envoy.messages import METHOD, SERVICE  # noqa: PLC0415 - as above
+    from tidegate.service._envoy.messages import METHOD, SERVICE  # noqa: PLC0415 - as above
 
     bodies = grpc_bodies()
     times: list[float] = []
@@ -441,7 +441,7 @@ async def call_grpc(port: int, seconds: float) -> list[float]:
 
 def grpc_bodies() -> list[bytes]:
     """Return requests about many addresses."""
-    from tidegate.service.envoy.messages import message_classes  # noqa: PLC0415 - only this part needs it
+    from tidegate.service._envoy.messages import message_classes  # noqa: PLC0415 - only this part needs it
 
     bodies = []
     for number in range(1, 255):

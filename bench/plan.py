@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.plan import ReplayOptions, read_spec, replay
-from tidegate.plan.logs.stream import LogStream
+from tidegate.plan._logs.stream import LogStream
 
 if TYPE_CHECKING:
-    from tidegate.plan.logs.batch import LogSender, LogSubject
+    from tidegate.plan._logs.batch import LogSender, LogSubject
 
 CLIENTS = 20_000
 RATE = 1000  # requests a second, in the time of the log

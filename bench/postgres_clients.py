@@ -25,13 +25,13 @@ import psycopg
 
 from tests.servers.postgres import PostgresServer, find_binaries
 from tidegate import Limit, Policy
-from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.call import APPLY, decode_decisions
+from tidegate.stores._postgres import PostgresStore
+from tidegate.stores._postgres.call import APPLY, decode_decisions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tidegate.stores.postgres.call import StoreCall
+    from tidegate.stores._postgres.call import StoreCall
 
     Ask = Callable[[str], object]
     AskAsync = Callable[[str], Awaitable[object]]

@@ -36,7 +36,7 @@ from tests.servers.valkey import ValkeyServer
 from tests.stores.lease.simulator import FlowRun, Network, Process, Simulation
 from tidegate import Limit, Limiter, Policy
 from tidegate.stores import MemoryStore
-from tidegate.stores.lease import Lease
+from tidegate.stores._lease import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -47,7 +47,7 @@ def many_keys(count: int = 1_000_000) -> dict[str, Any]:
         url = json.loads(output.readline())["http"]
         ready = time.monotonic() - start
         before = resident(process.pid)
-        from tidegate.service.client.client import Client  # noqa: PLC0415 - after the path is known
+        from tidegate.service.client._client import Client  # noqa: PLC0415 - after the path is known
 
         with Client(url) as client:
             for first in range(0, count, 1000):

@@ -58,7 +58,7 @@ def tidegate_five(path: str, quota: int) -> Ask:
 def tidegate(path: str, limits: list[tuple[int, str, str]]) -> Ask:
     """Ask a Limiter."""
     from tidegate import Limit, Limiter  # noqa: PLC0415 - each process loads only what it measures
-    from tidegate.stores.sqlite import SQLiteStore  # noqa: PLC0415 - as above
+    from tidegate.stores._sqlite import SQLiteStore  # noqa: PLC0415 - as above
 
     # Not by its URL: a store that did not answer within the deadline of 50 ms would be counted as one that did.
     limiter = Limiter([Limit(*limit) for limit in limits], store=SQLiteStore(path, busy_timeout="60s"))
@@ -231,7 +231,7 @@ def measure_exactness(folder: str) -> list[dict[str, Any]]:
 def measure_batch(folder: str, checks: int) -> dict[str, Any]:
     """Time a batch check of five rolling budgets, the month's with 100,000 tasks in its window."""
     from tidegate import Limit, Limiter  # noqa: PLC0415 - as above
-    from tidegate.stores.sqlite import SQLiteStore  # noqa: PLC0415 - as above
+    from tidegate.stores._sqlite import SQLiteStore  # noqa: PLC0415 - as above
     from tidegate.testing import ManualClock  # noqa: PLC0415 - as above
 
     clock = ManualClock(start=1_750_000_000)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tidegate import Decision
-    from tidegate.stores.base import Ask, Store
-    from tidegate.stores.values import Write
+    from tidegate.stores._base import Ask, Store
+    from tidegate.stores._values import Write
 
 PLENTY: Final = Limit(1_000_000_000, "1d")
 SCARCE: Final = Limit(100, "1d")  # a bucket that does not refill during the measurement, so that its state is kept

@@ -23,7 +23,7 @@ class PureContract(Contract):
     # Declared as fields, sets of strings once import-linter has read the configuration.
     modules: Any = fields.SetField(subfield=fields.StringField())
     impure: Any = fields.SetField(subfield=fields.StringField())
-    allowed: Any = fields.SetField(subfield=fields.StringField(), required=False)  # "tidegate.policy -> yaml"
+    allowed: Any = fields.SetField(subfield=fields.StringField(), required=False)  # "tidegate._policy -> yaml"
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001 - import-linter's signature
         """Look at direct imports only: what a lower layer does is that layer's business."""

@@ -14,17 +14,17 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tidegate.cli import COMMANDS, EXIT_CODES, GROUPS, build_parser
-from tidegate.cli.durations import METAVAR
-from tidegate.policy.setting_values import DURATION_EXAMPLES
-from tidegate.service.config.options import write_table
-from tidegate.service.config.settings import OPTIONS
-from tidegate.service.http import metrics
+from tidegate._cli import COMMANDS, EXIT_CODES, GROUPS, build_parser
+from tidegate._cli.durations import METAVAR
+from tidegate._policy.setting_values import DURATION_EXAMPLES
+from tidegate.service._config.options import write_table
+from tidegate.service._config.settings import OPTIONS
+from tidegate.service._http import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tidegate.cli.parser import CommandParser
+    from tidegate._cli.parser import CommandParser
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 SETTINGS_PAGE: Final = PAGE.parents[1] / "howto" / "service.md"

@@ -22,8 +22,8 @@ from tidegate import Limiter
 from tidegate.budget import TaskBudget
 from tidegate.budget.prometheus import BudgetCollector
 from tidegate.observe.prometheus import PrometheusObserver, StoreCollector
-from tidegate.outbound.quota.money_metrics import MONEY_METRICS
-from tidegate.service.http.metrics import METRICS
+from tidegate.outbound._quota.money_metrics import MONEY_METRICS
+from tidegate.service._http.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def metric_families() -> dict[str, list[MetricInfo]]:
                 ],
             }
     try:
-        from tidegate.egress.stats import COUNTERS, FIRST_BYTE, LABELS, WAITED  # noqa: PLC0415 - needs aiohttp
+        from tidegate.egress._stats import COUNTERS, FIRST_BYTE, LABELS, WAITED  # noqa: PLC0415 - needs aiohttp
     except ImportError:
         return found
     gateway = (*((name, kind, text) for name, kind, text, _ in COUNTERS), WAITED, FIRST_BYTE)

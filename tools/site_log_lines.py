@@ -21,8 +21,8 @@ THROTTLED: Final = "log_throttled"  # a method that passes its arguments on to `
 PLACEHOLDER: Final = re.compile(r"%(?:\.\d+)?[sdgfr]")
 # Messages that other functions compose, or that are no sentences: by module and function.
 COMPOSED: Final = {
-    ("tidegate.budget.operations", "__init__"): ["a warning about a tier that can never be reached"],
-    ("tidegate.egress.access_log", "write"): ["one JSON object for each call"],
+    ("tidegate.budget._operations", "__init__"): ["a warning about a tier that can never be reached"],
+    ("tidegate.egress._access_log", "write"): ["one JSON object for each call"],
 }
 
 

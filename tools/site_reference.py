@@ -25,31 +25,31 @@ sys.path.insert(0, str(ROOT))
 from tests.docs.links import FENCE, anchor_of  # noqa: E402 - found in ROOT
 from tests.project.public_surface import public_modules  # noqa: E402 - found in ROOT
 from tidegate import errors  # noqa: E402 - after ROOT
-from tidegate.budget.settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
-from tidegate.cli import EXIT_CODES  # noqa: E402 - after ROOT
-from tidegate.cli.file_kinds import KINDS  # noqa: E402 - after ROOT
-from tidegate.egress import messages  # noqa: E402 - after ROOT
-from tidegate.egress.settings import CALLER_FIELDS, EGRESS_FIELDS  # noqa: E402 - after ROOT
-from tidegate.headers.dialects import DIALECTS, IETF, RETRY_AFTER, RETRY_AFTER_MS, X_RATELIMIT  # noqa: E402 - after ROOT
-from tidegate.headers.servers import SERVERS  # noqa: E402 - after ROOT
-from tidegate.inbound.rules.config import CATEGORY_FIELDS, SECTION_FIELDS  # noqa: E402 - after ROOT
-from tidegate.outbound.providers.file import LIMIT_FIELDS, PROVIDER_FIELDS  # noqa: E402 - after ROOT
-from tidegate.outbound.providers.pool_file import KEY_FIELDS, MEMBER_FIELDS, POOL_FIELDS  # noqa: E402 - after ROOT
-from tidegate.outbound.providers.profile_file import PROFILE_FIELDS  # noqa: E402 - after ROOT
-from tidegate.outbound.sources.source import SOURCE_FIELDS  # noqa: E402 - after ROOT
-from tidegate.service.api.problems import KINDS as PROBLEM_KINDS  # noqa: E402 - after ROOT
-from tidegate.service.api.problems import PROBLEM_PREFIX  # noqa: E402 - after ROOT
-from tidegate.service.config.settings import (  # noqa: E402 - after ROOT
+from tidegate._cli import EXIT_CODES  # noqa: E402 - after ROOT
+from tidegate._cli.file_kinds import KINDS  # noqa: E402 - after ROOT
+from tidegate.budget._settings.environment import CONFIG_VARIABLE, FROM_FILES, VARIABLES  # noqa: E402 - after ROOT
+from tidegate.egress import _messages as messages  # noqa: E402 - after ROOT
+from tidegate.egress._settings import CALLER_FIELDS, EGRESS_FIELDS  # noqa: E402 - after ROOT
+from tidegate.headers._dialects import DIALECTS, IETF, RETRY_AFTER, RETRY_AFTER_MS, X_RATELIMIT  # noqa: E402 - after ROOT
+from tidegate.headers._servers import SERVERS  # noqa: E402 - after ROOT
+from tidegate.inbound._rules.config import CATEGORY_FIELDS, SECTION_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound._providers.file import LIMIT_FIELDS, PROVIDER_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound._providers.pool_file import KEY_FIELDS, MEMBER_FIELDS, POOL_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound._providers.profile_file import PROFILE_FIELDS  # noqa: E402 - after ROOT
+from tidegate.outbound.sources._source import SOURCE_FIELDS  # noqa: E402 - after ROOT
+from tidegate.service._api.problems import KINDS as PROBLEM_KINDS  # noqa: E402 - after ROOT
+from tidegate.service._api.problems import PROBLEM_PREFIX  # noqa: E402 - after ROOT
+from tidegate.service._config.settings import (  # noqa: E402 - after ROOT
     ENVIRONMENT_PREFIX,
     OPTIONS,
     SECTIONS,
 )
-from tidegate.service.http.openapi import document  # noqa: E402 - after ROOT
-from tidegate.stores.outage.open import OPTIONS as OUTAGE_OPTIONS  # noqa: E402 - after ROOT
-from tidegate.stores.postgres.store import OPTIONS as POSTGRES_OPTIONS  # noqa: E402 - after ROOT
-from tidegate.stores.redis.address import OPTIONS as REDIS_OPTIONS  # noqa: E402 - after ROOT
-from tidegate.stores.registry import MEMORY_OPTIONS  # noqa: E402 - after ROOT
-from tidegate.stores.sqlite.store import OPTIONS as SQLITE_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.service._http.openapi import document  # noqa: E402 - after ROOT
+from tidegate.stores._outage.open import OPTIONS as OUTAGE_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores._postgres.store import OPTIONS as POSTGRES_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores._redis.address import OPTIONS as REDIS_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores._registry import MEMORY_OPTIONS  # noqa: E402 - after ROOT
+from tidegate.stores._sqlite.store import OPTIONS as SQLITE_OPTIONS  # noqa: E402 - after ROOT
 from tools.make_monitoring import METRIC, metric_families  # noqa: E402 - found in ROOT
 from tools.site_log_lines import LogLine, log_lines  # noqa: E402 - found in ROOT
 

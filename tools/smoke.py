@@ -198,7 +198,7 @@ def try_egress() -> None:
 
 def try_table() -> None:
     """Draw a table of the command line with rich."""
-    tables = importlib.import_module("tidegate.cli.tables")
+    tables = importlib.import_module("tidegate._cli.tables")
     assert tables.draw_rich(tables.TextTable(tables.columns("policy", "denied"), [("api", "3")]), [6, 6])
 
 

@@ -8,17 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidegate.clock import Clock, Signal
+    from tidegate._limiter.joint import reserve, reserve_async, reserve_first, reserve_first_async
+    from tidegate._limiter.limited import AsyncLimited, Limited
+    from tidegate._limiter.limiter import AsyncLimiter, Limiter, Usage
+    from tidegate._limiter.reservation import AsyncReservation, Reservation, Reserving
+    from tidegate._policy import Cost, Key, Policy, Rules, join_key
+    from tidegate._runtime.clock import Clock, Signal
     from tidegate.core import Decision, Limit, LimitDecision
     from tidegate.errors import Closed, ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
-    from tidegate.joint import reserve, reserve_async, reserve_first, reserve_first_async
-    from tidegate.limited import AsyncLimited, Limited
-    from tidegate.limiter import AsyncLimiter, Limiter, Usage
     from tidegate.observe import Observer, Record
-    from tidegate.policy import Cost, Key, Policy, Rules, join_key
-    from tidegate.reservation import AsyncReservation, Reservation, Reserving
     from tidegate.stores import Store, open_store
-    from tidegate.stores.lease import Lease
+    from tidegate.stores._lease import Lease
 
 __all__ = [
     "AsyncLimited",
@@ -58,17 +58,17 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker would accept any name
     NAMES_BY_MODULE = {
-        "tidegate.clock": "Clock Signal",
+        "tidegate._runtime.clock": "Clock Signal",
         "tidegate.core": "Decision Limit LimitDecision",
         "tidegate.errors": "Closed ConfigError Denied RateLimitError ResourceUnknown StoreUnavailable",
-        "tidegate.joint": "reserve reserve_async reserve_first reserve_first_async",
-        "tidegate.limited": "AsyncLimited Limited",
-        "tidegate.limiter": "AsyncLimiter Limiter Usage",
+        "tidegate._limiter.joint": "reserve reserve_async reserve_first reserve_first_async",
+        "tidegate._limiter.limited": "AsyncLimited Limited",
+        "tidegate._limiter.limiter": "AsyncLimiter Limiter Usage",
         "tidegate.observe": "Observer Record",
-        "tidegate.policy": "Cost Key Policy Rules join_key",
-        "tidegate.reservation": "AsyncReservation Reservation Reserving",
+        "tidegate._policy": "Cost Key Policy Rules join_key",
+        "tidegate._limiter.reservation": "AsyncReservation Reservation Reserving",
         "tidegate.stores": "Store open_store",
-        "tidegate.stores.lease": "Lease",
+        "tidegate.stores._lease": "Lease",
     }
 
     def __getattr__(name: str) -> object:

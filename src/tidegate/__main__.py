@@ -2,7 +2,7 @@
 
 import sys
 
-from tidegate.cli import main
+from tidegate._cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

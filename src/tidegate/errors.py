@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from tidegate.core.decision import Decision
-    from tidegate.stores.values import Value, Write
+    from tidegate.core._decision import Decision
+    from tidegate.stores._values import Value, Write
 
 __all__ = [
     "Closed",

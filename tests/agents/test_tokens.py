@@ -7,7 +7,7 @@ import pytest
 
 from tidegate import ConfigError
 from tidegate.agents import Run, RunDenied, RunRightError, TokenError
-from tidegate.agents.tokens import RIGHTS
+from tidegate.agents._tokens import RIGHTS
 from tidegate.stores import open_store
 
 SECRET, OLD = "a secret of the settings", "the one before"
@@ -148,10 +148,10 @@ def test_a_process_finds_the_token_and_the_store_in_its_environment(monkeypatch,
         monkeypatch.setenv("TIDEGATE_RUN", run.token())
         Run.join().charge()
         monkeypatch.setenv("TIDEGATE_STORE", url)
-        monkeypatch.setattr("tidegate.agents.base_run.STORES", {})
+        monkeypatch.setattr("tidegate.agents._base_run.STORES", {})
         Run.join().charge()
         monkeypatch.delenv("TIDEGATE_STORE")
-        monkeypatch.setattr("tidegate.agents.base_run.STORES", {})
+        monkeypatch.setattr("tidegate.agents._base_run.STORES", {})
         with pytest.raises(ConfigError, match="pass store=, or set TIDEGATE_STORE"):
             Run.join()
         assert run.usage().used == {"requests": 2}

@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import Callable
 
+from tidegate._runtime.clock import ThreadSignal
 from tidegate.budget import TaskBudget
-from tidegate.budget.storage import open_values
-from tidegate.clock import ThreadSignal
+from tidegate.budget._storage import open_values
 
 QUOTA = 100_000
 SHORT_LEASE = 2.0  # seconds after which the batches of a killed program are returned, in place of 30

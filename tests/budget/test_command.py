@@ -7,13 +7,13 @@ import pytest
 
 from tests.budget.both_kinds import START
 from tests.cases import cases
+from tidegate._cli import main
+from tidegate._cli.budget import show
+from tidegate._cli.durations import read_duration
+from tidegate._cli.live import watch
+from tidegate._cli.output import CLEAR_SCREEN, Output
+from tidegate._policy.durations import format_duration
 from tidegate.budget import TaskBudget
-from tidegate.cli import main
-from tidegate.cli.budget import show
-from tidegate.cli.durations import read_duration
-from tidegate.cli.live import watch
-from tidegate.cli.output import CLEAR_SCREEN, Output
-from tidegate.policy.durations import format_duration
 from tidegate.testing import ManualClock
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cases import cases
 from tidegate.budget import AsyncTaskBudget, BudgetSettings, TaskBudget
-from tidegate.budget.settings.file import read_config
+from tidegate.budget._settings.file import read_config
 from tidegate.errors import ConfigError
 
 ALL_SETTINGS = """\

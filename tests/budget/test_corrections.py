@@ -10,10 +10,10 @@ import pytest
 from tests.budget.both_kinds import used
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import serving
+from tidegate._cli import main
 from tidegate.budget import TaskBudget
-from tidegate.budget.corrections import refund
-from tidegate.cli import main
-from tidegate.service.decisions.audit import AuditLog
+from tidegate.budget._corrections import refund
+from tidegate.service._decisions.audit import AuditLog
 
 FILE = """
 tiers: {minute: 20, day: 500}

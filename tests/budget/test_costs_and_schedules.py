@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.budget.both_kinds import START, used
 from tidegate import ConfigError
 from tidegate.budget import TaskBudget
-from tidegate.budget.settings.model import BudgetSettings
-from tidegate.budget.settings.schedule import ScheduleRule, read_between, read_days
+from tidegate.budget._settings.model import BudgetSettings
+from tidegate.budget._settings.schedule import ScheduleRule, read_between, read_days
 from tidegate.testing import ManualClock
 
 

@@ -142,7 +142,7 @@ def test_the_local_share_decides_if_configured(open_budget, path):
 
 
 def test_queued_records_are_added_up_when_there_are_many(open_budget, path, monkeypatch):
-    monkeypatch.setattr("tidegate.budget.storage.retry_queue.MAX_QUEUED", 3)
+    monkeypatch.setattr("tidegate.budget._storage.retry_queue.MAX_QUEUED", 3)
     budget = open_budget(per_day=500, deadline=0.3)
     budget.check_all_limits(1)
     with locked(path):

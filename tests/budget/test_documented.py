@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tests.cases import cases
 from tidegate import budget
+from tidegate._cli import COMMANDS
+from tidegate._cli import budget as command
 from tidegate.budget import BudgetSettings, RateLimitResult, TaskBudget, Usage
-from tidegate.budget.alerts import metrics
-from tidegate.budget.alerts.monitor import FALLBACK_DESCRIPTIONS
-from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES
-from tidegate.cli import COMMANDS
-from tidegate.cli import budget as command
+from tidegate.budget._settings.environment import CONFIG_VARIABLE, VARIABLES
+from tidegate.budget.alerts import _metrics as metrics
+from tidegate.budget.alerts._monitor import FALLBACK_DESCRIPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "budgets.md").read_text(encoding="utf-8")
 

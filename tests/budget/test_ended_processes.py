@@ -17,7 +17,7 @@ from tests.budget.test_processes import start
 from tests.budget.test_shared import redis_url
 from tests.servers.valkey import ValkeyServer
 from tidegate.budget import TaskBudget
-from tidegate.budget.storage import open_values
+from tidegate.budget._storage import open_values
 
 pytestmark = pytest.mark.once("redis")
 

@@ -7,7 +7,7 @@ import pytest
 from tests.budget.both_kinds import used
 from tests.cases import cases
 from tidegate.budget import AsyncTaskBudget, TaskBudget
-from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES, read_environment
+from tidegate.budget._settings.environment import CONFIG_VARIABLE, VARIABLES, read_environment
 from tidegate.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.budget.both_kinds import START
 from tidegate.budget import TaskBudget
-from tidegate.budget.alerts.forecast import forecast
+from tidegate.budget.alerts._forecast import forecast
 from tidegate.testing import ManualClock
 
 HOUR = 3600

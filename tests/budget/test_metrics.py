@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.budget.polling import wait_until
 from tests.budget.prometheus import prometheus, promtool
 from tidegate.budget import TaskBudget
-from tidegate.budget.alerts import metrics as module
+from tidegate.budget.alerts import _metrics as module
 from tidegate.budget.prometheus import BudgetCollector
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

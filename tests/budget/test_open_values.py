@@ -3,11 +3,11 @@
 import pytest
 
 from tidegate import Limit, Policy
-from tidegate.budget.open_batch import BatchShare
-from tidegate.budget.storage import open_values
-from tidegate.budget.storage.open_values import ListValues, OpenValues
-from tidegate.budget.storage.settlements import Settlement
-from tidegate.flow import run
+from tidegate._runtime.flow import run
+from tidegate.budget._open_batch import BatchShare
+from tidegate.budget._storage import open_values
+from tidegate.budget._storage.open_values import ListValues, OpenValues
+from tidegate.budget._storage.settlements import Settlement
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

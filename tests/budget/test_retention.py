@@ -8,7 +8,7 @@ import pytest
 
 from tests.budget.both_kinds import START, used
 from tidegate.budget import TaskBudget
-from tidegate.budget.storage.sqlite import MAX_REMOVED_PER_TRANSACTION
+from tidegate.budget._storage.sqlite import MAX_REMOVED_PER_TRANSACTION
 from tidegate.testing import ManualClock
 
 DAY = 86_400

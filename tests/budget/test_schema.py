@@ -8,8 +8,8 @@ import pytest
 from tests.budget.both_kinds import used
 from tidegate import Limiter
 from tidegate.budget import TaskBudget
-from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.database import SCHEMA_VERSION
+from tidegate.stores._sqlite import SQLiteStore
+from tidegate.stores._sqlite.database import SCHEMA_VERSION
 
 TIERS = {"per_minute": 20, "per_day": 500}
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.budget.both_kinds import START, used
 from tidegate import ConfigError
+from tidegate._cli import main
 from tidegate.budget import TaskBudget
-from tidegate.cli import main
 from tidegate.testing import ManualClock
 
 DOCUMENT = """

@@ -10,8 +10,8 @@ from tests.budget.both_kinds import KINDS, BlockingBudget
 from tests.budget.test_shared import redis_url, storage  # noqa: F401 - fixtures
 from tests.cases import cases
 from tidegate import Limit, Limiter
+from tidegate._cli import main
 from tidegate.budget.prometheus import BudgetCollector
-from tidegate.cli import main
 
 ALGORITHMS = ["token_bucket", "fixed_window", "sliding_window", "sliding_log", "calendar_window"]
 

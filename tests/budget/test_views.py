@@ -5,8 +5,8 @@ from contextlib import closing
 
 from tidegate import Limiter
 from tidegate.budget import TaskBudget
-from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.store import CALLS_BETWEEN_SWEEPS
+from tidegate.stores._sqlite import SQLiteStore
+from tidegate.stores._sqlite.store import CALLS_BETWEEN_SWEEPS
 
 MONTHS = 90 * 86_400
 

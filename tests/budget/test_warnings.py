@@ -12,7 +12,7 @@ import pytest
 from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
 from tests.outbound.sources.hostile import HostileServer, endlessly, slowly
-from tidegate.spending.webhook import Webhook
+from tidegate.spending._webhook import Webhook
 from tidegate.testing import ManualClock
 
 
@@ -161,7 +161,7 @@ def test_a_hanging_receiver_does_not_delay_checks(open_budget, receiver):
 
 
 def test_warnings_that_a_hanging_receiver_did_not_accept_before_the_end_are_counted(receiver, messages, monkeypatch):
-    monkeypatch.setattr("tidegate.spending.webhook.CLOSE_TIMEOUT", 0.01)
+    monkeypatch.setattr("tidegate.spending._webhook.CLOSE_TIMEOUT", 0.01)
     receiver.may_respond.clear()
     webhook = Webhook(receiver.url)
     for number in range(3):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tidegate.bus import Event, Retain, open_bus
-from tidegate.bus.local import LocalBus
+from tidegate.bus._local import LocalBus
 from tidegate.testing import verify_bus
 
 numbers = itertools.count()

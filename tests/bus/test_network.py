@@ -14,9 +14,10 @@ from tests.servers.process import until
 from tests.servers.tcp_proxy import TcpProxy
 from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError
-from tidegate.bus import Retain, network, open_bus
-from tidegate.bus.nats import NatsConnection
-from tidegate.bus.redis import KEY_PREFIX
+from tidegate.bus import Retain, open_bus
+from tidegate.bus import _network as network
+from tidegate.bus._nats import NatsConnection
+from tidegate.bus._redis import KEY_PREFIX
 
 subjects = (f"linked.{number}" for number in itertools.count())
 

@@ -17,7 +17,7 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError
 from tidegate.bus import Retain, open_bus
-from tidegate.bus.redis import KEY_PREFIX
+from tidegate.bus._redis import KEY_PREFIX
 from tidegate.swarm import SwarmLimiter
 
 subjects = (f"retained.{number}" for number in itertools.count())

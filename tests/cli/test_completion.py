@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from tests.servers.process import need
-from tidegate.cli import COMMANDS, main
-from tidegate.cli.completion import SHELLS, read_commands
+from tidegate._cli import COMMANDS, main
+from tidegate._cli.completion import SHELLS, read_commands
 
 
 @pytest.fixture

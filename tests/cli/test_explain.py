@@ -6,8 +6,8 @@ import logging
 import httpx
 import pytest
 
-from tidegate.cli import main
-from tidegate.cli.explanation import format_pace
+from tidegate._cli import main
+from tidegate._cli.explanation import format_pace
 from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.testing import ManualClock
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tidegate.cli import main
+from tidegate._cli import main
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_commands_that_need_no_extra(arguments, tmp_path):
     missing = (
         "import sys; sys.modules |= dict.fromkeys(['msgspec', 'httptools', 'httpx', 'aiohttp', 'grpc', 'cronsim'])"
     )
-    program = f"{missing}; from tidegate.cli import main; main({arguments})"
+    program = f"{missing}; from tidegate._cli import main; main({arguments})"
     environment = {"RATE_LIMIT_PER_DAY": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
@@ -49,7 +49,7 @@ def test_commands_that_need_no_extra(arguments, tmp_path):
     assert arguments[-1] in done.stderr
 
 
-WITHOUT = "import sys; sys.modules.update(dict.fromkeys(({!r},)));from tidegate.cli import main; sys.exit(main({!r}))"
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys(({!r},)));from tidegate._cli import main; sys.exit(main({!r}))"
 
 
 def test_checking_a_source_names_its_extra(tmp_path):

@@ -7,9 +7,9 @@ import shlex
 import pytest
 
 from tests.cases import cases
-from tidegate.cli import COMMANDS, EXAMPLES, build_parser, main
-from tidegate.policy.config_value import ConfigValue
-from tidegate.service.config.settings import OPTIONS
+from tidegate._cli import COMMANDS, EXAMPLES, build_parser, main
+from tidegate._policy.config_value import ConfigValue
+from tidegate.service._config.settings import OPTIONS
 from tools.make_cli_page import (
     PAGE,
     SETTINGS_PAGE,

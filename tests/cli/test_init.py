@@ -16,11 +16,11 @@ from tests.servers.nats import NatsServer
 from tests.servers.process import free_port, until
 from tests.service.harness import serving
 from tidegate import Denied
+from tidegate._cli import main
+from tidegate._cli.file_kinds import KINDS, recognise
+from tidegate._cli.init import TEMPLATES, read_template
 from tidegate.budget import TaskBudget
 from tidegate.bus import open_bus
-from tidegate.cli import main
-from tidegate.cli.file_kinds import KINDS, recognise
-from tidegate.cli.init import TEMPLATES, read_template
 from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport

@@ -14,11 +14,11 @@ import pytest
 
 from tests.servers.process import until
 from tests.service.harness import serving
-from tidegate.cli import main
-from tidegate.cli.keyboard import Keyboard
-from tidegate.cli.live import watch
-from tidegate.cli.output import CLEAR_SCREEN, Output
-from tidegate.cli.progress import Progress
+from tidegate._cli import main
+from tidegate._cli.keyboard import Keyboard
+from tidegate._cli.live import watch
+from tidegate._cli.output import CLEAR_SCREEN, Output
+from tidegate._cli.progress import Progress
 from tidegate.testing import ManualClock
 
 RULES = "policies: {alpha: 3/1h fixed_window, beta: 100/1h}\n"
@@ -187,7 +187,7 @@ def test_a_repeated_view_writes_one_json_document_per_line(service, capsys, monk
         show()
         show()
 
-    monkeypatch.setattr("tidegate.cli.policies.watch", twice)
+    monkeypatch.setattr("tidegate._cli.policies.watch", twice)
     assert main(["policies", "--watch", "2s", "--json", "--url", service.url]) == 0
     assert shown == [2.0]
     assert len(capsys.readouterr().out.splitlines()) == 2

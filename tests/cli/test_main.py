@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tidegate import ConfigError, StoreUnavailable
-from tidegate.cli import COMMANDS, EXIT_BAD_INPUT, EXIT_OK, EXIT_UNAVAILABLE, main
-from tidegate.cli.output import Output
+from tidegate._cli import COMMANDS, EXIT_BAD_INPUT, EXIT_OK, EXIT_UNAVAILABLE, main
+from tidegate._cli.output import Output
 
 
 def test_help_lists_every_command(capsys):
@@ -22,7 +22,7 @@ def test_help_lists_every_command(capsys):
 
 def test_help_imports_no_command():
     program = (
-        "import sys; from tidegate.cli import main; main([]); print([m for m in sys.modules if 'tidegate.cli.' in m])"
+        "import sys; from tidegate._cli import main; main([]); print([m for m in sys.modules if 'tidegate._cli.' in m])"
     )
     text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     imported = set(re.findall(r"tidegate\.cli\.(\w+)", text.splitlines()[-1]))
@@ -147,7 +147,7 @@ def test_errors_are_one_line_and_an_exit_code(monkeypatch, capsys, error, code):
     def fail(_args, _output):
         raise error
 
-    monkeypatch.setattr("tidegate.cli.demo.run", fail)
+    monkeypatch.setattr("tidegate._cli.demo.run", fail)
     assert main(["demo"]) == code
     assert capsys.readouterr().err == f"tidegate: {error}\n"
     assert main(["demo", "--json"]) == code
@@ -158,7 +158,7 @@ def test_an_interrupt_prints_no_traceback(monkeypatch):
     def interrupt(_args, _output):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tidegate.cli.demo.run", interrupt)
+    monkeypatch.setattr("tidegate._cli.demo.run", interrupt)
     assert main(["demo"]) == 130
 
 

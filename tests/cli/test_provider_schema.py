@@ -10,8 +10,8 @@ import yaml
 from tests.cases import cases
 from tests.outbound.test_provider_file import BAD_PROVIDERS
 from tidegate import ConfigError
-from tidegate.cli.file_kinds import KINDS
-from tidegate.outbound.providers.file import read_provider
+from tidegate._cli.file_kinds import KINDS
+from tidegate.outbound._providers.file import read_provider
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema_rs.validator_for(KINDS["provider"].schema())
@@ -248,7 +248,7 @@ def test_the_provider_files_of_the_docs_fit_the_schema(text):
     SCHEMA.validate(as_an_editor_reads(text))
 
 
-@cases("path", sorted((ROOT / "src/tidegate/outbound/profiles").glob("*.yaml")))
+@cases("path", sorted((ROOT / "src/tidegate/outbound/_profiles").glob("*.yaml")))
 def test_the_shipped_profiles_fit_their_schema(path):
     schema = jsonschema_rs.validator_for(KINDS["profile"].schema())
     schema.validate(as_an_editor_reads(path.read_text(encoding="utf-8")))

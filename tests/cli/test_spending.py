@@ -16,17 +16,17 @@ import pytest
 from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
 from tidegate import ConfigError, Denied, Limit, StoreUnavailable
+from tidegate._cli import main
+from tidegate._cli.spending import find_window
 from tidegate.budget import TaskBudget
-from tidegate.cli import main
-from tidegate.cli.spending import find_window
-from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core._bounds import MAX_INTEGER
 from tidegate.outbound import Providers, request_options
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.spending import Ledger, Spending
-from tidegate.spending.ledger import MAX_SUM, read_ledger
-from tidegate.spending.milestones import MAX_NAMES, Milestones
-from tidegate.spending.monitor import CeilingUsage
-from tidegate.spending.report import forecast_ceiling, format_amount, short_money
+from tidegate.spending._ledger import MAX_SUM, read_ledger
+from tidegate.spending._milestones import MAX_NAMES, Milestones
+from tidegate.spending._monitor import CeilingUsage
+from tidegate.spending._report import forecast_ceiling, format_amount, short_money
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tidegate.cli.output import Output
-from tidegate.cli.tables import TableColumn, TextTable, columns, draw_plain, draw_rich, draw_table, fit, join_within
+from tidegate._cli.output import Output
+from tidegate._cli.tables import TableColumn, TextTable, columns, draw_plain, draw_rich, draw_table, fit, join_within
 
 TABLE = TextTable(
     (

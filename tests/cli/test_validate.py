@@ -11,11 +11,11 @@ import yaml
 
 from tests.cases import cases
 from tidegate import ConfigError
-from tidegate.cli import main
-from tidegate.cli.file_kinds import KINDS
-from tidegate.cli.file_schemas import SOURCE_FIELDS
-from tidegate.inbound.rules.config import load_rules
-from tidegate.outbound.sources import source as source_files
+from tidegate._cli import main
+from tidegate._cli.file_kinds import KINDS
+from tidegate._cli.file_schemas import SOURCE_FIELDS
+from tidegate.inbound._rules.config import load_rules
+from tidegate.outbound.sources import _source as source_files
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -172,7 +172,7 @@ def test_the_fields_of_a_source_are_those_of_its_reader():
 
 
 def test_other_files_are_checked_without_httpx(write):
-    code = "import sys; sys.modules['httpx'] = None; from tidegate.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; sys.modules['httpx'] = None; from tidegate._cli import main; sys.exit(main(sys.argv[1:]))"
     for kind in ("service", "provider", "inbound", "budget"):
         command = [sys.executable, "-c", code, "validate", write(FILES[kind], f"{kind}.yaml")]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0, kind

@@ -10,7 +10,7 @@ from pyrate_limiter import Duration, Rate
 from tests.cases import cases
 from tidegate import ConfigError, Limiter
 from tidegate.compat.limits import from_aiolimiter, from_django_ratelimit, from_drf, from_pyrate, parse, parse_many
-from tidegate.core.bounds import SECOND
+from tidegate.core._bounds import SECOND
 from tidegate.inbound.functions import Limits
 from tidegate.testing import ManualClock
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tidegate import Limit, Policy
-from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.core._bounds import MAX_INTEGER, SECOND
 from tidegate.testing import ReferenceStore, Vector
 
 if TYPE_CHECKING:

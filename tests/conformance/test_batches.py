@@ -6,16 +6,16 @@ import pytest
 
 from tests.cases import cases
 from tidegate import ConfigError, Limit, Policy
-from tidegate.adaptive.gated_store import GatedStore
-from tidegate.core.decision import LocalDecision
+from tidegate.adaptive._gated_store import GatedStore
+from tidegate.core._decision import LocalDecision
 from tidegate.errors import StoreUnavailable
 from tidegate.stores import MemoryStore, Store
-from tidegate.stores.cancellation import corrections
-from tidegate.stores.lease import LeasedStore
-from tidegate.stores.outage import GuardedStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._cancellation import corrections
+from tidegate.stores._lease import LeasedStore
+from tidegate.stores._outage import GuardedStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
-from tidegate.testing.store_guarantees import (
+from tidegate.testing._store_guarantees import (
     a_batch_is_decided_together,
     a_batch_without_asks_is_decided,
     a_key_twice_in_a_batch_pays_both_costs,

@@ -10,15 +10,15 @@ import pytest
 from tests.cases import cases
 from tests.conformance.changes import changing_history
 from tidegate import Limit, Policy
-from tidegate.core.algorithms import ALGORITHMS
-from tidegate.core.decision import VERBS, Decision, zero_costs
-from tidegate.policy.key import join_key
+from tidegate._policy.key import join_key
+from tidegate.core._algorithms import ALGORITHMS
+from tidegate.core._decision import VERBS, Decision, zero_costs
 from tidegate.stores import MemoryStore, Store
-from tidegate.stores.merged_asks import MergedAsks, merge
-from tidegate.stores.values import ANYTHING
+from tidegate.stores._merged_asks import MergedAsks, merge
+from tidegate.stores._values import ANYTHING
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
-from tidegate.testing.reference import answer_of
-from tidegate.testing.store_guarantees import GUARANTEES
+from tidegate.testing._reference import answer_of
+from tidegate.testing._store_guarantees import GUARANTEES
 
 
 class DictStore(Store):
@@ -457,7 +457,7 @@ def test_a_planted_fault_is_reported_by_the_name_of_the_guarantee(fault):
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f not in PROMISED_ONLY])
 def test_random_histories_alone_catch_most_faults(fault, monkeypatch):
-    monkeypatch.setattr("tidegate.testing.store_kit.GUARANTEES", ())
+    monkeypatch.setattr("tidegate.testing._store_kit.GUARANTEES", ())
     with pytest.raises(AssertionError, match=r"seed=0, round \d+, step \d+"):
         verify_store(fault, rounds=120)
 
@@ -476,7 +476,7 @@ def verify_often(store):
 
 
 def test_a_failing_history_is_short(monkeypatch):
-    monkeypatch.setattr("tidegate.testing.store_kit.GUARANTEES", ())
+    monkeypatch.setattr("tidegate.testing._store_kit.GUARANTEES", ())
     with pytest.raises(AssertionError) as failure:
         verify_store(ChargesDenied)
     lines = str(failure.value).splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tidegate import Limit
-from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.core._bounds import MAX_INTEGER, SECOND
 from tidegate.errors import ConfigError
 
 START = 1_735_689_600 * SECOND + 123_456  # 2025-01-01, shortly after midnight

@@ -8,9 +8,9 @@ from tests.cases import cases
 from tests.core.oracle import TokenBucket, oracle_for
 from tests.core.strategies import NAMES, START, costs, limits, used
 from tidegate import Limit
-from tidegate.core.algorithms import MAX_MARKS, LogEntries, refill
+from tidegate.core._algorithms import MAX_MARKS, LogEntries, refill
+from tidegate.core._decision import adjust, hold
 from tidegate.core.codec import dump
-from tidegate.core.decision import adjust, hold
 
 SECOND = 1_000_000
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tests.core.strategies import START
 from tidegate import ConfigError, Limit
-from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, ceil_div, fraction_below, rate_below
-from tidegate.core.decision import adjust, hold
+from tidegate.core._bounds import MAX_DURATION, MAX_INTEGER, ceil_div, fraction_below, rate_below
+from tidegate.core._decision import adjust, hold
 
 ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency", "calendar_window")
 

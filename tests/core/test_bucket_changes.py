@@ -11,8 +11,8 @@ from tests.core.strategies import START
 from tests.core.test_adjust import corrected, held, marks
 from tests.core.test_bounds import Bounded, strict
 from tidegate import Limit
-from tidegate.core.bounds import MAX_INTEGER
-from tidegate.core.bucket import mark_bucket, rescale
+from tidegate.core._bounds import MAX_INTEGER
+from tidegate.core._bucket import mark_bucket, rescale
 from tidegate.core.codec import dump, load
 
 SECOND = 1_000_000

@@ -9,8 +9,8 @@ from tests.core.oracle import TokenBucket
 from tests.core.strategies import START
 from tests.core.test_adjust import corrected, exact_level, has_own_mark, held, marks, oracle_full_since, remaining
 from tidegate import Limit
-from tidegate.core.algorithms import MAX_MARKS
-from tidegate.core.bucket import mark_bucket
+from tidegate.core._algorithms import MAX_MARKS
+from tidegate.core._bucket import mark_bucket
 from tidegate.core.codec import dump, load
 
 SECOND = 1_000_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.core import calendar_bounds
-from tidegate.core.calendar import PERIODS, Calendar
+from tidegate.core._calendar import PERIODS, Calendar
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -8,7 +8,7 @@ import pytest
 from tests.core.oracle import CalendarWindow
 from tidegate import Limit
 from tidegate.core import calendar_bounds
-from tidegate.core.calendar import Calendar, find_zone
+from tidegate.core._calendar import Calendar, find_zone
 
 SECOND = 1_000_000
 

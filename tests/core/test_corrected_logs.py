@@ -5,8 +5,8 @@ import random
 
 from tests.core.strategies import START, used
 from tidegate import Limit
+from tidegate.core._log import CHUNK_LENGTH
 from tidegate.core.codec import dump
-from tidegate.core.log import CHUNK_LENGTH
 
 SECOND = 1_000_000
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.core.strategies import START
 from tidegate import Limit
-from tidegate.core import algorithms
-from tidegate.core.algorithms import LogEntries, State
+from tidegate.core import _algorithms as algorithms
+from tidegate.core._algorithms import LogEntries, State
 from tidegate.core.codec import dump
 
 SECOND = 1_000_000

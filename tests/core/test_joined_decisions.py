@@ -1,7 +1,7 @@
 """One decision about all limits of several decisions that were made together."""
 
 from tidegate import Limit, Policy
-from tidegate.core.decision import Decision, LocalDecision, join_decisions
+from tidegate.core._decision import Decision, LocalDecision, join_decisions
 from tidegate.stores import MemoryStore
 
 NOW = 1_728_000_000_000_000

@@ -5,7 +5,7 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.core import parse_period
-from tidegate.core.bounds import MAX_DURATION, MAX_INTEGER, ceil_div
+from tidegate.core._bounds import MAX_DURATION, MAX_INTEGER, ceil_div
 
 DAY = 86_400_000_000
 NOT_A_PERIOD = "period: expected a string such as '30s', a timedelta or a number of seconds, not {}"

@@ -8,9 +8,9 @@ import pytest
 from tests.cases import cases
 from tests.core.strategies import START
 from tidegate import Limit
-from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core._bounds import MAX_INTEGER
+from tidegate.core._log import LogEntries
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.log import LogEntries
 
 SECOND = 1_000_000
 VERSIONS = [(10, SECOND), (9, SECOND), (12, 3 * SECOND), (40, 10)]

@@ -3,7 +3,7 @@
 from tests.cases import cases
 from tests.core.strategies import START
 from tidegate import Limit
-from tidegate.core.decision import Decision, acquire, adjust, hold, reset
+from tidegate.core._decision import Decision, acquire, adjust, hold, reset
 
 
 @cases("count", [1, 2, 7, 8, 9, 10, 20])

@@ -12,12 +12,12 @@ from tests.core.memory_calls import NOW, SECOND, OnlyApply
 from tests.core.strategies import gaps, limits
 from tests.interrupts import Interrupted, interrupted_at, quiet_finalizers
 from tidegate import Closed, ConfigError, Limit, Limiter, Policy
-from tidegate.core.algorithms import ALGORITHMS
-from tidegate.core.bounds import MAX_INTEGER
-from tidegate.limiter import usage_of
+from tidegate._limiter.limiter import usage_of
+from tidegate.core._algorithms import ALGORITHMS
+from tidegate.core._bounds import MAX_INTEGER
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 
 @given(data=st.data())

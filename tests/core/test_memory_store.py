@@ -11,9 +11,9 @@ from tests.cases import cases
 from tests.core.memory_calls import HOUR, NOW, SECOND, ask
 from tidegate import ConfigError, Limit, Policy
 from tidegate.stores import MemoryStore
-from tidegate.stores.values import Collection
+from tidegate.stores._values import Collection
 from tidegate.testing import ManualClock
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 
 def count_calls(function):

@@ -5,14 +5,14 @@ import pytest
 from tests.core.test_memory_decisions import assert_reads_are_views
 from tidegate import ConfigError, Limit, Limiter, Policy
 from tidegate.budget import TaskBudget
-from tidegate.core.algorithms import ALGORITHMS, NEVER, Algorithm, View
+from tidegate.core._algorithms import ALGORITHMS, NEVER, Algorithm, View
 from tidegate.headers import write
-from tidegate.service.decisions.leases import can_lease
-from tidegate.stores.lease.terms import Lease, compute_terms
-from tidegate.stores.outage.local_share import divide_limit
-from tidegate.stores.outage.process_share import WHOLE_PARTS
-from tidegate.stores.postgres.call import encode_limit as encode_for_postgres
-from tidegate.stores.redis.protocol import encode_limit as encode_for_redis
+from tidegate.service._decisions.leases import can_lease
+from tidegate.stores._lease.terms import Lease, compute_terms
+from tidegate.stores._outage.local_share import divide_limit
+from tidegate.stores._outage.process_share import WHOLE_PARTS
+from tidegate.stores._postgres.call import encode_limit as encode_for_postgres
+from tidegate.stores._redis.protocol import encode_limit as encode_for_redis
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000

@@ -10,10 +10,10 @@ from tests.cases import cases
 from tests.core.oracle import SlidingWindow, oracle_for
 from tests.core.strategies import NAMES, START, costs, gaps, limits, used
 from tidegate import Limit
-from tidegate.core.algorithms import NEVER
+from tidegate._policy import Policy
+from tidegate.core._algorithms import NEVER
+from tidegate.core._decision import States, acquire, peek
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.decision import States, acquire, peek
-from tidegate.policy import Policy
 
 
 def view_of(limit, state, cost, now):

@@ -12,7 +12,7 @@ from tests.cases import cases
 from tests.core.strategies import NAMES, limits
 from tidegate import ConfigError, Limit
 from tidegate.core import parse_period
-from tidegate.core.calendar import PERIODS
+from tidegate.core._calendar import PERIODS
 
 SECOND = 1_000_000
 MINUTE, HOUR, DAY, WEEK = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND, 604_800 * SECOND

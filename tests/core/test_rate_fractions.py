@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from tidegate.core.bounds import MAX_INTEGER, RATE_TOLERANCE, fraction_below, rate_below
+from tidegate.core._bounds import MAX_INTEGER, RATE_TOLERANCE, fraction_below, rate_below
 
 
 def largest_below(x, widest):

@@ -10,9 +10,9 @@ from tests.cases import cases
 from tests.core.strategies import START, used
 from tests.core.test_bounds import Bounded, strict
 from tidegate import Limit
-from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core._bounds import MAX_INTEGER
+from tidegate.core._sliding import heaviest
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.sliding import heaviest
 
 SECOND = 1_000_000
 LIMITS = [

@@ -6,9 +6,9 @@ import pytest
 
 from tests.core.strategies import START
 from tidegate import ConfigError, Limit
-from tidegate.core.algorithms import ALGORITHMS, Algorithm, View
-from tidegate.core.bounds import MAX_DURATION
-from tidegate.core.decision import Decision
+from tidegate.core._algorithms import ALGORITHMS, Algorithm, View
+from tidegate.core._bounds import MAX_DURATION
+from tidegate.core._decision import Decision
 
 TRAITS = {
     "token_bucket": {"refills", "leasable"},

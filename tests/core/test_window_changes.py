@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.core.strategies import START
 from tests.core.window_oracle import WindowOracle
 from tidegate import Limit
-from tidegate.core.bounds import SECOND
+from tidegate.core._bounds import SECOND
+from tidegate.core._windows import MAX_OLDER_WINDOWS
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.windows import MAX_OLDER_WINDOWS
 
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
 

@@ -11,9 +11,9 @@ from tests.core.test_bounds import Bounded, strict
 from tests.core.test_window_changes import DAY, HOUR, MINUTE, assert_agrees
 from tests.core.window_oracle import WindowOracle
 from tidegate import Limit
-from tidegate.core.bounds import MAX_INTEGER
+from tidegate.core._bounds import MAX_INTEGER
+from tidegate.core._windows import MAX_OLDER_WINDOWS
 from tidegate.core.codec import dump, limit_of, load
-from tidegate.core.windows import MAX_OLDER_WINDOWS
 
 LIMITS = {
     "calendar_window": [

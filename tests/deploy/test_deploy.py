@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from tests.servers.process import need
-from tidegate.service.api.problems import KINDS
-from tidegate.service.config.settings import OPTIONS, load_settings
-from tidegate.service.http.metrics import METRICS
+from tidegate.service._api.problems import KINDS
+from tidegate.service._config.settings import OPTIONS, load_settings
+from tidegate.service._http.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

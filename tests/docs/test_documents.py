@@ -19,15 +19,15 @@ import pytest
 
 from tests.cases import cases
 from tests.docs.links import LINK, problem_of
+from tidegate._cli import build_parser
+from tidegate._cli.file_kinds import KINDS
 from tidegate.budget import TaskBudget
-from tidegate.budget.alerts.metrics import read_metrics
-from tidegate.budget.settings.environment import CONFIG_VARIABLE, VARIABLES
-from tidegate.cli import build_parser
-from tidegate.cli.file_kinds import KINDS
-from tidegate.inbound.rules.model import ADMIN_PATH
+from tidegate.budget._settings.environment import CONFIG_VARIABLE, VARIABLES
+from tidegate.budget.alerts._metrics import read_metrics
+from tidegate.inbound._rules.model import ADMIN_PATH
 from tidegate.outbound import Gate, Providers
-from tidegate.service.api.verbs import VERBS
-from tidegate.service.http.openapi import document
+from tidegate.service._api.verbs import VERBS
+from tidegate.service._http.openapi import document
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "documents.md"

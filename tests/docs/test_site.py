@@ -13,8 +13,8 @@ from tests.docs.blocks import blocks_of
 from tests.docs.links import FENCE, anchor_of
 from tests.docs.test_pages import PAGES
 from tests.project.public_surface import public_modules
-from tidegate.cli import COMMANDS, EXIT_BAD_INPUT, EXIT_DENIED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
-from tidegate.service.config.settings import OPTIONS
+from tidegate._cli import COMMANDS, EXIT_BAD_INPUT, EXIT_DENIED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
+from tidegate.service._config.settings import OPTIONS
 from tools import site_log_lines, site_pictures, site_reference
 from tools.make_monitoring import known_metrics
 

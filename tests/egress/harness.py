@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import aiohttp
 
 from tidegate.egress import load_egress
-from tidegate.egress.gateway import EgressGateway
-from tidegate.egress.server import EgressServer
+from tidegate.egress._gateway import EgressGateway
+from tidegate.egress._server import EgressServer
 from tidegate.outbound import AsyncGate, Providers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tidegate.egress.addresses import AddressCheck
+    from tidegate.egress._addresses import AddressCheck
 
 TOKEN = "token-of-research-1234"  # noqa: S105 - of a test
 OTHER_TOKEN = "token-of-another-5678"  # noqa: S105 - of a test

@@ -8,7 +8,7 @@ import pytest
 from tests.cases import cases
 from tests.egress.harness import running, serving
 from tests.outbound.server import QuotaServer, as_json
-from tidegate.egress.addresses import AddressCheck, ForbiddenAddressError, is_public
+from tidegate.egress._addresses import AddressCheck, ForbiddenAddressError, is_public
 from tidegate.outbound import AsyncGate, Providers
 
 

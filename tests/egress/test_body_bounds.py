@@ -10,10 +10,10 @@ import pytest
 from tests.cases import cases
 from tests.egress.harness import OTHER_TOKEN, TOKEN, running, settled
 from tests.outbound.server import as_json
-from tidegate.egress.bodies import MAX_COMPLEXITY
-from tidegate.outbound.providers.profile_file import shipped_profile
-from tidegate.outbound.quota.json_body import complexity
-from tidegate.outbound.quota.request_tokens import read_request
+from tidegate.egress._bodies import MAX_COMPLEXITY
+from tidegate.outbound._providers.profile_file import shipped_profile
+from tidegate.outbound._quota.json_body import complexity
+from tidegate.outbound._quota.request_tokens import read_request
 
 PATH = "/up/v1/chat/completions"
 LIMITED = {"profile": "openai", "limits": ["1/1h", "90_000_000/1h unit=tokens"]}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tidegate.egress.deadlines import CallDeadline, CallDeadlines
+from tidegate.egress._deadlines import CallDeadline, CallDeadlines
 
 
 async def wait_for_ever(deadlines: CallDeadlines, started: asyncio.Event | None = None) -> None:

@@ -9,7 +9,7 @@ from tests.egress.harness import TOKEN, raw, running
 from tests.outbound.server import as_json
 from tidegate import ConfigError
 from tidegate.egress import load_egress
-from tidegate.outbound.quota import accounts
+from tidegate.outbound._quota import accounts
 
 PRICES = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 10}}, "default": {"input": 1, "output": 10}}
 USAGE = {"usage": {"prompt_tokens": 100, "completion_tokens": 50}}

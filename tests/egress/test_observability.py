@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.egress.harness import KEY, running
 from tests.outbound.flows import Failing
 from tests.outbound.server import Answer, as_json
-from tidegate.egress.tracing import Tracing
+from tidegate.egress._tracing import Tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

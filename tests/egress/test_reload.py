@@ -11,10 +11,10 @@ import pytest
 from tests.egress.harness import OTHER_TOKEN, TOKEN
 from tests.outbound.server import QuotaServer, as_json
 from tidegate.egress import load_egress
-from tidegate.egress.gateway import EgressGateway
-from tidegate.egress.reload import EgressFile, EgressRules
-from tidegate.egress.run import listen
-from tidegate.egress.server import EgressServer
+from tidegate.egress._gateway import EgressGateway
+from tidegate.egress._reload import EgressFile, EgressRules
+from tidegate.egress._run import listen
+from tidegate.egress._server import EgressServer
 from tidegate.outbound import AsyncGate, Providers
 from tidegate.testing import ManualClock
 

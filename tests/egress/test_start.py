@@ -13,7 +13,7 @@ import pytest
 from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN
 from tests.outbound.server import QuotaServer, as_json
 from tests.servers.process import free_port, until
-from tidegate.cli import main
+from tidegate._cli import main
 
 
 @pytest.fixture(scope="module")

@@ -228,7 +228,7 @@ async def test_a_whole_answer_that_cannot_be_sent_ends_quietly(upstream, caplog,
     async def lost(*_arguments):
         raise ConnectionResetError
 
-    monkeypatch.setattr("tidegate.egress.relay.send_whole", lost)
+    monkeypatch.setattr("tidegate.egress._relay.send_whole", lost)
     async with running(upstream.url) as gateway:
         with pytest.raises(aiohttp.ClientError):
             await gateway.send("POST", "/up/upload", data=b"ab")

@@ -8,7 +8,7 @@ from aiohttp import WSMsgType, web
 
 from tests.egress.harness import TOKEN, raw, running, settled
 from tidegate import StoreUnavailable
-from tidegate.egress.addresses import AddressCheck
+from tidegate.egress._addresses import AddressCheck
 from tidegate.stores import MemoryStore
 
 PRICES = {"date": "2026-11-01", "models": {"m": {"input": 1, "output": 10}}}

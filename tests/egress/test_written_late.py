@@ -5,7 +5,7 @@ import pytest
 from tests.egress.harness import running
 from tests.outbound.flows import settle
 from tests.outbound.server import as_json
-from tidegate.egress.addresses import AddressCheck
+from tidegate.egress._addresses import AddressCheck
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000

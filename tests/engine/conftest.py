@@ -14,4 +14,4 @@ def valkey():
 @pytest.fixture
 def impatient_clocks(monkeypatch):
     """Let a ManualClock move by itself soon: a call that was interrupted leaves nobody who would move it."""
-    monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 0.002)
+    monkeypatch.setattr("tidegate._runtime.clock.IDLE_GRACE", 0.002)

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from tidegate.clock import ManualClock
-from tidegate.file_watcher import FileWatcher
+from tidegate._runtime.clock import ManualClock
+from tidegate._runtime.file_watcher import FileWatcher
 
 
 @pytest.fixture

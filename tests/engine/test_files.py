@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate import files
-from tidegate.files import make_private_file, make_private_folder, open_private, replace_private
+from tidegate._runtime import files
+from tidegate._runtime.files import make_private_file, make_private_folder, open_private, replace_private
 
 PROGRAM = """
 import asyncio, json, os, sys
@@ -24,11 +24,11 @@ os.umask(umask)
 import httpx
 from tidegate import Limiter
 from tidegate.budget import TaskBudget
-from tidegate.budget.settings.environment import read_environment
+from tidegate.budget._settings.environment import read_environment
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.outbound.sources import SourceRunner, read_source
-from tidegate.outbound.sources.control import ControlServer, send_command
+from tidegate.outbound.sources._control import ControlServer, send_command
 
 
 def modes():
@@ -128,7 +128,7 @@ def test_functions_create_exactly_these_modes(tmp_path, monkeypatch):
 
 
 def test_no_module_creates_files_in_another_way():
-    """Modules open files for writing and create folders only through `tidegate.files`."""
+    """Modules open files for writing and create folders only through `tidegate._runtime.files`."""
     creating = {"mkdir", "makedirs", "touch", "write_text", "write_bytes", "mkfifo"}
     for path in Path(tidegate.__file__).parent.rglob("*.py"):
         if path == Path(files.__file__):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cases import cases
 from tests.interrupts import Interrupted, each_interruption
-from tidegate.flow import complete_flow, run, run_async
+from tidegate._runtime.flow import complete_flow, run, run_async
 
 
 def run_with_values(flow, perform):

@@ -14,12 +14,12 @@ from tests.inbound.servers import serving as serving_site
 from tests.servers.nats import NatsServer
 from tests.servers.process import until
 from tests.service.harness import serving
-from tidegate.adaptive.signing import MessageSigner
+from tidegate._runtime.clock import SystemClock
+from tidegate.adaptive._signing import MessageSigner
 from tidegate.bus import open_bus
-from tidegate.clock import SystemClock
 from tidegate.outbound import Providers
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.service.client.client import Client
+from tidegate.service.client._client import Client
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),

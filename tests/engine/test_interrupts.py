@@ -27,9 +27,9 @@ from tests.interrupts import (
     interrupted_at,
 )
 from tidegate import Limiter
-from tidegate.clock import yield_thread
+from tidegate._runtime.clock import yield_thread
 from tidegate.stores import MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 pytestmark = [pytest.mark.seeds, pytest.mark.usefixtures("impatient_clocks")]

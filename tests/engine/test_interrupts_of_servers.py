@@ -13,12 +13,12 @@ from tests.servers.postgres import PostgresServer, find_binaries
 from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tidegate import Limiter
-from tidegate.clock import SystemClock
-from tidegate.core.bounds import SECOND
+from tidegate._runtime.clock import SystemClock
+from tidegate.core._bounds import SECOND
 from tidegate.errors import StoreUnavailable
-from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.address import read_url
+from tidegate.stores._postgres import PostgresStore
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.address import read_url
 
 QUOTA = 10_000_000
 RULE = f"{QUOTA}/1d fixed_window"

@@ -21,7 +21,7 @@ from tests.interrupts import (
     sampled_interruptions,
 )
 from tidegate import AsyncLimiter, Limiter
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 pytestmark = [pytest.mark.seeds, pytest.mark.usefixtures("impatient_clocks")]

@@ -8,8 +8,8 @@ import pytest
 
 from tests.interrupts import each_interruption, interrupt_calls
 from tests.servers.process import until
-from tidegate.bus.network import NetworkBus
-from tidegate.clock import ThreadSignal
+from tidegate._runtime.clock import ThreadSignal
+from tidegate.bus._network import NetworkBus
 
 needs_timers = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
 

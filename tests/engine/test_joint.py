@@ -23,12 +23,12 @@ from tidegate import (
     reserve_first,
     reserve_first_async,
 )
-from tidegate.flow import run
-from tidegate.joint import LimiterGroup
+from tidegate._limiter.joint import LimiterGroup
+from tidegate._limiter.waiting import ApplyStep
+from tidegate._runtime.flow import run
 from tidegate.stores import DelegatingStore, MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
-from tidegate.waiting import ApplyStep
 
 START = 1_728_000_000
 

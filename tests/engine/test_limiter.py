@@ -14,7 +14,7 @@ from tests.cases import cases
 from tidegate import AsyncLimiter, Closed, ConfigError, Decision, Denied, Limit, Limiter, Policy
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 START = 1_728_000_000
 

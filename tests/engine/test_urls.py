@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate import ConfigError, Limiter
+from tidegate._policy.config_value import parse
+from tidegate._runtime.urls import redact, redact_text, server_url, split_url
 from tidegate.budget import TaskBudget
-from tidegate.budget.settings.model import BudgetSettings
+from tidegate.budget._settings.model import BudgetSettings
 from tidegate.bus import open_bus
 from tidegate.outbound.sources import read_source
-from tidegate.policy.config_value import parse
-from tidegate.service.config.settings import load_settings
+from tidegate.service._config.settings import load_settings
 from tidegate.stores import open_store
-from tidegate.stores.outage import open_guarded
-from tidegate.stores.postgres.store import read_target
-from tidegate.stores.redis.address import read_url
+from tidegate.stores._outage import open_guarded
+from tidegate.stores._postgres.store import read_target
+from tidegate.stores._redis.address import read_url
 from tidegate.swarm import SwarmLimiter
-from tidegate.urls import redact, redact_text, server_url, split_url
 
 SERVERS = ("redis", "rediss", "valkey", "redis+cluster", "redis+sentinel", "postgresql", "postgres")
 BUSES = ("redis", "rediss", "valkey", "nats", "tls")

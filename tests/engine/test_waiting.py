@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate import AsyncLimiter, Closed, Denied, Limit, Limiter
-from tidegate.clock import STORE_THREAD
+from tidegate._runtime.clock import STORE_THREAD
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -488,7 +488,7 @@ def test_permits_that_return_before_the_call_joins_its_queue_are_not_missed(cloc
 @pytest.mark.timeout(20)
 def test_threads_of_a_store_do_not_keep_a_manual_clock_from_moving(clock, monkeypatch):
     """They outlive their store, so a wait in a later test would take the whole grace."""
-    monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 1000)
+    monkeypatch.setattr("tidegate._runtime.clock.IDLE_GRACE", 1000)
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait, name=STORE_THREAD)
     thread.start()

@@ -6,11 +6,11 @@ import pytest
 
 from tests.service.harness import START
 from tidegate import AsyncLimiter, Limiter, StoreUnavailable
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
 from tidegate.stores import MemoryStore
-from tidegate.stores.lease import LeasedStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._lease import LeasedStore
+from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
 

@@ -1,4 +1,4 @@
-"""A sample response of each entry of tidegate.headers.servers, and what it means at NOW."""
+"""A sample response of each entry of tidegate.headers._servers, and what it means at NOW."""
 
 from __future__ import annotations
 

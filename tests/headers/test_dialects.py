@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tidegate import Limit, Limiter
 from tidegate.headers import LimitAdvice, read, write
-from tidegate.headers.dialects import (
+from tidegate.headers._dialects import (
     DIALECTS,
     FIELD_PREFIXES,
     RETRY_AFTER,
@@ -17,7 +17,7 @@ from tidegate.headers.dialects import (
     ListFields,
     ThreeFields,
 )
-from tidegate.outbound.quota.exchange import has_rate_limit_headers
+from tidegate.outbound._quota.exchange import has_rate_limit_headers
 from tidegate.testing import ManualClock
 
 NOW = 1_728_000_000

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate.headers import Advice, LimitAdvice, read
-from tidegate.headers.values import MAX_SECONDS
+from tidegate.headers._values import MAX_SECONDS
 
 NOW = 1_728_000_000.0  # 2024-10-04T00:00:00Z
 

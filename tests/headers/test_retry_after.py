@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate.headers import parse_retry_after
-from tidegate.headers.values import MAX_SECONDS, seconds_until
+from tidegate.headers._values import MAX_SECONDS, seconds_until
 
 NOW = datetime(1994, 11, 6, 8, 49, 30, tzinfo=UTC).timestamp()
 

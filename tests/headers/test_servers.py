@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tests.headers.server_samples import NOW, SAMPLES
 from tidegate.headers import LimitAdvice, read
-from tidegate.headers.dialects import DIALECTS
-from tidegate.headers.servers import SERVERS
-from tidegate.outbound.quota.exchange import has_rate_limit_headers
+from tidegate.headers._dialects import DIALECTS
+from tidegate.headers._servers import SERVERS
+from tidegate.outbound._quota.exchange import has_rate_limit_headers
 
 MALFORMED = ["", "-1", "abc", "1e9", "0x1", "NaN", "/", "1/", "/2", "1/2/3", ";", ";;w=", "20;w=", "20;w=abc", "\x00",
              "9" * 400, "2023-13-40T99:99Z", "2023-11-14T22:18", "true", "a;1,b", ",", "é;1"]  # fmt: skip

@@ -7,7 +7,7 @@ import io
 from typing import Any, NamedTuple
 
 from tidegate.inbound import asgi, wsgi
-from tidegate.inbound.rules.path_readings import asgi_routes
+from tidegate.inbound._rules.path_readings import asgi_routes
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000

@@ -3,7 +3,7 @@
 import json
 
 from tests.cases import cases
-from tidegate.inbound.responses.admin import MAX_BODY_BYTES
+from tidegate.inbound._responses.admin import MAX_BODY_BYTES
 
 STATS = "/api/admin/rate-limit-stats"
 TOKEN = "a-long-enough-token"  # noqa: S105 - of this test

@@ -10,8 +10,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from tidegate import ConfigError, Limiter, Policy
 from tidegate.inbound import common_request, current_limits, limited
+from tidegate.inbound._client.request import by_api_key, by_header
 from tidegate.inbound.aiohttp import RateLimitMiddleware, exempt, limit
-from tidegate.inbound.client.request import by_api_key, by_header
 from tidegate.testing import ManualClock
 
 TestServer.__test__ = TestClient.__test__ = False  # not tests, in spite of their names

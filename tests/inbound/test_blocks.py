@@ -10,8 +10,8 @@ from tests.cases import cases
 from tests.inbound.harness import PEER, START, AsgiHarness, WsgiHarness, run_websocket
 from tidegate import ConfigError
 from tidegate.inbound import by_header, wsgi
+from tidegate.inbound._rules.block_rule import read_block
 from tidegate.inbound.flask import limit
-from tidegate.inbound.rules.block_rule import read_block
 from tidegate.testing import ManualClock
 
 STATS = "/api/admin/rate-limit-stats"

@@ -8,7 +8,7 @@ import pytest
 from tests.cases import cases
 from tests.inbound.harness import PEER, AsgiHarness, WsgiHarness
 from tidegate import ConfigError
-from tidegate.clock import SystemClock
+from tidegate._runtime.clock import SystemClock
 
 TWO = {"categories": {"read": {"limit": 2, "window": "1m"}}}
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cases import cases
 from tests.inbound.harness import PEER, AsgiHarness, WsgiHarness
 from tidegate import ConfigError
-from tidegate.inbound.client.request import by_api_key, by_header
+from tidegate.inbound._client.request import by_api_key, by_header
 
 ONE = {"categories": {"read": {"limit": 1}}}
 

@@ -10,9 +10,9 @@ from starlette.routing import Route
 
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError, Denied, Limit, Limiter
+from tidegate._policy import Policy
 from tidegate.inbound import fastapi, flask, functions, starlette
-from tidegate.inbound.rules.config import load_rules
-from tidegate.policy import Policy
+from tidegate.inbound._rules.config import load_rules
 
 STATS = "/api/admin/rate-limit-stats"
 CLOSED = {"categories": {"shut": {"limits": ["0/1m"], "endpoints": ["/shut"]}}}

@@ -8,8 +8,8 @@ import yaml
 from tests.cases import cases
 from tests.inbound.harness import only_match
 from tidegate import ConfigError
-from tidegate.inbound.rules.config import load_rules
-from tidegate.policy.config_value import parse
+from tidegate._policy.config_value import parse
+from tidegate.inbound._rules.config import load_rules
 
 BAD_CONFIGS = sorted((Path(__file__).parent / "bad_configs").glob("*.yaml"))
 
@@ -228,7 +228,7 @@ def test_the_invalid_files_are_found():
 
 
 def test_the_example_in_the_module_docstring_is_valid():
-    from tidegate.inbound.rules import config  # noqa: PLC0415 - its docstring is the subject
+    from tidegate.inbound._rules import config  # noqa: PLC0415 - its docstring is the subject
 
     example = config.__doc__.partition("\n\n")[2].partition("\n\n")[0]
     rules = load_rules(yaml.safe_load("\n".join(line[4:] for line in example.splitlines())))

@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.inbound import aiohttp, asgi, fastapi, flask, starlette, wsgi
-from tidegate.inbound.rules.config import load_rules
+from tidegate.inbound._rules.config import load_rules
 from tidegate.testing import ManualClock
 
 EXTRA = {"default_limits": "2/1m", "application_limits": "9/1h"}

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cases import cases
 from tests.servers.process import free_port
-from tidegate.inbound.limiting.worker_processes import count_workers
+from tidegate.inbound._limiting.worker_processes import count_workers
 from tidegate.stores import MemoryStore
 
 PROXY = "10.0.0.1"

@@ -6,12 +6,12 @@ from random import Random
 from tests.cases import cases
 from tests.inbound.harness import AsgiHarness, WsgiHarness
 from tests.inbound.recording_store import RecordingStore
-from tidegate.flow import run
-from tidegate.inbound.client.request import Request
-from tidegate.inbound.limiting.charges import perform
-from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_targets import RequestTarget
-from tidegate.inbound.rules.path_readings import wsgi_routes
+from tidegate._runtime.flow import run
+from tidegate.inbound._client.request import Request
+from tidegate.inbound._limiting.charges import perform
+from tidegate.inbound._limiting.request_limiter import RequestLimiter
+from tidegate.inbound._limiting.request_targets import RequestTarget
+from tidegate.inbound._rules.path_readings import wsgi_routes
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000

@@ -8,7 +8,7 @@ from django.test import override_settings
 
 from tests.inbound.drf_views import FRAMEWORK, START, get, settings_for, statuses, user, view_of
 from tidegate import ConfigError, Limit
-from tidegate.stores.memory.store import MemoryStore
+from tidegate.stores._memory.store import MemoryStore
 from tidegate.testing import ManualClock
 
 # These read the settings when they are imported.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.inbound.harness import PEER, AsgiHarness, WsgiHarness
 from tests.servers.valkey import ValkeyServer
-from tidegate.clock import SystemClock
+from tidegate._runtime.clock import SystemClock
 
 
 def test_01_denials_are_not_charged(make_app):

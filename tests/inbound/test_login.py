@@ -6,7 +6,7 @@ import pytest
 
 from tests.inbound.harness import AsgiHarness, WsgiHarness
 from tidegate import ConfigError
-from tidegate.inbound.rules.config import load_rules
+from tidegate.inbound._rules.config import load_rules
 
 LOGIN = {"limit": 3, "window": "15m", "endpoints": ["/login"]}
 

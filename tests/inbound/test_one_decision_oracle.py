@@ -12,7 +12,7 @@ from starlette.routing import Route
 from tests.cases import cases
 from tests.inbound.harness import AsgiHarness
 from tests.servers.valkey import ValkeyServer
-from tidegate.clock import SystemClock
+from tidegate._runtime.clock import SystemClock
 from tidegate.inbound import by_header, starlette
 
 WINDOWS = {"10s": 10, "1m": 60, "5m": 300}

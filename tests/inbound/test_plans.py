@@ -8,7 +8,7 @@ import pytest
 from tests.cases import cases
 from tests.inbound.harness import AsgiHarness, run_websocket
 from tidegate import ConfigError
-from tidegate.inbound.rules.config import load_rules
+from tidegate.inbound._rules.config import load_rules
 
 STATS = "/api/admin/rate-limit-stats"
 PLANS = {

@@ -8,8 +8,8 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.inbound import address_key
-from tidegate.inbound.client.address import address_group
-from tidegate.inbound.rules.config import load_rules
+from tidegate.inbound._client.address import address_group
+from tidegate.inbound._rules.config import load_rules
 
 STATS = "/api/admin/rate-limit-stats"
 TOKEN = "a-long-admin-token"  # noqa: S105 - of these tests

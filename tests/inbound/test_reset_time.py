@@ -14,9 +14,9 @@ from tests.inbound.harness import HARNESSES, PEER, START, AsgiHarness, WsgiHarne
 from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError, StoreUnavailable
 from tidegate.inbound import starlette
-from tidegate.stores.memory.store import MemoryStore
+from tidegate.stores._memory.store import MemoryStore
 from tidegate.testing import ManualClock
-from tidegate.testing.reference import ReferenceStore
+from tidegate.testing._reference import ReferenceStore
 
 SECOND = 1_000_000
 ALGORITHMS = ("sliding_log", "sliding_window", "fixed_window", "token_bucket", "calendar_window")

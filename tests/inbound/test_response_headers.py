@@ -17,10 +17,10 @@ from tests.inbound.test_one_decision import APPS, rules, site
 from tidegate import ConfigError, Decision
 from tidegate.headers import write
 from tidegate.inbound import asgi
-from tidegate.inbound.client.request import Request
-from tidegate.inbound.responses.accept import choose_format
-from tidegate.inbound.responses.response import Response, ResponseWriter
-from tidegate.stores.memory.store import MemoryStore
+from tidegate.inbound._client.request import Request
+from tidegate.inbound._responses.accept import choose_format
+from tidegate.inbound._responses.response import Response, ResponseWriter
+from tidegate.stores._memory.store import MemoryStore
 from tidegate.testing import ManualClock
 
 ONE = {"categories": {"read": {"limit": 1}}}

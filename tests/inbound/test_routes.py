@@ -18,7 +18,7 @@ from tests.inbound.harness import run_websocket
 from tests.inbound.sites import django_site
 from tidegate import ConfigError, Denied, Limit
 from tidegate.inbound import asgi, django, fastapi, flask, functions, starlette, wsgi
-from tidegate.inbound.client.request import by_api_key, by_header
+from tidegate.inbound._client.request import by_api_key, by_header
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000

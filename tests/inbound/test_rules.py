@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tests.inbound.harness import matches
 from tidegate import ConfigError, Limit, Policy
-from tidegate.inbound.rules.config import load_rules
-from tidegate.inbound.rules.model import Category, Endpoint, Rules
-from tidegate.inbound.rules.path_readings import readings
-from tidegate.inbound.rules.paths import PathTree, canonical
+from tidegate.inbound._rules.config import load_rules
+from tidegate.inbound._rules.model import Category, Endpoint, Rules
+from tidegate.inbound._rules.path_readings import readings
+from tidegate.inbound._rules.paths import PathTree, canonical
 
 DEFAULTS = load_rules()
 

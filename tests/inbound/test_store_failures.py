@@ -10,7 +10,7 @@ from tests.servers.process import free_port
 from tidegate.errors import StoreUnavailable
 from tidegate.observe.prometheus import PrometheusObserver
 from tidegate.stores import MemoryStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._outage import GuardedStore
 
 
 class BrokenStore(MemoryStore):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.inbound.harness import AsgiHarness, WsgiHarness
 from tests.servers.valkey import ValkeyServer
-from tidegate.clock import SystemClock
+from tidegate._runtime.clock import SystemClock
 from tidegate.inbound.asgi import RateLimitMiddleware
 from tidegate.stores import MemoryStore
 

@@ -17,7 +17,7 @@ from tests.inbound.test_routes import Client
 from tidegate import ConfigError
 from tidegate.inbound import aiohttp, asgi, fastapi, flask, wsgi
 from tidegate.inbound.testing import limits_disabled, reset_limits
-from tidegate.stores.memory.store import MemoryStore
+from tidegate.stores._memory.store import MemoryStore
 
 STATS = "/api/admin/rate-limit-stats"
 TOKEN = "a-long-admin-token"  # noqa: S105 - of these tests

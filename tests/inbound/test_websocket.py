@@ -3,8 +3,8 @@
 import pytest
 
 from tests.inbound.harness import only_match, run_websocket
+from tidegate.inbound._client.request import by_header
 from tidegate.inbound.asgi import RateLimitMiddleware
-from tidegate.inbound.client.request import by_header
 
 CONFIG = {
     "categories": {

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from tests.inbound.test_one_decision import rules
 from tidegate.inbound import aiohttp, asgi, fastapi, quart, starlette
-from tidegate.inbound.limiting.request_state import STATE_KEY
+from tidegate.inbound._limiting.request_state import STATE_KEY
 
 NO_CATEGORY = {"defaults": False, "unmatched": None}
 

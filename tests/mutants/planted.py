@@ -35,77 +35,77 @@ class Defect(NamedTuple):
 DEFECTS: Final = (
     Defect(
         "a week begins on Sunday",
-        "core/calendar.py",
+        "core/_calendar.py",
         "timedelta(days=day.isoweekday() - kind.day)",
         "timedelta(days=day.isoweekday() % 7 - kind.day + 1)",
         ("tests/core/test_calendar.py",),
     ),
     Defect(
         "a log entry counts a microsecond longer in Redis",
-        "stores/redis/core.lua",
+        "stores/_redis/core.lua",
         "if state.first <= now - limit.length then",
         "if state.first < now - limit.length then",
         ("tests/stores/redis/test_conformance.py",),
     ),
     Defect(
         "a share of a sliding window outlasts the window",
-        "stores/lease/terms.py",
+        "stores/_lease/terms.py",
         "length = min(length, reset - limit.length)",
         "length = min(length, reset)",
         ("tests/stores/lease/test_never_over_admits.py",),
     ),
     Defect(
         "X-Forwarded-For: the header lines are read from the first",
-        "inbound/client/address.py",
+        "inbound/_client/address.py",
         "    for value in reversed(values):\n        end = len(value)",
         "    for value in values:\n        end = len(value)",
         ("tests/inbound/test_client_address.py",),
     ),
     Defect(
         "Retry-After is rounded down",
-        "headers/writer.py",
+        "headers/_writer.py",
         "str(max(1, ceil_div(max(waits), SECOND)))",
         "str(max(1, max(waits) // SECOND))",
         ("tests/headers",),
     ),
     Defect(
         "the gateway passes hop-by-hop fields of responses on",
-        "egress/messages.py",
+        "egress/_messages.py",
         "RESPONSE_FILTER: Final = HeaderFilter(HOP_BY_HOP)",
         "RESPONSE_FILTER: Final = HeaderFilter(frozenset())",
         ("tests/egress",),
     ),
     Defect(
         "of two reductions the smaller one holds",
-        "adaptive/capacity.py",
+        "adaptive/_capacity.py",
         "return min(values) if values else",
         "return max(values) if values else",
         ("tests/swarm",),
     ),
     Defect(
         "a long output keeps its first reservation beside the second",
-        "outbound/quota/settlement.py",
+        "outbound/_quota/settlement.py",
         "            yield from self.account.shrink_flow(charge, units)\n",
         "            yield from ()\n",
         ("tests/outbound/test_streamed_outputs.py",),
     ),
     Defect(
         "race: two threads that settle tasks of one batch",
-        "budget/open_batch.py",
+        "budget/_open_batch.py",
         "        with self._lock:  # several threads may record tasks of one batch\n",
         "        if True:\n",
         ("tests/budget/test_concurrency.py",),
     ),
     Defect(
         "race: two threads that count the first decision of a policy",
-        "observe/counters.py",
+        "observe/_counters.py",
         "            with self._lock:\n                rows = ",
         "            if True:\n                rows = ",
         ("tests/service/test_sampling.py",),
     ),
     Defect(
         "race: counters are read while threads of gRPC add policies",
-        "observe/counters.py",
+        "observe/_counters.py",
         "        with self._lock:  # threads may add rows meanwhile\n"
         "            return self._rows.get(kind.name, {}).copy()\n",
         "        rows = self._rows.get(kind.name, {})\n        return {labels: row for labels, row in rows.items()}\n",
@@ -113,14 +113,14 @@ DEFECTS: Final = (
     ),
     Defect(
         "race: the counters of 300 policies do not fit into the shared memory",
-        "service/runtime/shared_memory.py",
+        "service/_runtime/shared_memory.py",
         "COUNTER_BYTES: Final = 16 * 2**20",
         "COUNTER_BYTES: Final = 2**13",
         ("tests/service/test_sampling.py",),
     ),
     Defect(
         "race: a read of the audit log that failed once is not repeated",
-        "service/decisions/audit.py",
+        "service/_decisions/audit.py",
         "                values = await self._store.list_values_async(entries_of(day))\n",
         "                self._days.setdefault(day, [])\n"
         "                values = await self._store.list_values_async(entries_of(day))\n",
@@ -128,14 +128,14 @@ DEFECTS: Final = (
     ),
     Defect(
         "race: a worker stopped by SIGSTOP is not replaced",
-        "service/runtime/workers.py",
+        "service/_runtime/workers.py",
         "if slot.silent_checks >= MAX_SILENT_CHECKS and",
         "if slot.silent_checks >= 100 * MAX_SILENT_CHECKS and",
         ("tests/service/test_hung_workers.py",),
     ),
     Defect(
         "race: the first call of each worker is decided without the store",
-        "stores/outage/guarded_store.py",
+        "stores/_outage/guarded_store.py",
         "        if self._is_simple(asks) and not writes:\n",
         "        if self._tries > 1:\n"
         "            self._tries = 1\n"
@@ -145,7 +145,7 @@ DEFECTS: Final = (
     ),
     Defect(
         "race: while the store answers, a process admits its part of the limit only; another was killed",
-        "stores/outage/guarded_store.py",
+        "stores/_outage/guarded_store.py",
         "                return await self.store.apply_async(verb, asks, now, at)\n",
         "                if self._counts_processes:\n"
         "                    return self._fallback.decide(verb, asks, now, at)\n"
@@ -154,7 +154,7 @@ DEFECTS: Final = (
     ),
     Defect(
         "race: a file is removed while it is in use",
-        "stores/sqlite/store.py",
+        "stores/_sqlite/store.py",
         "        if self._inode == (0, 0):\n            return\n        try:\n",
         "        if True:\n            return\n        try:\n",
         ("tests/stores/sqlite/test_faults.py",),

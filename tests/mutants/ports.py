@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-import tidegate.stores.postgres
-import tidegate.stores.redis
+import tidegate.stores._postgres
+import tidegate.stores._redis
 from tests.conformance.changes import changing_history, directed_histories
 from tests.mutants.changed import COMMITS, changed_lines
 from tests.stores.postgres.comparison import use_core
@@ -29,8 +29,8 @@ from tidegate.testing import random_vectors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LUA = Path(tidegate.stores.redis.__file__).with_name("core.lua")
-SQL = Path(tidegate.stores.postgres.__file__).with_name("core.sql")
+LUA = Path(tidegate.stores._redis.__file__).with_name("core.lua")
+SQL = Path(tidegate.stores._postgres.__file__).with_name("core.sql")
 SAMPLE = 20  # of each port
 SECONDS = 240  # for the mutants of a port: one that no history finds takes longest
 SWAPS = {" <= ": " < ", " < ": " <= ", " >= ": " > ", " > ": " >= ", " + ": " - ", " - ": " + ", " and ": " or "}

@@ -13,15 +13,15 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tidegate.core.decision import LocalDecision
+from tidegate.core._decision import LocalDecision
 from tidegate.errors import StoreUnavailable, ValueConflict
 from tidegate.stores import MemoryStore, Store
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
 if TYPE_CHECKING:
-    from tidegate.core.limit import Limit
-    from tidegate.policy import Policy
+    from tidegate._policy import Policy
+    from tidegate.core._limit import Limit
 
 START = 1_728_000_000
 

@@ -5,7 +5,7 @@ import pytest
 from tests.outage.simulation import START
 from tidegate import Limit, Limiter, Policy, StoreUnavailable
 from tidegate.stores import DelegatingStore, MemoryStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
 ALGORITHMS = ("fixed_window", "sliding_log", "token_bucket", "sliding_window")

@@ -11,12 +11,12 @@ import pytest
 
 from tests.outage.simulation import START, Link
 from tidegate import AsyncLimiter, ConfigError, Denied, Limit, Limiter, Policy, StoreUnavailable
-from tidegate.core.decision import LocalDecision
+from tidegate.core._decision import LocalDecision
 from tidegate.stores import MemoryStore, Store
-from tidegate.stores.delegating import DelegatingStore
-from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.outage import GuardedStore, open_guarded
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._delegating import DelegatingStore
+from tidegate.stores._lease import Lease, LeasedStore
+from tidegate.stores._outage import GuardedStore, open_guarded
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 DENY = Policy("api", ("10/1h",))

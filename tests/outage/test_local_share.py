@@ -13,12 +13,12 @@ import pytest
 from tests.cases import cases
 from tests.outage.simulation import Simulation, excess
 from tidegate import Limit, Policy
-from tidegate.core.decision import LocalDecision
+from tidegate.core._decision import LocalDecision
 from tidegate.stores import MemoryStore
-from tidegate.stores.outage import GuardedStore
-from tidegate.stores.outage.local_share import MAX_KEYS
-from tidegate.stores.outage.process_share import PROCESSES, READ_INTERVAL, VALUE_TTL
-from tidegate.stores.values import MAX_LISTED
+from tidegate.stores._outage import GuardedStore
+from tidegate.stores._outage.local_share import MAX_KEYS
+from tidegate.stores._outage.process_share import PROCESSES, READ_INTERVAL, VALUE_TTL
+from tidegate.stores._values import MAX_LISTED
 from tidegate.testing import ManualClock
 
 LIMITS = [
@@ -325,7 +325,7 @@ def test_a_reservation_made_during_the_outage_is_settled_locally():
 
 def test_keys_beyond_the_maximum_are_denied(monkeypatch):
     assert MAX_KEYS >= 10_000
-    monkeypatch.setattr("tidegate.stores.outage.fallback.MAX_KEYS", 3)
+    monkeypatch.setattr("tidegate.stores._outage.fallback.MAX_KEYS", 3)
     simulation = connected_processes(Limit(600, "1m"))
     one = simulation.processes[0]
     disconnect(simulation, [one])

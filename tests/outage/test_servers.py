@@ -22,9 +22,9 @@ from tests.servers.process import need, until
 from tests.servers.tcp_proxy import TcpProxy
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
-from tidegate.core.decision import LocalDecision
+from tidegate.core._decision import LocalDecision
 from tidegate.stores import Store, open_store
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._outage import GuardedStore
 
 QUOTA = 200
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")

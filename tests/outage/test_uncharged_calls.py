@@ -5,11 +5,11 @@ import pytest
 from tests.cases import cases
 from tests.outage.simulation import START, Link
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
-from tidegate.adaptive.gated_store import GatedStore
-from tidegate.core.decision import LocalDecision
+from tidegate.adaptive._gated_store import GatedStore
+from tidegate.core._decision import LocalDecision
 from tidegate.stores import MemoryStore
-from tidegate.stores.lease import LeasedStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._lease import LeasedStore
+from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
 STORES = {

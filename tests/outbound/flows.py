@@ -6,7 +6,7 @@ import pytest
 
 from tidegate import StoreUnavailable
 from tidegate.outbound import OutboundRequest, Providers
-from tidegate.outbound.quota.exchange import ProviderResponse
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 
 START = 1_728_000_000  # a whole minute

@@ -8,10 +8,10 @@ import pytest
 
 from tests.outbound.flows import START, answer, reply
 from tidegate.outbound import Gate, OutboundRequest, Providers
+from tidegate.outbound._providers.provider import KeyLocation
+from tidegate.outbound._quota.accounts import ALWAYS_KEPT
+from tidegate.outbound._quota.exchange import credential_of
 from tidegate.outbound.httpx import LIBRARY
-from tidegate.outbound.providers.provider import KeyLocation
-from tidegate.outbound.quota.accounts import ALWAYS_KEPT
-from tidegate.outbound.quota.exchange import credential_of
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

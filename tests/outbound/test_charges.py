@@ -10,7 +10,7 @@ from tests.outbound.flows import CALL, START, Failing, answer, limited, provider
 from tidegate import Denied
 from tidegate.outbound import AsyncGate, Gate
 from tidegate.stores import MemoryStore
-from tidegate.stores.outage.guarded_store import GuardedStore
+from tidegate.stores._outage.guarded_store import GuardedStore
 from tidegate.testing import ManualClock
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate.core import Limit
-from tidegate.outbound.capacity.learning import MAX_PROVIDER_CHARGES, ProviderCharge, ProviderCharges
-from tidegate.outbound.quota.decoding import DECODE_BYTES, BodyDecoder, DecodingError
-from tidegate.outbound.quota.token_usage import UsageReader
+from tidegate.outbound._capacity.learning import MAX_PROVIDER_CHARGES, ProviderCharge, ProviderCharges
+from tidegate.outbound._quota.decoding import DECODE_BYTES, BodyDecoder, DecodingError
+from tidegate.outbound._quota.token_usage import UsageReader
 
 
 def raw_deflate(body):

@@ -12,7 +12,7 @@ from tests.outbound.clients import HTTPX_LIBRARIES, KINDS, fetch
 from tests.outbound.server import QuotaServer
 from tidegate import Denied
 from tidegate.outbound import Providers
-from tidegate.outbound.quota.form_body import MAX_HEADER_LENGTH, MAX_PARTS, read_number
+from tidegate.outbound._quota.form_body import MAX_HEADER_LENGTH, MAX_PARTS, read_number
 
 PATH = "/v1/images/edits"
 FORM = {"content-type": "multipart/form-data; boundary=b"}

@@ -8,10 +8,10 @@ import pytest
 from tests.outbound.server import as_json
 from tests.outbound.virtual_provider import START, URL, Server, answers, call, providers, usage
 from tidegate import ConfigError, Denied, Limiter
-from tidegate.clock import TaskSignal
+from tidegate._runtime.clock import TaskSignal
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -10,8 +10,8 @@ from tests.outbound.virtual_provider import START, URL, Server, answers, call, p
 from tidegate import Denied
 from tidegate.bus import open_bus
 from tidegate.outbound import Gate
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.outbound.flows import CALL, START, answer, limited, providers, reply, settle, used
 from tidegate import Denied
-from tidegate.clock import TaskSignal
+from tidegate._runtime.clock import TaskSignal
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
-from tidegate.outbound.quota.arrival import DelayAllowance
+from tidegate.outbound._quota.arrival import DelayAllowance
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.cases import cases
-from tidegate.outbound.quota import json_body
-from tidegate.outbound.quota.json_body import MALFORMED, parse_json, read_json
+from tidegate.outbound._quota import json_body
+from tidegate.outbound._quota.json_body import MALFORMED, parse_json, read_json
 
 BODIES = [
     b'{"a": [1, -0, 1.5, 1e3, true, null, "\\u00e9\xc3\xa9"]} ',

@@ -10,8 +10,8 @@ from tidegate import Denied
 from tidegate.core import Limit
 from tidegate.headers import Advice, LimitAdvice
 from tidegate.outbound import Gate, Providers
-from tidegate.outbound.capacity.learned_quotas import LearnedQuotas
-from tidegate.outbound.quota.exchange import ProviderResponse
+from tidegate.outbound._capacity.learned_quotas import LearnedQuotas
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -12,13 +12,13 @@ from tests.budget.polling import wait_until
 from tests.budget.receiver import run_receiver
 from tests.outbound.streamed_model import usage
 from tidegate import Denied
-from tidegate.core.decision import LocalDecision
-from tidegate.core.limit import Limit
+from tidegate.core._decision import LocalDecision
+from tidegate.core._limit import Limit
 from tidegate.outbound import Gate, Providers, request_options
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.spending import Spending
 from tidegate.stores import MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 URL = "https://api.test/v1/chat/completions"

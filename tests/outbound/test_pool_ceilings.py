@@ -9,8 +9,8 @@ from tests.outbound.pool_client import PRICES, URL, Client, pool
 from tests.outbound.streamed_model import StreamedModel
 from tidegate import Denied, StoreUnavailable
 from tidegate.outbound import AsyncGate, Gate, Providers, request_options
+from tidegate.outbound._quota.exchange import OutboundRequest
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
-from tidegate.outbound.quota.exchange import OutboundRequest
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -80,7 +80,7 @@ class Oracle:
 @pytest.fixture(autouse=True)
 def impatient_clocks(monkeypatch):
     """Let a ManualClock move at once: threads of other tests may exist, but none of this one would move it."""
-    monkeypatch.setattr("tidegate.clock.IDLE_GRACE", 0.0001)
+    monkeypatch.setattr("tidegate._runtime.clock.IDLE_GRACE", 0.0001)
 
 
 @pytest.mark.seeds

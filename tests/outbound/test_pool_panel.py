@@ -2,12 +2,12 @@
 
 import httpx
 
-from tidegate.cli.output import Output
-from tidegate.cli.top import draw_members, pool_members
-from tidegate.observe.counters import Counters
+from tidegate._cli.output import Output
+from tidegate._cli.top import draw_members, pool_members
+from tidegate.observe._counters import Counters
 from tidegate.outbound import AsyncGate, Providers
 from tidegate.outbound.httpx import AsyncRateLimitTransport
-from tidegate.service.dashboard.panels import PoolsPanel
+from tidegate.service._dashboard.panels import PoolsPanel
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -14,7 +14,7 @@ from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import RateLimitTransport
 from tidegate.outbound.requests import RateLimitAdapter
 from tidegate.stores import open_store
-from tidegate.stores.lease import Lease, LeasedStore
+from tidegate.stores._lease import Lease, LeasedStore
 
 MEMBERS = 50
 STORES = ("memory", "sqlite", "redis", "postgres")

@@ -15,7 +15,7 @@ from tidegate import Denied
 from tidegate.outbound import AsyncGate, Gate, Providers
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
 from tidegate.stores import MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 

@@ -8,9 +8,9 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.errors import ResourceUnknown
-from tidegate.outbound.providers.file import read_provider
-from tidegate.outbound.providers.prices import ModelPrice, read_prices, usage_cost
-from tidegate.outbound.providers.profile_file import shipped_profile
+from tidegate.outbound._providers.file import read_provider
+from tidegate.outbound._providers.prices import ModelPrice, read_prices, usage_cost
+from tidegate.outbound._providers.profile_file import shipped_profile
 
 BAD_PRICES = sorted((Path(__file__).parent / "bad_prices").glob("*.yaml"))
 PRICES = {

@@ -7,8 +7,8 @@ import pytest
 from tests.outbound.virtual_provider import usage
 from tidegate import Limit
 from tidegate.outbound import Gate, OutboundRequest, Providers
-from tidegate.outbound.quota.exchange import ProviderResponse
-from tidegate.outbound.quota.production import MAX_PIECES, OutputPiece, ProducedOutput, merged, most_in_a_period
+from tidegate.outbound._quota.exchange import ProviderResponse
+from tidegate.outbound._quota.production import MAX_PIECES, OutputPiece, ProducedOutput, merged, most_in_a_period
 from tidegate.stores import open_store
 from tidegate.testing import ManualClock
 

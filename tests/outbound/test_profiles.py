@@ -10,11 +10,11 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.outbound import Providers
-from tidegate.outbound.providers.file import read_provider
-from tidegate.outbound.providers.profile_file import read_profile, shipped_names, shipped_profile
-from tidegate.outbound.quota.refusal_body import read_duration, read_refusal
-from tidegate.outbound.quota.request_tokens import estimate, read_request
-from tidegate.outbound.quota.token_usage import UsageReader, usage
+from tidegate.outbound._providers.file import read_provider
+from tidegate.outbound._providers.profile_file import read_profile, shipped_names, shipped_profile
+from tidegate.outbound._quota.refusal_body import read_duration, read_refusal
+from tidegate.outbound._quota.request_tokens import estimate, read_request
+from tidegate.outbound._quota.token_usage import UsageReader, usage
 
 BAD_PROFILES = sorted((Path(__file__).parent / "bad_profiles").glob("*.yaml"))
 CHAT = "https://api.openai.com/v1/chat/completions"

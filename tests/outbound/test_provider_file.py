@@ -7,7 +7,7 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError, Limit
 from tidegate.outbound import EndpointCost, KeyLocation, Providers, Retries
-from tidegate.outbound.providers.file import read_provider
+from tidegate.outbound._providers.file import read_provider
 
 BAD_PROVIDERS = sorted((Path(__file__).parent / "bad_providers").glob("*.yaml"))
 

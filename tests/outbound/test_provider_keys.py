@@ -6,7 +6,7 @@ import pytest
 
 from tidegate import ConfigError
 from tidegate.outbound import Providers
-from tidegate.outbound.providers.file import read_provider
+from tidegate.outbound._providers.file import read_provider
 
 BASE = "domain: fmp.example\nlimit: 300\nperiod: 1m\n"
 SENT = "key: {header: X-Api-Key}\n"

@@ -9,7 +9,7 @@ import pytest
 
 from tidegate import ConfigError, Denied, ResourceUnknown
 from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers
-from tidegate.service.runtime.components import watch_files
+from tidegate.service._runtime.components import watch_files
 from tidegate.testing import ManualClock
 
 SENT = "key: {header: X-Api-Key}\n"
@@ -242,7 +242,7 @@ def test_a_running_gate_reloads_files_and_keeps_usage(tmp_path):
 
 
 def _reply():
-    from tidegate.outbound.quota.exchange import ProviderResponse  # noqa: PLC0415 - not public
+    from tidegate.outbound._quota.exchange import ProviderResponse  # noqa: PLC0415 - not public
 
     return ProviderResponse(200, (), lambda: None, "answer")
 

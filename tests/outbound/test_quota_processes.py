@@ -16,9 +16,9 @@ import pytest
 
 from tests.outbound.server import QuotaServer
 from tests.servers.valkey import ValkeyServer
-from tidegate.clock import TaskSignal
+from tidegate._runtime.clock import TaskSignal
 from tidegate.outbound import AsyncGate, OutboundRequest, Providers
-from tidegate.outbound.quota.exchange import ProviderResponse
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -12,9 +12,9 @@ from tests.cases import cases
 from tests.outbound.clients import KINDS, fetch
 from tests.outbound.server import Answer, QuotaServer
 from tidegate.outbound import Providers
+from tidegate.outbound._quota.refusal_body import MAX_BODY_BYTES, MAX_READ_TIME
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
-from tidegate.outbound.quota.refusal_body import MAX_BODY_BYTES, MAX_READ_TIME
 from tidegate.testing import ManualClock
 
 URL = "https://api.test/v1/chat/completions"

@@ -3,7 +3,7 @@
 import pytest
 
 from tidegate import Limit
-from tidegate.outbound.capacity.refusals import Refusals
+from tidegate.outbound._capacity.refusals import Refusals
 
 MINUTE = 60_000_000
 INTERVAL = 4 * MINUTE

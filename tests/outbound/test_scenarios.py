@@ -4,7 +4,7 @@ import pytest
 
 from tidegate import Denied
 from tidegate.outbound import Gate, OutboundRequest, Providers
-from tidegate.outbound.quota.exchange import ProviderResponse
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.testing import ManualClock
 
 AT_10_23 = 1_736_936_580  # 2025-01-15 10:23:00 UTC

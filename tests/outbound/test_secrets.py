@@ -16,7 +16,7 @@ from tests.outbound.server import Answer, QuotaServer
 from tidegate import Denied
 from tidegate.errors import RateLimitError
 from tidegate.outbound import Gate, Providers
-from tidegate.outbound.providers.secret import Secret, fingerprint
+from tidegate.outbound._providers.secret import Secret, fingerprint
 
 KEY = "hunter2-is-my-key"
 

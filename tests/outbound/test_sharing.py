@@ -17,16 +17,16 @@ from tests.servers.nats import NatsServer
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tidegate import Denied, StoreUnavailable
+from tidegate._runtime.clock import TaskSignal
+from tidegate._runtime.flow import run
 from tidegate.adaptive import CapacityUpdate
-from tidegate.bus.local import LocalBus
-from tidegate.clock import TaskSignal
-from tidegate.flow import run
+from tidegate.bus._local import LocalBus
 from tidegate.outbound import AsyncGate, Gate, OutboundRequest, Providers
-from tidegate.outbound.capacity.shared_notices import COLLECTION, NAME, SharedNotice, SharedNotices, StoreCalls
+from tidegate.outbound._capacity.shared_notices import COLLECTION, NAME, SharedNotice, SharedNotices, StoreCalls
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore, open_store
-from tidegate.stores.values import Collection
+from tidegate.stores._values import Collection
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000

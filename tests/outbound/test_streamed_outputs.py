@@ -13,9 +13,9 @@ from tests.outbound.flows import SlowStore, cancel_until_done
 from tests.outbound.server import Answer, QuotaServer
 from tidegate import Denied, Limiter
 from tidegate.outbound import Providers
+from tidegate.outbound._quota.settlement import MIN_HEADROOM
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
-from tidegate.outbound.quota.settlement import MIN_HEADROOM
 from tidegate.outbound.requests import RateLimitAdapter
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock

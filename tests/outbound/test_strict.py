@@ -11,9 +11,9 @@ import requests
 from tests.outbound.server import Answer, QuotaServer
 from tidegate import Limiter
 from tidegate.outbound import Providers, request_options
+from tidegate.outbound._quota.learned_sizes import MIN_SAMPLES, QUANTILE_SAMPLES, LearnedSizes, RecentSizes
 from tidegate.outbound.aiohttp import RateLimitMiddleware
 from tidegate.outbound.httpx import AsyncRateLimitTransport, RateLimitTransport
-from tidegate.outbound.quota.learned_sizes import MIN_SAMPLES, QUANTILE_SAMPLES, LearnedSizes, RecentSizes
 from tidegate.outbound.requests import RateLimitAdapter
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock

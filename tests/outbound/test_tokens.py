@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import cases
-from tidegate.outbound.quota.request_tokens import estimate
-from tidegate.outbound.quota.token_usage import UsageReader, usage
+from tidegate.outbound._quota.request_tokens import estimate
+from tidegate.outbound._quota.token_usage import UsageReader, usage
 
 OPENAI = {"usage": {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}}
 RESPONSES = {"usage": {"input_tokens": 12, "output_tokens": 30, "total_tokens": 42}}

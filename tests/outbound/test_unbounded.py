@@ -11,10 +11,10 @@ from tests.outbound.server import QuotaServer, as_json
 from tests.outbound.test_unusual_calls import CHAT, USAGE, Caller
 from tidegate import Denied
 from tidegate.outbound import Providers, UnboundedCost, find_denied, request_options
-from tidegate.outbound.providers.profile_file import shipped_profile
-from tidegate.outbound.quota.cost import read_call
-from tidegate.outbound.quota.exchange import OutboundRequest
-from tidegate.outbound.quota.request_tokens import read_request
+from tidegate.outbound._providers.profile_file import shipped_profile
+from tidegate.outbound._quota.cost import read_call
+from tidegate.outbound._quota.exchange import OutboundRequest
+from tidegate.outbound._quota.request_tokens import read_request
 
 KINDS = ["httpx", "httpx async", "requests", "aiohttp"]
 PRICES = {"date": "2026-11-01", "models": {"dear": {"input": 9, "output": 90}, "cheap": {"input": 1, "output": 2}}}

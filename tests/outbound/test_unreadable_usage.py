@@ -5,8 +5,8 @@ import pytest
 
 from tests.outbound.pool_client import PRICES, URL
 from tidegate.outbound import Providers
+from tidegate.outbound._quota.token_usage import usage
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.quota.token_usage import usage
 from tidegate.stores import MemoryStore
 
 LIMITS = ["100_000/1h unit=tokens name=all", "100_000/1h unit=input-tokens name=in", "100_000/1h unit=output-tokens"]

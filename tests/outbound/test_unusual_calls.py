@@ -11,10 +11,10 @@ import pytest
 from tests.cases import cases
 from tidegate import Denied
 from tidegate.outbound import Providers, request_options
+from tidegate.outbound._providers.profile_file import shipped_profile
+from tidegate.outbound._quota.learned_sizes import QUANTILE_SAMPLES
+from tidegate.outbound._quota.request_tokens import estimate, read_request
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.providers.profile_file import shipped_profile
-from tidegate.outbound.quota.learned_sizes import QUANTILE_SAMPLES
-from tidegate.outbound.quota.request_tokens import estimate, read_request
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

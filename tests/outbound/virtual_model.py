@@ -14,8 +14,8 @@ from itertools import count
 
 from tidegate import Denied, RateLimitError
 from tidegate.outbound import Gate, OutboundRequest, Providers
-from tidegate.outbound.providers.profile_file import shipped_profile
-from tidegate.outbound.quota.exchange import ProviderResponse
+from tidegate.outbound._providers.profile_file import shipped_profile
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

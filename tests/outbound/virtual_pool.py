@@ -4,7 +4,7 @@ from functools import partial
 
 from tests.outbound.virtual_model import INPUT, MEAN_ANSWER, PERIOD, Answering, Simulation, Window
 from tidegate.outbound import Providers
-from tidegate.outbound.quota.exchange import ProviderResponse
+from tidegate.outbound._quota.exchange import ProviderResponse
 
 SHARES = (2, 3, 4, 5, 6)  # of the quotas of five keys
 DAY = 86_400

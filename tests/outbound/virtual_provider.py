@@ -6,8 +6,8 @@ import httpx
 
 from tidegate import Limiter
 from tidegate.outbound import Gate, OutboundRequest, Providers
+from tidegate.outbound._quota.exchange import ProviderResponse
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.outbound.quota.exchange import ProviderResponse
 
 START = 1_728_000_000
 URL = "https://x.example/"

@@ -14,15 +14,15 @@ from tidegate.errors import Denied
 from tidegate.inbound.asgi import RateLimitMiddleware as AsgiMiddleware
 from tidegate.inbound.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tidegate.outbound.httpx import RateLimitTransport
-from tidegate.plan.logs.stream import LogStream
-from tidegate.plan.replay import Replay, Replays
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
+from tidegate.plan._logs.stream import LogStream
+from tidegate.plan._replay import Replay, Replays
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
 if TYPE_CHECKING:
-    from tidegate.plan.logs.formats import LogOptions
+    from tidegate.plan._logs.formats import LogOptions
 
 START = 1_790_000_000_000  # milliseconds
 LOG_FORMAT = '$remote_addr [$msec] "$request" $status $request_time "$http_x_forwarded_for"'

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from tests.plan.drivers import LOG_FORMAT, Call, write_log
-from tidegate.cli import main
+from tidegate._cli import main
 from tidegate.errors import ConfigError
 from tidegate.plan import ReplayOptions, diff, read_spec
-from tidegate.plan.conditions import DIFF_FIGURES, REPLAY_FIGURES, Condition
-from tidegate.plan.logs.formats import LogOptions
-from tidegate.plan.markdown import escape
+from tidegate.plan._conditions import DIFF_FIGURES, REPLAY_FIGURES, Condition
+from tidegate.plan._logs.formats import LogOptions
+from tidegate.plan._markdown import escape
 
 OPTIONS = ReplayOptions(LogOptions(log_format=LOG_FORMAT))
 

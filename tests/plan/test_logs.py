@@ -11,10 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tidegate.errors import ConfigError
-from tidegate.plan.logs.batch import LogSender, LogSubject
-from tidegate.plan.logs.formats import LogOptions
-from tidegate.plan.logs.stream import LogStream
-from tidegate.plan.logs.timestamps import LocalTimes, microseconds, read_common, read_epoch, resolution_of
+from tidegate.plan._logs.batch import LogSender, LogSubject
+from tidegate.plan._logs.formats import LogOptions
+from tidegate.plan._logs.stream import LogStream
+from tidegate.plan._logs.timestamps import LocalTimes, microseconds, read_common, read_epoch, resolution_of
 
 AT = microseconds(datetime(2026, 10, 10, 13, 55, 36, 500_000, tzinfo=UTC))  # the request arrives
 SECOND = 1_000_000

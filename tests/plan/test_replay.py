@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.plan.drivers import LOG_FORMAT, START, Call, write_log
-from tidegate.cli import main
+from tidegate._cli import main
 from tidegate.plan import ReplayOptions, read_spec, replay
-from tidegate.plan.logs.formats import LogOptions
-from tidegate.plan.report import ClientNames
+from tidegate.plan._logs.formats import LogOptions
+from tidegate.plan._report import ClientNames
 
 OPTIONS = ReplayOptions(LogOptions(log_format=LOG_FORMAT))
 COARSE = '203.0.113.9 - - [10/Oct/2026:13:55:{:02} +0000] "GET /{} HTTP/1.1" 200 1 "-" "-"\n'
@@ -168,7 +168,7 @@ def test_a_limit_of_slots_needs_durations(tmp_path, capsys):
 SHARDED = """
 import sys
 from tidegate.plan import ReplayOptions, api, read_spec
-from tidegate.plan.logs.formats import LogOptions
+from tidegate.plan._logs.formats import LogOptions
 api.MIN_PARALLEL_BYTES = 0
 def read(processes):
     options = ReplayOptions(LogOptions(log_format=sys.argv[3]), processes, retries=2, uncertainty=1_000_000)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.drivers import LOG_FORMAT, Call, write_log
-from tidegate.cli import main
+from tidegate._cli import main
 from tidegate.core import Limit
-from tidegate.core.decision import acquire
+from tidegate.core._decision import acquire
 from tidegate.errors import ConfigError
 from tidegate.plan import ReplayOptions, SuggestOptions, read_spec, replay, suggest
-from tidegate.plan.logs.formats import LogOptions
-from tidegate.plan.measure import make_measure, measured_limit
-from tidegate.plan.suggest import choose_quota, round_up
+from tidegate.plan._logs.formats import LogOptions
+from tidegate.plan._measure import make_measure, measured_limit
+from tidegate.plan._suggest import choose_quota, round_up
 
 OPTIONS = ReplayOptions(LogOptions(log_format=LOG_FORMAT))
 GAPS = st.lists(

@@ -18,12 +18,12 @@ from tests.plan.drivers import (
     write_log,
 )
 from tidegate.outbound import Providers
-from tidegate.plan.clock import ReplayClock
-from tidegate.plan.logs.formats import LogOptions
-from tidegate.plan.rules.inbound import InboundRules
-from tidegate.plan.rules.outbound import OutboundRules
-from tidegate.plan.rules.service import ServiceRules
-from tidegate.service.config.settings import load_settings
+from tidegate.plan._clock import ReplayClock
+from tidegate.plan._logs.formats import LogOptions
+from tidegate.plan._rules.inbound import InboundRules
+from tidegate.plan._rules.outbound import OutboundRules
+from tidegate.plan._rules.service import ServiceRules
+from tidegate.service._config.settings import load_settings
 
 OPTIONS = LogOptions(log_format=LOG_FORMAT)
 RATES = st.sampled_from(["2/1s", "3/2s", "5/10s", "4/1m", "2/500ms"])

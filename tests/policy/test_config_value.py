@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate import ConfigError, Limit
-from tidegate.policy.config_value import ConfigValue, load, parse
+from tidegate._policy.config_value import ConfigValue, load, parse
 
 YAML_TEXT = """\
 name: no

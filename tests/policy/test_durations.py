@@ -3,9 +3,9 @@
 import pytest
 
 from tidegate import Limiter
-from tidegate.core.limit import parse_period
-from tidegate.demo import draw
-from tidegate.policy.durations import format_exact_duration
+from tidegate._demo import draw
+from tidegate._policy.durations import format_exact_duration
+from tidegate.core._limit import parse_period
 from tidegate.testing import ManualClock
 
 

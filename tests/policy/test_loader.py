@@ -7,12 +7,12 @@ import pytest
 
 import tidegate
 from tidegate import ConfigError
-from tidegate.budget.settings.file import read_config
-from tidegate.inbound.rules.config import load_rules
+from tidegate.budget._settings.file import read_config
+from tidegate.inbound._rules.config import load_rules
 from tidegate.outbound import Providers
 from tidegate.outbound.sources import read_source
-from tidegate.service.config.envoy_files import convert
-from tidegate.service.config.settings import load_settings
+from tidegate.service._config.envoy_files import convert
+from tidegate.service._config.settings import load_settings
 
 READERS = {
     "inbound": load_rules,

@@ -6,20 +6,20 @@ Adding an algorithm touches the core and its two ports; adding a verb, the core 
 import ast
 from pathlib import Path
 
-from tidegate.core.algorithms import ALGORITHMS
-from tidegate.core.decision import VERBS, Verb
+from tidegate.core._algorithms import ALGORITHMS
+from tidegate.core._decision import VERBS, Verb
 
 SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
 # A limit in a configuration file may name its algorithm: these look for the word in the text.
-EXCEPTIONS = {"outbound/providers/file.py", "inbound/rules/extra_limits.py"}
+EXCEPTIONS = {"outbound/_providers/file.py", "inbound/_rules/extra_limits.py"}
 
 # The modules that compare the name of a verb: what is special there concerns that verb alone.
 BY_VERB = {
-    "limiter.py": "`acquire` is what try_acquire prepares",
-    "stores/memory/store.py": "the shortcut of `acquire` calls the algorithm itself",
-    "testing/reference.py": "it has nothing but the core",
-    "testing/vectors.py": "it makes histories of each verb",
-    "outbound/quota/gate_call.py": "it chooses the verb, and records what was charged",
+    "_limiter/limiter.py": "`acquire` is what try_acquire prepares",
+    "stores/_memory/store.py": "the shortcut of `acquire` calls the algorithm itself",
+    "testing/_reference.py": "it has nothing but the core",
+    "testing/_vectors.py": "it makes histories of each verb",
+    "outbound/_quota/gate_call.py": "it chooses the verb, and records what was charged",
 }
 
 

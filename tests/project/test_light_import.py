@@ -83,7 +83,7 @@ def test_a_client_without_its_extra_says_what_to_install(package):
     done = run("import tidegate.service.client")
     assert done.stderr.splitlines()[-1].startswith("tidegate.errors.ConfigError: ")
     assert "pip install 'tidegate[client]'" in done.stderr.splitlines()[-1]
-    done = run("from tidegate.cli import main; sys.exit(main(['peek', 'api', 'k']))")
+    done = run("from tidegate._cli import main; sys.exit(main(['peek', 'api', 'k']))")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert f"{package}: pip install 'tidegate[client]'" in done.stderr
 

@@ -14,9 +14,9 @@ from tests.inbound.sites import django_site  # noqa: F401 - tidegate.inbound.drf
 from tests.project.public_surface import NAMED_MODULES, modules, public_modules, public_signatures, resolve
 from tidegate.budget import BudgetOptions, BudgetSettings
 from tidegate.outbound import Gate, GateOptions, RequestKeywords
-from tidegate.outbound.quota.exchange import RequestOptions
+from tidegate.outbound._quota.exchange import RequestOptions
 from tidegate.outbound.sources import SourceRow
-from tidegate.outbound.sources.ledger import SourceRecord
+from tidegate.outbound.sources._ledger import SourceRecord
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -65,9 +65,9 @@ def test_an_example_imports_only_public_names(example):
         ("from tidegate import Limiter, Store", []),
         ("import tidegate.inbound.asgi", []),
         ("from tidegate import Limitter", ["tidegate.Limitter"]),
-        ("from tidegate.limiter import Limiter", ["tidegate.limiter.Limiter"]),
+        ("from tidegate._limiter.limiter import Limiter", ["tidegate._limiter.limiter.Limiter"]),
         ("from tidegate.inbound.asgi import find_template", ["tidegate.inbound.asgi.find_template"]),
-        ("if 1:\n    import tidegate.waiting", ["tidegate.waiting"]),
+        ("if 1:\n    import tidegate._limiter.waiting", ["tidegate.waiting"]),
     ],
 )
 def test_a_wrong_import_is_found(code, wrong):
@@ -93,46 +93,46 @@ def test_a_module_that_users_name_has_public_names(module):
 
 # Methods that only the package itself calls, though their class is public: a signature may use internal types.
 INTERNAL = {
-    "tidegate.agents.base_run.BaseRun.charge_flow": "called by what charges the current run",
-    "tidegate.agents.reservation.BaseRunReservation.__init__": "made by `Run.reserve`",
-    "tidegate.agents.reservation.BaseRunReservation.cancel_flow": "called by what charged the current run",
-    "tidegate.agents.reservation.BaseRunReservation.commit_usage_flow": "called by what charged the current run",
-    "tidegate.agents.charging.RunDenied.__init__": "raised by `Run.reserve`",
-    "tidegate.budget.batch._Batch.__init__": "made by `TaskBudget.batch`",
-    "tidegate.budget.settings.model.BudgetSettings.plan": "read by the budget",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.category": "set by the middleware",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.make_charge_flow": "called by the adapters of frameworks",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.own_request_limiter": "called by the adapters of frameworks",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.prepare_charge": "called by the middlewares and adapters",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.choose_key": "called by the decision",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.record": "called by the decision",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.correct": "called by the settlement",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.request_limiter_for": "called by the adapters of frameworks",
-    "tidegate.inbound.limiting.route_limit.RouteLimit.use": "called by `Limits.limit`",
-    "tidegate.inbound.limiting.limited_call.LimitedBlock.__init__": "made by `limit.check`",
-    "tidegate.limited._Limited.__init__": "made by `Limiter.limited`",
-    "tidegate.outbound.adapters.httpx_common.AsyncTransport.__init__": "called by the transports of httpx and httpx2",
-    "tidegate.outbound.adapters.httpx_common.SyncTransport.__init__": "called by the transports of httpx and httpx2",
-    "tidegate.outbound.quota.gate._Gate.account_of": "called by the sources",
-    "tidegate.outbound.quota.gate._Gate.accounts": "read by the dashboard",
-    "tidegate.outbound.quota.gate.Gate.perform": "called by the driver of the gate's flows",
-    "tidegate.outbound.quota.gate.AsyncGate.perform": "called by the driver of the gate's flows",
-    "tidegate.outbound.quota.exchange.OutboundRequest.parsed": "set by the egress gateway",
-    "tidegate.outbound.quota.gate._Gate.send_flow": "called by the adapters of HTTP clients",
-    "tidegate.outbound.providers.provider.Provider.counting": "read from the file that `profile` names",
-    "tidegate.outbound.providers.provider.Provider.profile": "read from the file that `profile` names",
-    "tidegate.outbound.quota.pending_charge._PendingCharge.__init__": "made by `Gate.acquire`",
-    "tidegate.reservation.BaseReservation.__init__": "made by `Limiter.reserve`",
-    "tidegate.reservation.BaseReservation.cancel_flow": "called by other flows",
-    "tidegate.reservation.BaseReservation.commit_flow": "called by other flows",
-    "tidegate.reservation.BaseReservation.shrink_flow": "called by other flows",
-    "tidegate.stores.lease.store.LeasedStore.specialize": "called by limiters",
-    "tidegate.stores.lease.store.LeasedStore.send": "called by the renewal of leases",
-    "tidegate.stores.lease.store.LeasedStore.send_async": "called by the renewal of leases",
-    "tidegate.stores.memory.store.MemoryStore.specialize": "called by limiters",
-    "tidegate.stores.redis.address.RedisAddress.hash_tag": "read from the URL",
-    "tidegate.stores.redis.address.RedisAddress.kind": "read from the URL",
-    "tidegate.swarm.limited_calls._LimitedCall.__init__": "made by `SwarmLimiter.limited`",
+    "tidegate.agents._base_run.BaseRun.charge_flow": "called by what charges the current run",
+    "tidegate.agents._reservation.BaseRunReservation.__init__": "made by `Run.reserve`",
+    "tidegate.agents._reservation.BaseRunReservation.cancel_flow": "called by what charged the current run",
+    "tidegate.agents._reservation.BaseRunReservation.commit_usage_flow": "called by what charged the current run",
+    "tidegate.agents._charging.RunDenied.__init__": "raised by `Run.reserve`",
+    "tidegate.budget._batch._Batch.__init__": "made by `TaskBudget.batch`",
+    "tidegate.budget._settings.model.BudgetSettings.plan": "read by the budget",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.category": "set by the middleware",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.make_charge_flow": "called by the adapters of frameworks",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.own_request_limiter": "called by the adapters of frameworks",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.prepare_charge": "called by the middlewares and adapters",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.choose_key": "called by the decision",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.record": "called by the decision",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.correct": "called by the settlement",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.request_limiter_for": "called by the adapters of frameworks",
+    "tidegate.inbound._limiting.route_limit.RouteLimit.use": "called by `Limits.limit`",
+    "tidegate.inbound._limiting.limited_call.LimitedBlock.__init__": "made by `limit.check`",
+    "tidegate._limiter.limited._Limited.__init__": "made by `Limiter.limited`",
+    "tidegate.outbound._adapters.httpx_common.AsyncTransport.__init__": "called by the transports of httpx and httpx2",
+    "tidegate.outbound._adapters.httpx_common.SyncTransport.__init__": "called by the transports of httpx and httpx2",
+    "tidegate.outbound._quota.gate._Gate.account_of": "called by the sources",
+    "tidegate.outbound._quota.gate._Gate.accounts": "read by the dashboard",
+    "tidegate.outbound._quota.gate.Gate.perform": "called by the driver of the gate's flows",
+    "tidegate.outbound._quota.gate.AsyncGate.perform": "called by the driver of the gate's flows",
+    "tidegate.outbound._quota.exchange.OutboundRequest.parsed": "set by the egress gateway",
+    "tidegate.outbound._quota.gate._Gate.send_flow": "called by the adapters of HTTP clients",
+    "tidegate.outbound._providers.provider.Provider.counting": "read from the file that `profile` names",
+    "tidegate.outbound._providers.provider.Provider.profile": "read from the file that `profile` names",
+    "tidegate.outbound._quota.pending_charge._PendingCharge.__init__": "made by `Gate.acquire`",
+    "tidegate._limiter.reservation.BaseReservation.__init__": "made by `Limiter.reserve`",
+    "tidegate._limiter.reservation.BaseReservation.cancel_flow": "called by other flows",
+    "tidegate._limiter.reservation.BaseReservation.commit_flow": "called by other flows",
+    "tidegate._limiter.reservation.BaseReservation.shrink_flow": "called by other flows",
+    "tidegate.stores._lease.store.LeasedStore.specialize": "called by limiters",
+    "tidegate.stores._lease.store.LeasedStore.send": "called by the renewal of leases",
+    "tidegate.stores._lease.store.LeasedStore.send_async": "called by the renewal of leases",
+    "tidegate.stores._memory.store.MemoryStore.specialize": "called by limiters",
+    "tidegate.stores._redis.address.RedisAddress.hash_tag": "read from the URL",
+    "tidegate.stores._redis.address.RedisAddress.kind": "read from the URL",
+    "tidegate.swarm._limited_calls._LimitedCall.__init__": "made by `SwarmLimiter.limited`",
 }
 # Names of the types of ASGI and WSGI, which each framework defines again; they are spelled out in the module.
 PROTOCOL_ALIASES = {"App", "Environ", "Receive", "Scope", "Send", "Start"}
@@ -143,10 +143,10 @@ SERVICE, UNTYPED_PACKAGES = "tidegate.service.", ("tidegate.service.client.",)
 OPAQUE_ALIASES = PROTOCOL_ALIASES | {"CallFlow", "FrameworkRequest", "Report", "State"}
 # Internal methods that accept whatever their callers return.
 INTERNAL_WITH_ANY = [
-    "tidegate.budget.batch._Batch.__init__",
-    "tidegate.outbound.quota.gate._Gate.run",
-    "tidegate.outbound.quota.gate._Gate.send_flow",
-    "tidegate.outbound.quota.pending_charge._PendingCharge.__init__",
+    "tidegate.budget._batch._Batch.__init__",
+    "tidegate.outbound._quota.gate._Gate.run",
+    "tidegate.outbound._quota.gate._Gate.send_flow",
+    "tidegate.outbound._quota.pending_charge._PendingCharge.__init__",
 ]
 # A coroutine or generator yields to its driver: only its result means something to a caller.
 WITHOUT_YIELD = {"AsyncGenerator", "Coroutine", "Generator"}
@@ -232,10 +232,10 @@ def test_no_public_signature_has_any():
 @pytest.mark.parametrize(
     ("module", "annotation", "hidden"),
     [
-        ("tidegate.stores.lease.manager", "Callable[[Any], int]", True),
-        ("tidegate.stores.lease.manager", "list[LeaseFlow]", True),
-        ("tidegate.stores.lease.manager", "StoreRequest | State", False),
-        ("tidegate.stores.base", "TryAcquire[T]", False),
+        ("tidegate.stores._lease.manager", "Callable[[Any], int]", True),
+        ("tidegate.stores._lease.manager", "list[LeaseFlow]", True),
+        ("tidegate.stores._lease.manager", "StoreRequest | State", False),
+        ("tidegate.stores._base", "TryAcquire[T]", False),
     ],
 )
 def test_an_alias_that_hides_any_is_found(module, annotation, hidden):
@@ -270,4 +270,4 @@ def test_typed_keywords_are_those_of_what_they_describe(options, fields):
 
 
 def test_modules_are_found():
-    assert {"tidegate", "tidegate.limiter", "tidegate.stores.redis.store"} <= modules().keys()
+    assert {"tidegate", "tidegate._limiter.limiter", "tidegate.stores._redis.store"} <= modules().keys()

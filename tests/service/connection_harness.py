@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 from tests.service.client_transport import HIGH_WATER, ClientTransport
 from tests.service.harness import InProcessService
-from tidegate.service.http.connections import Connections
-from tidegate.service.http.server import HttpServer
+from tidegate.service._http.connections import Connections
+from tidegate.service._http.server import HttpServer
 
 READ, IDLE = 100, 300  # seconds, which are ticks
 POLICIES = {"api": "100000/1h", "slow": "1/1h"}

@@ -14,11 +14,11 @@ import httpx
 
 from tests.servers.process import free_port, until
 from tests.service.client_transport import SocketlessTransport
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider
-from tidegate.service.http import App
-from tidegate.service.http.connections import Connections
-from tidegate.service.http.server import HttpServer
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider
+from tidegate.service._http import App
+from tidegate.service._http.connections import Connections
+from tidegate.service._http.server import HttpServer
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

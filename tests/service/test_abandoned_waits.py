@@ -10,7 +10,7 @@ import pytest
 from tests.cases import cases
 from tests.servers.process import until
 from tests.service.harness import serving
-from tidegate.service.client.client import AsyncClient
+from tidegate.service.client._client import AsyncClient
 
 pytestmark = pytest.mark.once
 

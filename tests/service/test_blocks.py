@@ -13,18 +13,18 @@ from tests.service.harness import ADMIN, DECISION, START, InProcessService, serv
 from tests.service.test_worker_totals import only
 from tests.service.test_workers import process_ids
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
-from tidegate.cli import main
-from tidegate.service.client.client import Client
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions import blocks as module
-from tidegate.service.decisions.blocks import Blocks
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.decisions.shared_store import CLOCK_POLICY
+from tidegate._cli import main
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions import blocks as module
+from tidegate.service._decisions.blocks import Blocks
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._decisions.shared_store import CLOCK_POLICY
+from tidegate.service.client._client import Client
 from tidegate.stores import open_store
-from tidegate.stores.delegating import DelegatingStore
-from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.outage import GuardedStore
-from tidegate.stores.sqlite import value_rows
+from tidegate.stores._delegating import DelegatingStore
+from tidegate.stores._lease import Lease, LeasedStore
+from tidegate.stores._outage import GuardedStore
+from tidegate.stores._sqlite import value_rows
 from tidegate.testing import ManualClock
 
 POLICIES = {

@@ -3,9 +3,9 @@
 import asyncio
 from itertools import product
 
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.stores.memory.store import MemoryStore
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.stores._memory.store import MemoryStore
 
 ASKS = [(Subject("api", "one"), 1), (Subject("api", "two"), 2)]
 

@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.blocks import CACHE_TTL
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.blocks import CACHE_TTL
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._decisions.reservation_ids import AlreadySettledError
 from tidegate.stores import MemoryStore
-from tidegate.stores.cancellation import refund_if_cancelled
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._cancellation import refund_if_cancelled
+from tidegate.stores._outage import GuardedStore
 
 POLICIES = {
     "api": "1000000/52w fixed_window",

@@ -7,11 +7,11 @@ import pytest
 from tests.cases import cases
 from tests.service.harness import serving
 from tidegate import AsyncLimiter, ConfigError, Denied, Limiter
-from tidegate.limiter import Usage
-from tidegate.service.api.verbs import VERBS
+from tidegate._limiter.limiter import Usage
+from tidegate.service._api.verbs import VERBS
+from tidegate.service._decisions.reservation_ids import AlreadySettledError, UnknownReservationError
+from tidegate.service._http.verbs import Verbs
 from tidegate.service.client import AsyncClient, Client
-from tidegate.service.decisions.reservation_ids import AlreadySettledError, UnknownReservationError
-from tidegate.service.http.verbs import Verbs
 
 # Verbs of Limiter that need a policy in addition. The others are about the limiter itself, or called by reservations.
 LIMITER_VERBS = ("try_acquire", "acquire", "peek", "reserve", "refund", "release", "reset", "usage")

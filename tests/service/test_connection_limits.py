@@ -14,8 +14,8 @@ from tests.service.connection_harness import (
     running,
 )
 from tests.service.harness import ADMIN, DECISION
-from tidegate.service.http.app import FREE_SHARE_DIVISOR
-from tidegate.service.http.connections import NEVER_TICKS, Connections, connections_for_requests, fit_connections
+from tidegate.service._http.app import FREE_SHARE_DIVISOR
+from tidegate.service._http.connections import NEVER_TICKS, Connections, connections_for_requests, fit_connections
 
 # ---- how many --------------------------------------------------------------------------------------------------------
 

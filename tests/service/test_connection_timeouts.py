@@ -16,7 +16,7 @@ from tests.service.connection_harness import (
     post,
     running,
 )
-from tidegate.service.http.protocol import MIN_SENT
+from tidegate.service._http.protocol import MIN_SENT
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tests.service.test_envoy import EnvoyClient, run
 from tidegate import ConfigError
-from tidegate.service.config.envoy_files import convert
-from tidegate.service.config.schema import schema
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider
-from tidegate.service.decisions.descriptors import UNIT_PERIODS
-from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT
+from tidegate.service._config.envoy_files import convert
+from tidegate.service._config.schema import schema
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider
+from tidegate.service._decisions.descriptors import UNIT_PERIODS
+from tidegate.service._envoy.messages import CODE_OK, CODE_OVER_LIMIT
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -7,12 +7,12 @@ import pytest
 
 from tests.service.harness import START
 from tidegate import Closed, ConfigError, ResourceUnknown
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.runtime.server import open_service_store
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._decisions.reservation_ids import AlreadySettledError
+from tidegate.service._runtime.server import open_service_store
 from tidegate.stores import MemoryStore
-from tidegate.stores.lease import LeasedStore
+from tidegate.stores._lease import LeasedStore
 from tidegate.testing import ManualClock
 
 SECRET = "a-secret-0123456789"  # noqa: S105 - of a test

@@ -14,11 +14,11 @@ import pytest
 from tests.servers.process import free_port, until
 from tests.service.harness import ROOT
 from tidegate import ConfigError
-from tidegate.cli.demo_service import has_display, with_free_port
-from tidegate.cli.output import Output
-from tidegate.policy import Policy
-from tidegate.service.config.settings import load_settings
-from tidegate.service.runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, call_interval
+from tidegate._cli.demo_service import has_display, with_free_port
+from tidegate._cli.output import Output
+from tidegate._policy import Policy
+from tidegate.service._config.settings import load_settings
+from tidegate.service._runtime.demo import MAX_PAUSE, MIN_PAUSE, SOURCES, call_interval
 
 FILE = str(ROOT / "examples/demo/service.yaml")
 

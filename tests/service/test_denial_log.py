@@ -6,9 +6,9 @@ import pytest
 
 from tests.service.harness import START
 from tidegate.observe.logs import DecisionLog
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.runtime.logs import log_denial_counts
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._runtime.logs import log_denial_counts
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from tests.cases import cases
-from tidegate.cli import COMMANDS
-from tidegate.service.api.problems import KINDS
-from tidegate.service.api.requests import TargetRequest
-from tidegate.service.api.verbs import VERBS
-from tidegate.service.config.settings import load_settings
+from tidegate._cli import COMMANDS
+from tidegate.service._api.problems import KINDS
+from tidegate.service._api.requests import TargetRequest
+from tidegate.service._api.verbs import VERBS
+from tidegate.service._config.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 SERVICE = (ROOT / "docs/howto/service.md").read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ADMIN, DECISION
 from tidegate import Limit, Policy
-from tidegate.cli import main
-from tidegate.service import doctor
-from tidegate.service.config.settings import load_settings
-from tidegate.service.doctor import EXTRAS, Finding, examine, judge_store
-from tidegate.stores.postgres import PostgresStore
+from tidegate._cli import main
+from tidegate.service import _doctor as doctor
+from tidegate.service._config.settings import load_settings
+from tidegate.service._doctor import EXTRAS, Finding, examine, judge_store
+from tidegate.stores._postgres import PostgresStore
 
 RULES = "policies: {api: 3/1h}\n"
 

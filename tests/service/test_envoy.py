@@ -10,12 +10,12 @@ from tests.servers.process import free_port
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import START
 from tidegate import StoreUnavailable
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, message_classes
-from tidegate.service.envoy.service import serve
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._envoy.messages import CODE_OK, CODE_OVER_LIMIT, METHOD, SERVICE, message_classes
+from tidegate.service._envoy.service import serve
 from tidegate.stores import MemoryStore
-from tidegate.stores.outage import open_guarded
+from tidegate.stores._outage import open_guarded
 from tidegate.testing import ManualClock
 
 MESSAGES = message_classes()

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import Limit
-from tidegate.core.decision import Decision, ShadowDecision
+from tidegate.core._decision import Decision, ShadowDecision
 from tidegate.headers import write
-from tidegate.service.envoy.encoding import MAX_UINT32, encode_response
-from tidegate.service.envoy.messages import CODE_OK, CODE_OVER_LIMIT, message_classes
+from tidegate.service._envoy.encoding import MAX_UINT32, encode_response
+from tidegate.service._envoy.messages import CODE_OK, CODE_OVER_LIMIT, message_classes
 
 PERIODS = {"1s": 1, "1m": 2, "1h": 3, "1d": 4, "1w": 7, "90s": 0}
 AT = 1_728_000_000_000_000

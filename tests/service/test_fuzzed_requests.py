@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tests.service.harness import InProcessService
-from tidegate.service.api.problems import ProblemError
-from tidegate.service.api.verbs import VERBS
-from tidegate.service.http.openapi import document
-from tidegate.service.http.request_head import RequestHead
+from tidegate.service._api.problems import ProblemError
+from tidegate.service._api.verbs import VERBS
+from tidegate.service._http.openapi import document
+from tidegate.service._http.request_head import RequestHead
 
 API = json.loads(document())
 SCHEMAS = API["components"]["schemas"]

@@ -17,7 +17,7 @@ import pytest
 from tests.servers.process import until
 from tests.service.harness import serving
 from tests.service.test_service_processes import log_lines
-from tidegate.service.runtime.file_limits import raise_descriptor_limit
+from tidegate.service._runtime.file_limits import raise_descriptor_limit
 
 RULES = "policies: {api: 1000000/1h, slow: 1/1h}\n"
 FEW = 1024  # descriptors

@@ -9,8 +9,8 @@ import pytest
 from tests.cases import cases
 from tests.service.harness import ADMIN, DECISION, START, InProcessService
 from tests.service.http_harness import POLICIES, K, problem
-from tidegate.service.api.responses import decision_response
-from tidegate.service.decisions.decider import Subject
+from tidegate.service._api.responses import decision_response
+from tidegate.service._decisions.decider import Subject
 
 
 @pytest.fixture

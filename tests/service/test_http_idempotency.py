@@ -6,8 +6,8 @@ import pytest
 
 from tests.service.harness import START, InProcessService
 from tests.service.http_harness import POLICIES, K, disconnect, problem
-from tidegate.service.api.problems import HTTPReply
-from tidegate.service.http.replays import IdempotentReplies
+from tidegate.service._api.problems import HTTPReply
+from tidegate.service._http.replays import IdempotentReplies
 from tidegate.testing import ManualClock
 
 

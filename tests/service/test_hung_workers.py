@@ -15,7 +15,7 @@ from tests.servers.process import free_port, until
 from tests.service.harness import serving
 from tests.service.test_envoy import MESSAGES
 from tests.service.test_workers import process_ids
-from tidegate.service.envoy.messages import METHOD, SERVICE
+from tidegate.service._envoy.messages import METHOD, SERVICE
 
 CONNECTIONS = 20
 PING = b"*1\r\n$4\r\nPING\r\n"

@@ -18,15 +18,15 @@ from tests.service.conftest import STORES, shared_store_url
 from tests.service.harness import START, InProcessService, http_client, serving
 from tests.service.test_signing import payload_of, services
 from tidegate import ConfigError, ResourceUnknown
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.decisions.idempotency import REMEMBER_FOR, KeyedCall
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.http import App
-from tidegate.stores.delegating import DelegatingStore
-from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.outage import GuardedStore, open_guarded
-from tidegate.stores.registry import open_store
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._decisions.idempotency import REMEMBER_FOR, KeyedCall
+from tidegate.service._decisions.reservation_ids import AlreadySettledError
+from tidegate.service._http import App
+from tidegate.stores._delegating import DelegatingStore
+from tidegate.stores._lease import Lease, LeasedStore
+from tidegate.stores._outage import GuardedStore, open_guarded
+from tidegate.stores._registry import open_store
 from tidegate.testing import ManualClock
 
 pytestmark = pytest.mark.once("valkey", "plain")
@@ -307,8 +307,8 @@ async def test_the_key_and_the_charge_are_one_step_of_the_store(ask, verb, tmp_p
 KILLED_SERVICE = """
 import asyncio, os, signal, sys
 from tests.service.test_idempotency import OneCall
-from tidegate.stores.delegating import DelegatingStore
-from tidegate.stores.outage import open_guarded
+from tidegate.stores._delegating import DelegatingStore
+from tidegate.stores._outage import open_guarded
 
 class KilledStore(DelegatingStore):
     async def apply_async(self, verb, asks, now=None, at=None, writes=()):

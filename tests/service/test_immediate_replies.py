@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tests.service.connection_harness import OK, POLICIES, acquire_body, chunked, post, running
 from tests.service.harness import ADMIN, DECISION
-from tidegate.service.decisions.decider import Subject
+from tidegate.service._decisions.decider import Subject
 
 BATCH = json.dumps({"policy": "api", "keys": [f"k{number}" for number in range(20)]}).encode()
 ASKS = json.dumps({"asks": [{"policy": "api", "key": "a"}, {"policy": "slow", "key": "b"}]}).encode()

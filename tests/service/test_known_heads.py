@@ -10,8 +10,8 @@ from tests.cases import cases
 from tests.service.connection_harness import OK, acquire_body, post, running
 from tests.service.harness import ADMIN, DECISION
 from tests.service.test_immediate_replies import OTHERS, USUAL
-from tidegate.service.http import request_head
-from tidegate.service.http.request_head import KnownHeads, RequestHead
+from tidegate.service._http import request_head
+from tidegate.service._http.request_head import KnownHeads, RequestHead
 
 WARM_UP = post(acquire_body("w"))  # the same head as that of the key "k"
 

@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from tests.servers.valkey import ValkeyServer
-from tidegate.core.decision import Decision
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.stores.opened import OpenedStore
+from tidegate.core._decision import Decision
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.stores._opened import OpenedStore
 
 WINDOW = "1000000/1h fixed_window"  # the store applies the limit itself, not a stricter one
 KEYS = 20

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.service.harness import InProcessService, serving
 from tidegate import ConfigError, Limit, RateLimitError, ResourceUnknown, StoreUnavailable
-from tidegate.core.bounds import SECOND
-from tidegate.service.client.client import AsyncClient, Client
-from tidegate.service.client.lease_cache import LeaseCache, read_lease_duration
-from tidegate.service.client.protocol import MAX_TRIES, decide_flow, read_response, settle_flow
+from tidegate.core._bounds import SECOND
+from tidegate.service.client._client import AsyncClient, Client
+from tidegate.service.client._lease_cache import LeaseCache, read_lease_duration
+from tidegate.service.client._protocol import MAX_TRIES, decide_flow, read_response, settle_flow
 from tidegate.testing import ManualClock
 
 

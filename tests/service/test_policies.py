@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate import ResourceUnknown
-from tidegate.service.config.settings import load_settings
+from tidegate.service._config.settings import load_settings
 
 WORDS = st.text(alphabet="ab:", min_size=1, max_size=4)
 PATTERNS = st.text(alphabet="ab:*", min_size=1, max_size=4)

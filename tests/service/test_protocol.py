@@ -18,7 +18,7 @@ from tests.service.connection_harness import (
     running,
 )
 from tests.service.harness import ADMIN, DECISION
-from tidegate.service.http.protocol import MAX_HEAD
+from tidegate.service._http.protocol import MAX_HEAD
 
 # ---- requests in every form ------------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ from tests.cases import cases
 from tests.outbound.flows import CALL, answer
 from tests.service.harness import ADMIN, DECISION, InProcessService, serving
 from tests.service.test_start_command import write
-from tidegate.cli import main
+from tidegate._cli import main
 from tidegate.outbound import AsyncGate, Gate, Providers
 from tidegate.service.client import AsyncClient, Client
 from tidegate.stores import MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 
 FMP = {"domain": "fmp.example", "name": "fmp", "limit": 3, "period": "1m"}
 

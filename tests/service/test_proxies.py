@@ -13,7 +13,7 @@ from tests.servers.proxy import EXAMPLES
 from tests.servers.traefik import Traefik
 from tests.service.harness import ADMIN, DECISION, serving
 from tests.service.proxy_setup import Application, ClientAddresses, check_outages, rate_fields, send_request
-from tidegate.service.config.settings import load_settings
+from tidegate.service._config.settings import load_settings
 
 RULES = "policies: {api: 5/1h fixed_window}\n"
 PROXIES = (Nginx, Caddy, Haproxy, Traefik)

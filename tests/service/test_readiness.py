@@ -8,8 +8,8 @@ import pytest
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import DECISION, InProcessService, serving
-from tidegate.service.config.settings import load_settings
-from tidegate.service.http.readiness import outcomes_without_store
+from tidegate.service._config.settings import load_settings
+from tidegate.service._http.readiness import outcomes_without_store
 
 HEADERS = {"authorization": f"Bearer {DECISION}"}
 POLICIES = {

@@ -5,13 +5,13 @@ import pytest
 from tests.servers.process import until
 from tests.service.harness import START
 from tidegate import StoreUnavailable
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions import reservation_ids
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.decisions.idempotency import KeyedCall
-from tidegate.service.decisions.reservation_ids import AlreadySettledError, SettledIds
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions import reservation_ids
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._decisions.idempotency import KeyedCall
+from tidegate.service._decisions.reservation_ids import AlreadySettledError, SettledIds
 from tidegate.stores import DelegatingStore, MemoryStore
-from tidegate.stores.outage import GuardedStore, open_guarded
+from tidegate.stores._outage import GuardedStore, open_guarded
 from tidegate.testing import ManualClock
 
 K = Subject("api", "k")

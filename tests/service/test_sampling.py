@@ -11,11 +11,11 @@ import pytest
 from tests.cases import cases
 from tests.service.harness import InProcessService
 from tidegate import StoreUnavailable
-from tidegate.core.decision import LocalDecision
-from tidegate.observe.counters import Counters
-from tidegate.service.decisions.audit import AuditLog, Origin
-from tidegate.service.decisions.stats import DECISIONS
-from tidegate.service.runtime.shared_memory import SharedCounters, WorkerMemory
+from tidegate.core._decision import LocalDecision
+from tidegate.observe._counters import Counters
+from tidegate.service._decisions.audit import AuditLog, Origin
+from tidegate.service._decisions.stats import DECISIONS
+from tidegate.service._runtime.shared_memory import SharedCounters, WorkerMemory
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 
@@ -88,7 +88,7 @@ def counters(request, monkeypatch):
         time.sleep(0)  # as above
         return crc32(text)
 
-    monkeypatch.setattr("tidegate.service.runtime.shared_memory.crc32", switch_threads_then_crc32)
+    monkeypatch.setattr("tidegate.service._runtime.shared_memory.crc32", switch_threads_then_crc32)
     memory = WorkerMemory.create(1, 0)
     yield SharedCounters([memory.areas[0].counters], 0, ManualClock(start=0))
     memory.close()

@@ -8,10 +8,10 @@ from tests.cases import cases
 from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import serving
-from tidegate.cli import main
-from tidegate.service.decisions.service_directory import MAX_SERVICES, SERVICES, ServiceDirectory
+from tidegate._cli import main
+from tidegate.service._decisions.service_directory import MAX_SERVICES, SERVICES, ServiceDirectory
 from tidegate.stores import MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 POLICIES = "policies: {api: 2/1h fixed_window}\n"

@@ -18,9 +18,9 @@ from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
 from tests.service.test_envoy import EnvoyClient
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
-from tidegate.cli import main
-from tidegate.service.client.client import AsyncClient, Client
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
+from tidegate._cli import main
+from tidegate.service._decisions.reservation_ids import AlreadySettledError
+from tidegate.service.client._client import AsyncClient, Client
 
 RULES = "policies: {api: 3/1h fixed_window, slow: {limits: 1/1h fixed_window}}\n"
 

@@ -9,12 +9,12 @@ import yaml
 
 from tests.cases import cases
 from tidegate import ConfigError
-from tidegate.cli.start import add_options as add_start_options
-from tidegate.service.config import settings as module
-from tidegate.service.config.envoy_files import convert
-from tidegate.service.config.schema import schema
-from tidegate.service.config.settings import OPTIONS, load_settings
-from tidegate.service.runtime import server
+from tidegate._cli.start import add_options as add_start_options
+from tidegate.service._config import settings as module
+from tidegate.service._config.envoy_files import convert
+from tidegate.service._config.schema import schema
+from tidegate.service._config.settings import OPTIONS, load_settings
+from tidegate.service._runtime import server
 
 BAD_SETTINGS = sorted((Path(__file__).parent / "bad_settings").glob("*.yaml"))
 TOKEN = "a-token-of-some-length"  # noqa: S105 - of a test
@@ -197,7 +197,7 @@ def known_to(part, whole):
 
 
 def test_the_schema_has_the_same_names_as_the_reader():
-    from tidegate.service.config import policy_file  # noqa: PLC0415 - the lists that it reads by
+    from tidegate.service._config import policy_file  # noqa: PLC0415 - the lists that it reads by
 
     whole = schema()
     json.dumps(whole)

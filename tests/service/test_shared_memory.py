@@ -6,12 +6,12 @@ import signal
 import pytest
 
 from tests.servers.process import until
-from tidegate.observe.counters import CopiedCounts, Counters, RowKind
-from tidegate.service.dashboard.status import STORE, ProcessReport, merge_near, merge_store
-from tidegate.service.decisions.stats import LAST_DENIED, LATENCY_BUCKETS, Stats
-from tidegate.service.runtime import shared_memory
-from tidegate.service.runtime.shared_memory import CounterArea, SharedCounters, SharedMessage, WorkerMemory
-from tidegate.service.runtime.workers import SPAWN_CONTEXT
+from tidegate.observe._counters import CopiedCounts, Counters, RowKind
+from tidegate.service._dashboard.status import STORE, ProcessReport, merge_near, merge_store
+from tidegate.service._decisions.stats import LAST_DENIED, LATENCY_BUCKETS, Stats
+from tidegate.service._runtime import shared_memory
+from tidegate.service._runtime.shared_memory import CounterArea, SharedCounters, SharedMessage, WorkerMemory
+from tidegate.service._runtime.workers import SPAWN_CONTEXT
 from tidegate.testing import ManualClock
 
 

@@ -13,7 +13,7 @@ from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import DECISION, serving
 from tests.service.test_envoy import EnvoyClient
-from tidegate.service.envoy.messages import CODE_OK
+from tidegate.service._envoy.messages import CODE_OK
 
 RULES = f"""
 decision_token: {DECISION}

@@ -13,14 +13,14 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import DECISION, START, InProcessService, serving
 from tidegate import ConfigError, ResourceUnknown
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions.decider import Decider, Subject
-from tidegate.service.decisions.reservation_ids import AlreadySettledError
-from tidegate.service.decisions.signing import SECRET_NAME, SECRET_TTL, SECRETS, SigningKeys
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions.decider import Decider, Subject
+from tidegate.service._decisions.reservation_ids import AlreadySettledError
+from tidegate.service._decisions.signing import SECRET_NAME, SECRET_TTL, SECRETS, SigningKeys
 from tidegate.stores import MemoryStore
-from tidegate.stores.outage import GuardedStore
-from tidegate.stores.outage.open import open_guarded
-from tidegate.stores.registry import open_store
+from tidegate.stores._outage import GuardedStore
+from tidegate.stores._outage.open import open_guarded
+from tidegate.stores._registry import open_store
 from tidegate.testing import ManualClock
 
 OLD, NEW = "an-old-secret-0123456789", "a-new-secret-0123456789"

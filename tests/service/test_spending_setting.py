@@ -8,7 +8,7 @@ from tests.egress.harness import TOKEN, running, settled
 from tests.outbound.server import Answer, QuotaServer, as_json
 from tests.servers.process import until
 from tests.service.harness import serving
-from tidegate.cli import main
+from tidegate._cli import main
 from tidegate.egress import load_egress
 from tidegate.errors import ConfigError
 from tidegate.spending import Ledger, Spending, SpendingSettings

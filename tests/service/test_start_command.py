@@ -13,10 +13,10 @@ from tests.outbound.server import Answer, QuotaServer
 from tests.servers.process import free_port, until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import ROOT, serving
+from tidegate._cli import main
+from tidegate._policy.setting_values import PERMISSIONS
 from tidegate.budget import TaskBudget
-from tidegate.cli import main
-from tidegate.policy.setting_values import PERMISSIONS
-from tidegate.service.config.settings import load_settings
+from tidegate.service._config.settings import load_settings
 
 
 def write(path: Path, text: str) -> Path:
@@ -141,7 +141,7 @@ def test_lists_from_file_environment_and_options(tmp_path):
 def test_the_permissions_setting_has_the_values_of_providers():
     from typing import get_args  # noqa: PLC0415 - only here
 
-    from tidegate.outbound.providers.registry import Permissions  # noqa: PLC0415 - only here
+    from tidegate.outbound._providers.registry import Permissions  # noqa: PLC0415 - only here
 
     assert get_args(Permissions) == PERMISSIONS
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tidegate.cli import main
-from tidegate.service.config.settings import load_settings
+from tidegate._cli import main
+from tidegate.service._config.settings import load_settings
 
 FREE_PORT = ["--listen", "127.0.0.1:0"]
 API = ["--policy", "api=5/1m"]

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from tests.service.harness import serving
-from tidegate.service.runtime.systemd import SystemdNotifier
+from tidegate.service._runtime.systemd import SystemdNotifier
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.servers.process import free_port, until
 from tests.service.harness import ROOT, InProcessService
 from tidegate import Limiter, Policy
 from tidegate.observe.otel import OpenTelemetryObserver
-from tidegate.service.runtime.telemetry import Telemetry
+from tidegate.service._runtime.telemetry import Telemetry
 from tidegate.testing import ManualClock
 
 
@@ -98,7 +98,7 @@ def test_the_observer_exports_metrics_and_span_events(metrics):
     (event,) = span.events
     assert event.name == "tidegate.denied"
     assert dict(event.attributes) == {
-        "tidegate.policy": name,
+        "tidegate._policy": name,
         "tidegate.outcome": "denied",
         "tidegate.violated": ("1m",),
         "tidegate.retry_after": 60.0,
@@ -117,7 +117,7 @@ from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExpo
 reader = PeriodicExportingMetricReader(ConsoleMetricExporter(formatter=lambda data: data.to_json(indent=None) + "\\n"),
                                        export_interval_millis=3_600_000)
 metrics.set_meter_provider(MeterProvider([reader]))
-from tidegate.cli import main
+from tidegate._cli import main
 sys.exit(main(sys.argv[1:]))
 """
 

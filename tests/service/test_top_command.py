@@ -7,9 +7,9 @@ import pytest
 from tests.outbound.server import QuotaServer, as_json
 from tests.servers.process import until
 from tests.service.harness import ADMIN, DECISION, serving
-from tidegate.cli import main, top
-from tidegate.cli.live import watch
-from tidegate.cli.output import CLEAR_SCREEN, Output
+from tidegate._cli import main, top
+from tidegate._cli.live import watch
+from tidegate._cli.output import CLEAR_SCREEN, Output
 
 SORTING = top.Sorting(top.POLICY_ORDERS)
 RULES = "policies: {api: 3/1h fixed_window, quiet: 5/1h}\n"

@@ -10,13 +10,13 @@ from tests.cases import cases
 from tests.service.harness import InProcessService
 from tidegate import ConfigError, ResourceUnknown, StoreUnavailable
 from tidegate.service import client as client_module
-from tidegate.service.api.requests import CostRequest, SubjectRequest
-from tidegate.service.api.responses import VerbResponse
-from tidegate.service.api.verbs import PEEK, RELEASE, USAGE, VERBS, ServiceVerb
+from tidegate.service._api.requests import CostRequest, SubjectRequest
+from tidegate.service._api.responses import VerbResponse
+from tidegate.service._api.verbs import PEEK, RELEASE, USAGE, VERBS, ServiceVerb
+from tidegate.service._http.verbs import Verbs
 from tidegate.service.client import AsyncClient
-from tidegate.service.client.protocol import read_response, verb_request
-from tidegate.service.client.reservation import ServiceReserving
-from tidegate.service.http.verbs import Verbs
+from tidegate.service.client._protocol import read_response, verb_request
+from tidegate.service.client._reservation import ServiceReserving
 from tidegate.stores import MemoryStore
 
 POLICIES = {"api": "2/1m fixed_window", "many": "1000/1m"}

@@ -19,7 +19,7 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyServer
 from tests.service.harness import serving
 from tests.service.test_workers import process_ids
-from tidegate.cli import main
+from tidegate._cli import main
 
 POLICIES = "policies: {api: 1000000/1h, few: 2/1h fixed_window}\n"
 API = {"policy": "api", "key": "k"}

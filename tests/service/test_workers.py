@@ -13,8 +13,8 @@ import pytest
 from tests.servers.process import free_port, until
 from tests.service.harness import ROOT, RunningService, is_up, serving
 from tests.service.test_service_processes import log_lines
-from tidegate.core.bounds import SECOND
-from tidegate.service.runtime.workers import restart_pause
+from tidegate.core._bounds import SECOND
+from tidegate.service._runtime.workers import restart_pause
 
 RULES = "policies: {api: 3/1h}\n"
 

@@ -18,7 +18,7 @@ from tests.soak.effects import Effect, actual_effects, expected_effects, label_o
 from tests.soak.journal import ANSWERED, file_journal
 from tests.soak.traffic import USUAL
 from tidegate import RateLimitError
-from tidegate.service.client.client import AsyncClient
+from tidegate.service.client._client import AsyncClient
 
 if TYPE_CHECKING:
     import httpx

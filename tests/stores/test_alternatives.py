@@ -12,11 +12,11 @@ import pytest
 
 from tests.servers.valkey import ValkeyServer
 from tidegate import ConfigError, Limit, Policy
-from tidegate.core.bounds import SECOND
+from tidegate.core._bounds import SECOND
 from tidegate.stores import MemoryStore, Store, open_store
-from tidegate.stores.base import Alternatives, decided_asks
-from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._base import Alternatives, decided_asks
+from tidegate.stores._lease import Lease, LeasedStore
+from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tidegate import Decision
-    from tidegate.stores.base import Ask
-    from tidegate.stores.values import Write
+    from tidegate.stores._base import Ask
+    from tidegate.stores._values import Write
 
 STORES = ("memory", "sqlite", "redis", "postgres")
 MEMBER = Policy("member", (Limit(3, "1h", algorithm="fixed_window"),))

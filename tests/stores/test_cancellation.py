@@ -13,18 +13,18 @@ import pytest
 
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.stores.random_cancellations import RandomCancellations, cancellations
-from tidegate.core.limit import Limit
+from tidegate.core._limit import Limit
 from tidegate.stores import MemoryStore, Store, open_store
-from tidegate.stores.cancellation import bucket_credit
-from tidegate.stores.outage import GuardedStore, open_guarded
+from tidegate.stores._cancellation import bucket_credit
+from tidegate.stores._outage import GuardedStore, open_guarded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
     from tidegate import Decision
-    from tidegate.stores.base import Ask
-    from tidegate.stores.values import Write
+    from tidegate.stores._base import Ask
+    from tidegate.stores._values import Write
 
 
 @pytest.fixture(scope="module")

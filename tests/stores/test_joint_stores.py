@@ -9,7 +9,7 @@ import pytest
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tidegate import AsyncLimiter, Denied, Limiter, reserve, reserve_async
 from tidegate.stores import open_store
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._outage import GuardedStore
 
 STORES = ("memory", "sqlite", "redis", "postgres", "cluster", "cluster-tag", "leased", "guarded")
 

@@ -6,11 +6,11 @@ from tests.cases import cases
 from tests.core.memory_calls import OnlyApply
 from tidegate import AsyncLimiter, Closed, ConfigError, Limit, Limiter, Policy
 from tidegate.outbound import Providers
-from tidegate.outbound.quota.gate import Gate
+from tidegate.outbound._quota.gate import Gate
 from tidegate.stores import MemoryStore
-from tidegate.stores.lease import LeasedStore
-from tidegate.stores.opened import OpenedStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._lease import LeasedStore
+from tidegate.stores._opened import OpenedStore
+from tidegate.stores._outage import GuardedStore
 from tidegate.swarm import MemoryLimiter
 from tidegate.testing import ManualClock
 

@@ -4,10 +4,10 @@ import pytest
 
 from tests.outage.simulation import START, Link
 from tidegate import Policy, StoreUnavailable
-from tidegate.adaptive.gated_store import GatedStore
+from tidegate.adaptive._gated_store import GatedStore
 from tidegate.stores import MemoryStore
-from tidegate.stores.lease import LeasedStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._lease import LeasedStore
+from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
 POLICY = Policy("p", ("100/1h",), on_store_error="allow")

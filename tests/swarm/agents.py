@@ -110,7 +110,7 @@ class Agent:
     context = multiprocessing.get_context("forkserver")
 
     def __init__(self, url: str, name: str) -> None:
-        self.context.set_forkserver_preload(["__main__", __name__, "tidegate.bus.nats", "tidegate.bus.redis"])
+        self.context.set_forkserver_preload(["__main__", __name__, "tidegate.bus._nats", "tidegate.bus._redis"])
         self.name = name
         self.connection, theirs = self.context.Pipe()
         self.process = self.context.Process(target=main, args=(url, name, theirs), daemon=True)

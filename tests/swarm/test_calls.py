@@ -12,7 +12,7 @@ from tests.cases import cases
 from tests.swarm.conftest import START
 from tidegate import ConfigError, Denied
 from tidegate.swarm import AsyncMemoryLimiter, Capacity, MemoryLimiter
-from tidegate.swarm.limited_calls import refusal_of
+from tidegate.swarm._limited_calls import refusal_of
 
 
 @pytest.fixture

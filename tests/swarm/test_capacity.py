@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.adaptive import CapacityState, RecoverySettings, read_recovery_settings
-from tidegate.adaptive.capacity import MAX_FREEZE, MAX_REDUCTIONS
-from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.adaptive._capacity import MAX_FREEZE, MAX_REDUCTIONS
+from tidegate.core._bounds import MAX_INTEGER, SECOND
 
 TIMELINE = [50, 55, 60, 66, 72, 79, 86, 94, 100]
 

@@ -8,13 +8,13 @@ import pytest
 from tests.servers.nats import NatsServer
 from tests.servers.valkey import ValkeyServer
 from tidegate import Closed, ConfigError
+from tidegate._cli import main
 from tidegate.adaptive import SUBJECT
 from tidegate.bus import open_bus
-from tidegate.cli import main
 from tidegate.stores import MemoryStore
 from tidegate.swarm import SwarmLimiter
-from tidegate.swarm.clearing import clear_reductions
-from tidegate.swarm.presence import Watcher
+from tidegate.swarm._clearing import clear_reductions
+from tidegate.swarm._presence import Watcher
 
 
 @pytest.fixture

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from tidegate import cli
+from tidegate import _cli as cli
+from tidegate._cli.output import Output
+from tidegate._cli.swarm import SwarmView, clean
 from tidegate.bus import open_bus
-from tidegate.cli.output import Output
-from tidegate.cli.swarm import SwarmView, clean
-from tidegate.swarm import Capacity, SwarmLimiter, presence
-from tidegate.swarm.presence import ANSWER_SUBJECT, Watcher
+from tidegate.swarm import Capacity, SwarmLimiter
+from tidegate.swarm import _presence as presence
+from tidegate.swarm._presence import ANSWER_SUBJECT, Watcher
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_the_command_once(swarm, hub, capsys, monkeypatch):
 )
 def test_the_command_explains_itself(words, code, message, capsys, monkeypatch):
     monkeypatch.delenv("TIDEGATE_BUS", raising=False)
-    monkeypatch.setattr("tidegate.cli.swarm.CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr("tidegate._cli.swarm.CONNECT_TIMEOUT", 0.05)
     assert cli.main(["swarm", *words]) == code
     assert message in capsys.readouterr().err
 

@@ -8,12 +8,12 @@ import pytest
 from tests.servers.nats import NatsServer
 from tests.servers.process import until
 from tidegate import ConfigError
+from tidegate._runtime.clock import ThreadSignal
 from tidegate.adaptive import SUBJECT
 from tidegate.bus import Retain, open_bus
-from tidegate.clock import ThreadSignal
 from tidegate.swarm import SwarmLimiter
-from tidegate.swarm.clearing import clear_reductions
-from tidegate.swarm.presence import ANSWER_SUBJECT, ASK_SUBJECT, Watcher
+from tidegate.swarm._clearing import clear_reductions
+from tidegate.swarm._presence import ANSWER_SUBJECT, ASK_SUBJECT, Watcher
 from tidegate.testing import ManualClock
 
 WEEK = 7 * 86_400

@@ -9,7 +9,7 @@ from tests.swarm.conftest import START
 from tests.swarm.test_calls import OwnError
 from tidegate import ConfigError
 from tidegate.adaptive import CapacityState, RecoverySettings, read_recovery_settings
-from tidegate.core.bounds import SECOND
+from tidegate.core._bounds import SECOND
 from tidegate.swarm import SwarmLimiter
 
 REMEMBER = RecoverySettings(remember=True)

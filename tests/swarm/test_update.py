@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tidegate import ConfigError
-from tidegate.adaptive.signing import MalformedError, read_signed
-from tidegate.adaptive.update import CapacityUpdate, retain_key
+from tidegate.adaptive._signing import MalformedError, read_signed
+from tidegate.adaptive._update import CapacityUpdate, retain_key
 
 PLAIN = {
     "resource": "api",

@@ -63,13 +63,13 @@ def test_no_address_of_a_package_registry(texts):
 # An exception that a signal handler raises in a method of these classes can leave the inner lock locked, since the
 # methods are written in Python. `with` of a Lock or RLock is safe: its methods are written in C.
 UNSAFE_PRIMITIVES = r"threading[.](Condition|Event|Semaphore|BoundedSemaphore|Barrier)\("
-OWN_THREADS_ONLY = ["src/tidegate/bus/inbox.py", "src/tidegate/testing/bus_kit.py"]
+OWN_THREADS_ONLY = ["src/tidegate/bus/_inbox.py", "src/tidegate/testing/_bus_kit.py"]
 
 
 def test_threads_of_callers_share_no_primitive_that_an_exception_can_leave_locked(texts):
     sources = {name: text for name, text in texts.items() if name.startswith("src/") and name.endswith(".py")}
     found = {place.partition(":")[0] for place in places(sources, UNSAFE_PRIMITIVES)}
-    assert sorted(found) == OWN_THREADS_ONLY, "use tidegate.clock.ThreadSignal or tidegate.lock.Lock"
+    assert sorted(found) == OWN_THREADS_ONLY, "use tidegate._runtime.clock.ThreadSignal or tidegate._runtime.lock.Lock"
 
 
 LOCKS = ["requirements.lock", "requirements-run.lock"]

@@ -15,7 +15,7 @@ def modules_with(pattern):
 
 
 MECHANISMS = {
-    "a watched file": (r"st_mtime", ["file_watcher.py"]),
+    "a watched file": (r"st_mtime", ["_runtime/file_watcher.py"]),
 }
 
 

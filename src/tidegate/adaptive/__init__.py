@@ -10,11 +10,11 @@
 policies when `changed` is called.
 """
 
-from tidegate.adaptive.capacities import Capacities, CapacitySnapshot, Listener
-from tidegate.adaptive.capacity import CapacityState, Reduction
-from tidegate.adaptive.gated_store import GatedStore, RecoveringClock
-from tidegate.adaptive.recovery import HeldLevel, Recovery, RecoverySettings, read_recovery_settings
-from tidegate.adaptive.update import SUBJECT, CapacityUpdate
+from tidegate.adaptive._capacities import Capacities, CapacitySnapshot, Listener
+from tidegate.adaptive._capacity import CapacityState, Reduction
+from tidegate.adaptive._gated_store import GatedStore, RecoveringClock
+from tidegate.adaptive._recovery import HeldLevel, Recovery, RecoverySettings, read_recovery_settings
+from tidegate.adaptive._update import SUBJECT, CapacityUpdate
 
 __all__ = [
     "SUBJECT",

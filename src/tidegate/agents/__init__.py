@@ -8,15 +8,15 @@
 A call is charged to its node and to every node above, in one atomic step, before it is sent, and settled afterwards.
 """
 
-from tidegate.agents.base_run import RunRightError
-from tidegate.agents.charged import charged
-from tidegate.agents.charging import RunDenied
-from tidegate.agents.limits import Amount, RunCost
-from tidegate.agents.reservation import AsyncRunReservation, RunReservation
-from tidegate.agents.run import AsyncRun, Run, current_run
-from tidegate.agents.tokens import TokenError
-from tidegate.agents.tree import RunEndedError
-from tidegate.agents.usage import LimitUsage, NodeUsage
+from tidegate.agents._base_run import RunRightError
+from tidegate.agents._charged import charged
+from tidegate.agents._charging import RunDenied
+from tidegate.agents._limits import Amount, RunCost
+from tidegate.agents._reservation import AsyncRunReservation, RunReservation
+from tidegate.agents._run import AsyncRun, Run, current_run
+from tidegate.agents._tokens import TokenError
+from tidegate.agents._tree import RunEndedError
+from tidegate.agents._usage import LimitUsage, NodeUsage
 
 __all__ = [
     "Amount",

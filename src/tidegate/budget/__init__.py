@@ -12,11 +12,11 @@ alerts         counters, log lines, forecasts and warnings
 prometheus     the counters as metrics
 """
 
-from tidegate.budget.batch import AsyncBatch, Batch
-from tidegate.budget.budget import AsyncTaskBudget, TaskBudget
-from tidegate.budget.result import BudgetHealth, DatabaseHealth, RateLimitResult, Usage
-from tidegate.budget.settings.model import BudgetOptions, BudgetSettings, OnDatabaseError, Quotas, Strategy
-from tidegate.budget.settings.schedule import ScheduleRule
+from tidegate.budget._batch import AsyncBatch, Batch
+from tidegate.budget._budget import AsyncTaskBudget, TaskBudget
+from tidegate.budget._result import BudgetHealth, DatabaseHealth, RateLimitResult, Usage
+from tidegate.budget._settings.model import BudgetOptions, BudgetSettings, OnDatabaseError, Quotas, Strategy
+from tidegate.budget._settings.schedule import ScheduleRule
 
 __all__ = [
     "AsyncBatch",

@@ -1,4 +1,4 @@
-"""Metrics of a budget for Prometheus, read at every scrape; `tidegate.budget.alerts.metrics` lists them.
+"""Metrics of a budget for Prometheus, read at every scrape; `tidegate.budget.alerts._metrics` lists them.
 
 registry.register(BudgetCollector(budget))
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.budget.alerts.metrics import read_metrics
+from tidegate.budget.alerts._metrics import read_metrics
 from tidegate.errors import ConfigError
 
 try:
@@ -19,7 +19,7 @@ except ImportError:  # pragma: no cover - the development environment has it
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tidegate.budget.budget import AsyncTaskBudget, TaskBudget
+    from tidegate.budget._budget import AsyncTaskBudget, TaskBudget
 
 __all__ = ["BudgetCollector"]
 

@@ -10,7 +10,7 @@ redis.py     through Redis or Valkey; retained messages in a hash
 registry.py  opens a bus by its URL
 """
 
-from tidegate.bus.base import Bus, Event, Handler, Retain, Subscription, Synced
-from tidegate.bus.registry import open_bus
+from tidegate.bus._base import Bus, Event, Handler, Retain, Subscription, Synced
+from tidegate.bus._registry import open_bus
 
 __all__ = ["Bus", "Event", "Handler", "Retain", "Subscription", "Synced", "open_bus"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tidegate.core.limit import Limit, with_position
+from tidegate.core._limit import Limit, with_position
 from tidegate.errors import ConfigError
 
 if TYPE_CHECKING:

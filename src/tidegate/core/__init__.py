@@ -1,9 +1,9 @@
 """Limits, decisions and algorithms: pure functions of integers, without a clock or I/O."""
 
-from tidegate.core.calendar import Calendar, calendar_bounds
-from tidegate.core.decision import VERBS, Decision, LimitDecision, LocalDecision
-from tidegate.core.limit import Limit, parse_period
-from tidegate.core.state import State, View
+from tidegate.core._calendar import Calendar, calendar_bounds
+from tidegate.core._decision import VERBS, Decision, LimitDecision, LocalDecision
+from tidegate.core._limit import Limit, parse_period
+from tidegate.core._state import State, View
 
 __all__ = [
     "VERBS",

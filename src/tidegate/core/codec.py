@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.core.algorithms import CarriedWindows, State
+from tidegate.core._algorithms import CarriedWindows, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.core.limit import Limit
+    from tidegate.core._limit import Limit
 
 __all__ = ["dump", "limit_of", "load"]
 

@@ -20,8 +20,8 @@ access_log   one JSON line for each request
 tracing      OpenTelemetry spans
 """
 
-from tidegate.egress.callers import EgressCaller
-from tidegate.egress.settings import EgressSettings, Upstream, load_egress
-from tidegate.policy.setting_values import ListenAddress
+from tidegate._policy.setting_values import ListenAddress
+from tidegate.egress._callers import EgressCaller
+from tidegate.egress._settings import EgressSettings, Upstream, load_egress
 
 __all__ = ["EgressCaller", "EgressSettings", "ListenAddress", "Upstream", "load_egress"]

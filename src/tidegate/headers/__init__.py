@@ -8,10 +8,10 @@
 Only these modules know the wire formats. The RateLimit fields are those of draft-ietf-httpapi-ratelimit-headers-11.
 """
 
-from tidegate.headers.problem_details import PROBLEM_TYPE, Kind, problem
-from tidegate.headers.reader import Advice, Headers, LimitAdvice, read
-from tidegate.headers.values import parse_retry_after
-from tidegate.headers.writer import STYLES, Style, check_style, write
+from tidegate.headers._problem_details import PROBLEM_TYPE, Kind, problem
+from tidegate.headers._reader import Advice, Headers, LimitAdvice, read
+from tidegate.headers._values import parse_retry_after
+from tidegate.headers._writer import STYLES, Style, check_style, write
 
 __all__ = [
     "PROBLEM_TYPE",

@@ -7,19 +7,19 @@ functions                           limit(…), for plain functions
 testing                             limits_disabled(…) and reset_limits(…), for the tests of an application
 """
 
-from tidegate.inbound.client.address import AddressSet, Header, Headers, TrustedProxies, address_key, client_address
-from tidegate.inbound.client.request import FrameworkRequest, KeyOf, Request, by_address, by_api_key, by_header
-from tidegate.inbound.limiting.category_limiter import Counts
-from tidegate.inbound.limiting.common_request import common_request, current_limits, limited
-from tidegate.inbound.limiting.limited_call import LimitedBlock
-from tidegate.inbound.limiting.middleware_options import Options
-from tidegate.inbound.limiting.options import LimitsOptions, OnMessage, Unknown
-from tidegate.inbound.limiting.plan_limiters import PlanOf
-from tidegate.inbound.limiting.route_limit import LimitsOf, OneOrMoreLimits, RouteLimit, RouteOptions
-from tidegate.inbound.limiting.standalone import BaseLimits
-from tidegate.inbound.responses.exceeded import RateLimitExceeded
-from tidegate.inbound.responses.response import BlockedDecision, DenialHandler, Response
-from tidegate.inbound.rules.model import ResetTime
+from tidegate.inbound._client.address import AddressSet, Header, Headers, TrustedProxies, address_key, client_address
+from tidegate.inbound._client.request import FrameworkRequest, KeyOf, Request, by_address, by_api_key, by_header
+from tidegate.inbound._limiting.category_limiter import Counts
+from tidegate.inbound._limiting.common_request import common_request, current_limits, limited
+from tidegate.inbound._limiting.limited_call import LimitedBlock
+from tidegate.inbound._limiting.middleware_options import Options
+from tidegate.inbound._limiting.options import LimitsOptions, OnMessage, Unknown
+from tidegate.inbound._limiting.plan_limiters import PlanOf
+from tidegate.inbound._limiting.route_limit import LimitsOf, OneOrMoreLimits, RouteLimit, RouteOptions
+from tidegate.inbound._limiting.standalone import BaseLimits
+from tidegate.inbound._responses.exceeded import RateLimitExceeded
+from tidegate.inbound._responses.response import BlockedDecision, DenialHandler, Response
+from tidegate.inbound._rules.model import ResetTime
 
 __all__ = [
     "AddressSet",

@@ -17,19 +17,19 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
-from tidegate.flow import run_async
-from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
-from tidegate.inbound.limiting.charges import ALLOWED, perform_async
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
-from tidegate.inbound.limiting.limited_functions import exempt, is_exempt, route_name, stack_of
-from tidegate.inbound.limiting.matched_route import MatchedRoute, class_handler
-from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.request_targets import MISSING
-from tidegate.inbound.responses import admin, exceeded
-from tidegate.inbound.responses.response import fit_to_status
-from tidegate.inbound.rules.path_readings import asgi_routes
+from tidegate.inbound._client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
+from tidegate.inbound._limiting.charges import ALLOWED, perform_async
+from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
+from tidegate.inbound._limiting.limited_functions import exempt, is_exempt, route_name, stack_of
+from tidegate.inbound._limiting.matched_route import MatchedRoute, class_handler
+from tidegate.inbound._limiting.request_limiter import RequestLimiter
+from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound._limiting.request_targets import MISSING
+from tidegate.inbound._responses import admin, exceeded
+from tidegate.inbound._responses.response import fit_to_status
+from tidegate.inbound._rules.path_readings import asgi_routes
 
 try:
     from aiohttp import web
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from tidegate.clock import Clock
-    from tidegate.core.decision import Decision
+    from tidegate._runtime.clock import Clock
+    from tidegate.core._decision import Decision
     from tidegate.headers import Style
-    from tidegate.inbound.client.address import TrustedProxies
-    from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import ChargeResult
-    from tidegate.inbound.limiting.limited_functions import F
-    from tidegate.inbound.limiting.middleware_options import Options
-    from tidegate.inbound.limiting.request_targets import RequestTarget
-    from tidegate.inbound.responses.response import Response
+    from tidegate.inbound._client.address import TrustedProxies
+    from tidegate.inbound._client.identify import RequestClient
+    from tidegate.inbound._limiting.charges import ChargeResult
+    from tidegate.inbound._limiting.limited_functions import F
+    from tidegate.inbound._limiting.middleware_options import Options
+    from tidegate.inbound._limiting.request_targets import RequestTarget
+    from tidegate.inbound._responses.response import Response
     from tidegate.stores import Store
 
     Fields = list[tuple[str, str]]

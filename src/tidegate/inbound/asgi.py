@@ -12,36 +12,36 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
-from tidegate.flow import run_async
-from tidegate.inbound.client.address import FORWARDING_FIELDS
-from tidegate.inbound.client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
-from tidegate.inbound.limiting.asgi_responses import POLICY_VIOLATION, add_fields, finish, make_request, respond
-from tidegate.inbound.limiting.charges import ALLOWED, perform_async
-from tidegate.inbound.limiting.find_routes import AppRoutes
-from tidegate.inbound.limiting.matched_route import find_template, has_fixed_mount, wrapped_apps
-from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.request_targets import MISSING, MessageTarget
-from tidegate.inbound.responses import admin
-from tidegate.inbound.responses.response import fit_to_status, plain_denial
-from tidegate.inbound.rules.path_readings import Route, asgi_routes
+from tidegate.inbound._client.address import FORWARDING_FIELDS
+from tidegate.inbound._client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
+from tidegate.inbound._limiting.asgi_responses import POLICY_VIOLATION, add_fields, finish, make_request, respond
+from tidegate.inbound._limiting.charges import ALLOWED, perform_async
+from tidegate.inbound._limiting.find_routes import AppRoutes
+from tidegate.inbound._limiting.matched_route import find_template, has_fixed_mount, wrapped_apps
+from tidegate.inbound._limiting.request_limiter import RequestLimiter
+from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound._limiting.request_targets import MISSING, MessageTarget
+from tidegate.inbound._responses import admin
+from tidegate.inbound._responses.response import fit_to_status, plain_denial
+from tidegate.inbound._rules.path_readings import Route, asgi_routes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
     from typing import Unpack
 
-    from tidegate.clock import Clock
-    from tidegate.core.decision import Decision
-    from tidegate.flow import Flow
+    from tidegate._runtime.clock import Clock
+    from tidegate._runtime.flow import Flow
+    from tidegate.core._decision import Decision
     from tidegate.headers import Style
-    from tidegate.inbound.client.address import TrustedProxies
-    from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import ChargeResult
-    from tidegate.inbound.limiting.middleware_options import Options
-    from tidegate.inbound.limiting.request_targets import RequestTarget
-    from tidegate.inbound.responses.response import Response
+    from tidegate.inbound._client.address import TrustedProxies
+    from tidegate.inbound._client.identify import RequestClient
+    from tidegate.inbound._limiting.charges import ChargeResult
+    from tidegate.inbound._limiting.middleware_options import Options
+    from tidegate.inbound._limiting.request_targets import RequestTarget
+    from tidegate.inbound._responses.response import Response
     from tidegate.stores import Store
 
     Scope = Any  # a mutable mapping; frameworks have different types for it

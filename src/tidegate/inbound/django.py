@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.client.request import FrameworkRequest, Request, forwarding_headers, wsgi_header
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
-from tidegate.inbound.limiting.limited_functions import exempt, route_name
-from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.responses import exceeded
+from tidegate.inbound._client.request import FrameworkRequest, Request, forwarding_headers, wsgi_header
+from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
+from tidegate.inbound._limiting.limited_functions import exempt, route_name
+from tidegate.inbound._limiting.request_state import STATE_KEY
+from tidegate.inbound._responses import exceeded
 
 try:
     from django.core.exceptions import (  # type: ignore[import-untyped]  # Django has no types
@@ -23,10 +23,10 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
 
 if TYPE_CHECKING:
-    from tidegate.core.decision import Decision
-    from tidegate.inbound import responses
-    from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.limited_functions import F
+    from tidegate.core._decision import Decision
+    from tidegate.inbound import _responses as responses
+    from tidegate.inbound._client.identify import RequestClient
+    from tidegate.inbound._limiting.limited_functions import F
 
 __all__ = ["Limits", "RateLimitExceeded", "exempt", "handler403", "limit"]
 

@@ -19,25 +19,25 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidegate.clock import ManualClock
-from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import SECOND
-from tidegate.core.limit import Limit
+from tidegate._limiter.limiter import Limiter
+from tidegate._policy import Policy
+from tidegate._policy.key import join_key
+from tidegate._runtime.clock import ManualClock
+from tidegate._runtime.flow import run
+from tidegate._runtime.fork import fork_safe
+from tidegate._runtime.lock import locked
+from tidegate.core._algorithms import NEVER
+from tidegate.core._bounds import SECOND
+from tidegate.core._limit import Limit
 from tidegate.errors import ConfigError
-from tidegate.flow import run
-from tidegate.fork import fork_safe
-from tidegate.inbound.client.address import UNKNOWN, address_key, parse_node
-from tidegate.inbound.client.request import forwarding_headers
+from tidegate.inbound._client.address import UNKNOWN, address_key, parse_node
+from tidegate.inbound._client.request import forwarding_headers
+from tidegate.inbound._limiting.charges import RequestCharge, perform
+from tidegate.inbound._limiting.decide import decide_flow
+from tidegate.inbound._limiting.request_limiter import RequestLimiter
+from tidegate.inbound._limiting.request_state import STATE_KEY
+from tidegate.inbound._limiting.route_limit import read_exact_limits
 from tidegate.inbound.django import FRAMEWORK
-from tidegate.inbound.limiting.charges import RequestCharge, perform
-from tidegate.inbound.limiting.decide import decide_flow
-from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.limiting.route_limit import read_exact_limits
-from tidegate.limiter import Limiter
-from tidegate.lock import locked
-from tidegate.policy import Policy
-from tidegate.policy.key import join_key
 
 try:
     from django.conf import settings  # type: ignore[import-untyped]  # Django has no types
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from rest_framework.request import Request  # type: ignore[import-untyped]  # it has no types
     from rest_framework.views import APIView  # type: ignore[import-untyped]  # it has no types
 
-    from tidegate.core.decision import Decision
-    from tidegate.inbound.limiting.request_state import RequestState
-    from tidegate.inbound.limiting.route_limit import OneOrMoreLimits
-    from tidegate.policy import Cost, Key
-    from tidegate.policy.model import OnStoreError
-    from tidegate.stores.base import Ask
+    from tidegate._policy import Cost, Key
+    from tidegate._policy.model import OnStoreError
+    from tidegate.core._decision import Decision
+    from tidegate.inbound._limiting.request_state import RequestState
+    from tidegate.inbound._limiting.route_limit import OneOrMoreLimits
+    from tidegate.stores._base import Ask
 
 __all__ = ["AnonRateThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
 

@@ -15,13 +15,13 @@ import json
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any, ClassVar, Final, get_args, overload
 
-from tidegate.core.decision import Decision
+from tidegate._runtime.flow import run_async
+from tidegate.core._decision import Decision
 from tidegate.errors import ConfigError
-from tidegate.flow import run_async
-from tidegate.inbound.client.request import is_async_callable
-from tidegate.inbound.limiting.asgi_routes import limit_dependencies
-from tidegate.inbound.limiting.charges import perform_async
-from tidegate.inbound.limiting.limited_call import (
+from tidegate.inbound._client.request import is_async_callable
+from tidegate.inbound._limiting.asgi_routes import limit_dependencies
+from tidegate.inbound._limiting.charges import perform_async
+from tidegate.inbound._limiting.limited_call import (
     FrameworkLimit,
     FrameworkLimits,
     LimitedBlock,
@@ -31,12 +31,12 @@ from tidegate.inbound.limiting.limited_call import (
     require_response,
     standalone_fields,
 )
-from tidegate.inbound.limiting.limited_functions import EndpointLimits, F, check_names, exempt, route_name
-from tidegate.inbound.limiting.matched_route import RouteUse, has_fixed_mount, matched_route_name
-from tidegate.inbound.limiting.request_state import STATE_KEY
-from tidegate.inbound.responses import exceeded
-from tidegate.inbound.responses.response import BODY_HEADERS, PlainDenial
-from tidegate.inbound.responses.response import Response as Denial
+from tidegate.inbound._limiting.limited_functions import EndpointLimits, F, check_names, exempt, route_name
+from tidegate.inbound._limiting.matched_route import RouteUse, has_fixed_mount, matched_route_name
+from tidegate.inbound._limiting.request_state import STATE_KEY
+from tidegate.inbound._responses import exceeded
+from tidegate.inbound._responses.response import BODY_HEADERS, PlainDenial
+from tidegate.inbound._responses.response import Response as Denial
 from tidegate.inbound.starlette import AsgiFramework
 
 try:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
+from tidegate._runtime.flow import run
 from tidegate.errors import ConfigError
-from tidegate.flow import run
-from tidegate.inbound.client.request import forwarding_headers, is_async_callable
-from tidegate.inbound.limiting.blueprint_limits import check_blueprints_flow
-from tidegate.inbound.limiting.charges import perform
-from tidegate.inbound.limiting.limited_call import (
+from tidegate.inbound._client.request import forwarding_headers, is_async_callable
+from tidegate.inbound._limiting.blueprint_limits import check_blueprints_flow
+from tidegate.inbound._limiting.charges import perform
+from tidegate.inbound._limiting.limited_call import (
     FrameworkLimit,
     FrameworkLimits,
     LimitedBlock,
@@ -20,25 +20,25 @@ from tidegate.inbound.limiting.limited_call import (
     settle_standalone_flow,
     standalone_fields,
 )
-from tidegate.inbound.limiting.limited_functions import exempt
-from tidegate.inbound.limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
+from tidegate.inbound._limiting.limited_functions import exempt
+from tidegate.inbound._limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
 from tidegate.inbound.wsgi import make_request
 
 try:
     import flask
     from werkzeug.exceptions import HTTPException
 
-    from tidegate.inbound.limiting.flask_commands import commands
-    from tidegate.inbound.limiting.werkzeug_denial import RateLimitExceeded
+    from tidegate.inbound._limiting.flask_commands import commands
+    from tidegate.inbound._limiting.werkzeug_denial import RateLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
 
 if TYPE_CHECKING:
-    from tidegate.core.decision import Decision
-    from tidegate.inbound import responses
-    from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.client.request import Request
-    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.core._decision import Decision
+    from tidegate.inbound import _responses as responses
+    from tidegate.inbound._client.identify import RequestClient
+    from tidegate.inbound._client.request import Request
+    from tidegate.inbound._limiting.request_state import RequestState
 
 __all__ = ["Limits", "RateLimitExceeded", "commands", "exempt", "limit"]
 

@@ -10,26 +10,26 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate._limiter.joint import LimiterGroup
+from tidegate._limiter.limiter import Limiter
+from tidegate._policy import Policy
+from tidegate._runtime.flow import run, run_async
 from tidegate.errors import Denied
-from tidegate.flow import run, run_async
-from tidegate.inbound.limiting.charges import perform, perform_async
-from tidegate.inbound.limiting.limited_functions import F, check_names, policy_name, route_name
-from tidegate.inbound.limiting.route_limit import default_name, named_limits
-from tidegate.inbound.responses.response import combine_decisions
-from tidegate.inbound.rules.extra_limits import read_exact_limits
-from tidegate.joint import LimiterGroup
-from tidegate.limiter import Limiter
-from tidegate.policy import Policy
-from tidegate.stores.opened import OpenedStore
+from tidegate.inbound._limiting.charges import perform, perform_async
+from tidegate.inbound._limiting.limited_functions import F, check_names, policy_name, route_name
+from tidegate.inbound._limiting.route_limit import default_name, named_limits
+from tidegate.inbound._responses.response import combine_decisions
+from tidegate.inbound._rules.extra_limits import read_exact_limits
+from tidegate.stores._opened import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tidegate.clock import Clock
-    from tidegate.core.decision import Decision
-    from tidegate.flow import Flow
-    from tidegate.inbound.rules import extra_limits
-    from tidegate.policy import Cost, Key
+    from tidegate._policy import Cost, Key
+    from tidegate._runtime.clock import Clock
+    from tidegate._runtime.flow import Flow
+    from tidegate.core._decision import Decision
+    from tidegate.inbound._rules import extra_limits
     from tidegate.stores import Store
 
 __all__ = ["Limits", "limit"]

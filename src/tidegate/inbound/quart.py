@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
+from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
-from tidegate.flow import run_async
-from tidegate.inbound.limiting.asgi_responses import SWITCHING_PROTOCOLS, ScopeRequests
-from tidegate.inbound.limiting.blueprint_limits import check_blueprints_flow
-from tidegate.inbound.limiting.charges import perform_async
-from tidegate.inbound.limiting.limited_call import (
+from tidegate.inbound._limiting.asgi_responses import SWITCHING_PROTOCOLS, ScopeRequests
+from tidegate.inbound._limiting.blueprint_limits import check_blueprints_flow
+from tidegate.inbound._limiting.charges import perform_async
+from tidegate.inbound._limiting.limited_call import (
     FrameworkLimit,
     FrameworkLimits,
     LimitedBlock,
@@ -19,22 +19,22 @@ from tidegate.inbound.limiting.limited_call import (
     settle_standalone_flow,
     standalone_fields,
 )
-from tidegate.inbound.limiting.limited_functions import exempt
-from tidegate.inbound.limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
+from tidegate.inbound._limiting.limited_functions import exempt
+from tidegate.inbound._limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
 
 try:
     import quart
     from werkzeug.datastructures import Headers
     from werkzeug.exceptions import HTTPException
 
-    from tidegate.inbound.limiting.werkzeug_denial import RateLimitExceeded
+    from tidegate.inbound._limiting.werkzeug_denial import RateLimitExceeded
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from error
 
 if TYPE_CHECKING:
-    from tidegate.core.decision import Decision
-    from tidegate.inbound import responses
-    from tidegate.inbound.limiting.request_state import RequestState
+    from tidegate.core._decision import Decision
+    from tidegate.inbound import _responses as responses
+    from tidegate.inbound._limiting.request_state import RequestState
 
 __all__ = ["Limits", "RateLimitExceeded", "exempt", "limit"]
 

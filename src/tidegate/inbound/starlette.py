@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.limiting.asgi_responses import ScopeRequests
-from tidegate.inbound.limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
-from tidegate.inbound.limiting.limited_functions import F, exempt, route_name
-from tidegate.inbound.responses import exceeded
-from tidegate.inbound.responses.response import BODY_HEADERS
+from tidegate.inbound._limiting.asgi_responses import ScopeRequests
+from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
+from tidegate.inbound._limiting.limited_functions import F, exempt, route_name
+from tidegate.inbound._responses import exceeded
+from tidegate.inbound._responses.response import BODY_HEADERS
 
 try:
     from starlette.exceptions import HTTPException
@@ -20,8 +20,8 @@ except ImportError as error:  # pragma: no cover - the development environment h
     raise ConfigError("tidegate.inbound.starlette requires Starlette: pip install starlette") from error
 
 if TYPE_CHECKING:
-    from tidegate.core.decision import Decision
-    from tidegate.inbound import responses
+    from tidegate.core._decision import Decision
+    from tidegate.inbound import _responses as responses
 
 __all__ = ["Limits", "RateLimitExceeded", "exempt", "limit"]
 

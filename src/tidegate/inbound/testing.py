@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from tidegate.errors import ConfigError
-from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.route_limit import RouteLimit
-from tidegate.inbound.limiting.standalone import SHARED_LIMITS, BaseLimits
+from tidegate.inbound._limiting.request_limiter import RequestLimiter
+from tidegate.inbound._limiting.route_limit import RouteLimit
+from tidegate.inbound._limiting.standalone import SHARED_LIMITS, BaseLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tidegate.clock import Clock
-    from tidegate.inbound.limiting.options import LimitsOptions
+    from tidegate._runtime.clock import Clock
+    from tidegate.inbound._limiting.options import LimitsOptions
     from tidegate.stores import Store
 
 __all__ = ["limits_disabled", "limits_replaced", "reset_limits"]

@@ -11,36 +11,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.flow import run
-from tidegate.inbound.client.request import (
+from tidegate._runtime.flow import run
+from tidegate.inbound._client.request import (
     MAX_METHOD_LENGTH,
     METHOD_OVERRIDES,
     Request,
     forwarding_headers,
     wsgi_header,
 )
-from tidegate.inbound.limiting.charges import ALLOWED, perform
-from tidegate.inbound.limiting.find_routes import AppRoutes
-from tidegate.inbound.limiting.request_limiter import RequestLimiter
-from tidegate.inbound.limiting.request_state import STATE_KEY, RequestState
-from tidegate.inbound.limiting.request_targets import MISSING
-from tidegate.inbound.responses import admin
-from tidegate.inbound.responses.response import fit_to_status
-from tidegate.inbound.rules.path_readings import wsgi_routes
+from tidegate.inbound._limiting.charges import ALLOWED, perform
+from tidegate.inbound._limiting.find_routes import AppRoutes
+from tidegate.inbound._limiting.request_limiter import RequestLimiter
+from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
+from tidegate.inbound._limiting.request_targets import MISSING
+from tidegate.inbound._responses import admin
+from tidegate.inbound._responses.response import fit_to_status
+from tidegate.inbound._rules.path_readings import wsgi_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import Unpack
 
-    from tidegate.clock import Clock
+    from tidegate._runtime.clock import Clock
     from tidegate.headers import Style
-    from tidegate.inbound.client.address import TrustedProxies
-    from tidegate.inbound.client.identify import RequestClient
-    from tidegate.inbound.limiting.charges import ChargeResult
-    from tidegate.inbound.limiting.middleware_options import Options
-    from tidegate.inbound.limiting.request_targets import RequestTarget
-    from tidegate.inbound.responses.response import Response
+    from tidegate.inbound._client.address import TrustedProxies
+    from tidegate.inbound._client.identify import RequestClient
+    from tidegate.inbound._limiting.charges import ChargeResult
+    from tidegate.inbound._limiting.middleware_options import Options
+    from tidegate.inbound._limiting.request_targets import RequestTarget
+    from tidegate.inbound._responses.response import Response
     from tidegate.stores import Store
 
     Environ = dict[str, Any]

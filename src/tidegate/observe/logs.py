@@ -16,16 +16,16 @@ import threading
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.core.bounds import SECOND, ceil_div
-from tidegate.core.decision import VERBS, denied_without_store
-from tidegate.fork import fork_safe
-from tidegate.lock import locked
-from tidegate.policy.key import show_key
+from tidegate._policy.key import show_key
+from tidegate._runtime.fork import fork_safe
+from tidegate._runtime.lock import locked
+from tidegate.core._bounds import SECOND, ceil_div
+from tidegate.core._decision import VERBS, denied_without_store
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from tidegate.observe.record import Record
+    from tidegate.observe._record import Record
 
 __all__ = ["DecisionLog"]
 

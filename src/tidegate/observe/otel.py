@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.observe.labels import LabelNames, limit_label
+from tidegate.observe._labels import LabelNames, limit_label
 
 try:
     from opentelemetry import metrics, trace
@@ -22,11 +22,11 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
-    from tidegate.observe.record import Record
+    from tidegate.observe._record import Record
 
 __all__ = ["OpenTelemetryObserver"]
 
-POLICY: Final = "tidegate.policy"
+POLICY: Final = "tidegate._policy"
 OUTCOME: Final = "tidegate.outcome"
 LIMIT: Final = "tidegate.limit"
 DECISIONS: Final = ("tidegate.decisions", "{decision}", "Decisions, by policy and outcome.")

@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidegate.errors import ConfigError
-from tidegate.observe.labels import LabelNames, limit_label
+from tidegate.observe._labels import LabelNames, limit_label
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -26,7 +26,7 @@ except ImportError as error:  # pragma: no cover - the development environment h
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tidegate.observe.record import Record
+    from tidegate.observe._record import Record
 
 __all__ = ["HasMetrics", "PrometheusObserver", "StoreCollector", "worker_registry"]
 

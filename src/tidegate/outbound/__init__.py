@@ -12,11 +12,11 @@ aiohttp.py     adapter for aiohttp
 sources/       URLs fetched on a schedule: scheduler, workers, service
 """
 
-from tidegate.outbound.adapters.denials import find_denied
-from tidegate.outbound.providers.hosts import host_of
-from tidegate.outbound.providers.pool import Ceiling, CeilingScope, Member, Pick, Pool
-from tidegate.outbound.providers.prices import ModelPrice, Prices
-from tidegate.outbound.providers.provider import (
+from tidegate.outbound._adapters.denials import find_denied
+from tidegate.outbound._providers.hosts import host_of
+from tidegate.outbound._providers.pool import Ceiling, CeilingScope, Member, Pick, Pool
+from tidegate.outbound._providers.prices import ModelPrice, Prices
+from tidegate.outbound._providers.provider import (
     EndpointCost,
     KeyLocation,
     Learn,
@@ -26,19 +26,19 @@ from tidegate.outbound.providers.provider import (
     QuotaScope,
     Retries,
 )
-from tidegate.outbound.providers.registry import Permissions, Providers
-from tidegate.outbound.providers.secret import Secret
-from tidegate.outbound.quota.exchange import (
+from tidegate.outbound._providers.registry import Permissions, Providers
+from tidegate.outbound._providers.secret import Secret
+from tidegate.outbound._quota.exchange import (
     CallEstimate,
     OutboundRequest,
     RequestKeywords,
     RequestOutcome,
     request_options,
 )
-from tidegate.outbound.quota.gate import AsyncGate, Gate
-from tidegate.outbound.quota.gate_options import CommonGateOptions, GateOptions
-from tidegate.outbound.quota.pending_charge import AsyncPendingCharge, PendingCharge
-from tidegate.outbound.quota.unbounded import UnboundedCost
+from tidegate.outbound._quota.gate import AsyncGate, Gate
+from tidegate.outbound._quota.gate_options import CommonGateOptions, GateOptions
+from tidegate.outbound._quota.pending_charge import AsyncPendingCharge, PendingCharge
+from tidegate.outbound._quota.unbounded import UnboundedCost
 
 __all__ = [
     "AsyncGate",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary
 
 from tidegate.errors import ConfigError, Denied
-from tidegate.outbound.quota.exchange import (
+from tidegate.outbound._quota.exchange import (
     AddedKey,
     OutboundRequest,
     ProviderResponse,
@@ -22,8 +22,8 @@ from tidegate.outbound.quota.exchange import (
     SendResult,
     target_url,
 )
-from tidegate.outbound.quota.gate import AsyncGate
-from tidegate.outbound.quota.refusal_body import RefusalBody
+from tidegate.outbound._quota.gate import AsyncGate
+from tidegate.outbound._quota.refusal_body import RefusalBody
 
 try:
     import aiohttp
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractStreamWriter
 
-    from tidegate.clock import Clock
-    from tidegate.outbound.providers.provider import Provider
-    from tidegate.outbound.providers.registry import Providers
-    from tidegate.outbound.quota.gate_options import GateOptions
-    from tidegate.outbound.quota.settlement import PendingSettlement
+    from tidegate._runtime.clock import Clock
+    from tidegate.outbound._providers.provider import Provider
+    from tidegate.outbound._providers.registry import Providers
+    from tidegate.outbound._quota.gate_options import GateOptions
+    from tidegate.outbound._quota.settlement import PendingSettlement
     from tidegate.stores import Store
 
 __all__ = ["RateLimitMiddleware"]

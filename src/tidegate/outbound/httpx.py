@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import ConfigError
-from tidegate.outbound.adapters.httpx_common import AsyncTransport, HttpxLibrary, SyncTransport
-from tidegate.outbound.quota.gate import AsyncGate, Gate
+from tidegate.outbound._adapters.httpx_common import AsyncTransport, HttpxLibrary, SyncTransport
+from tidegate.outbound._quota.gate import AsyncGate, Gate
 
 try:
     import httpx
@@ -20,8 +20,8 @@ except ImportError:  # pragma: no cover - the extra is part of every test enviro
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from tidegate.outbound.providers.registry import Providers
-    from tidegate.outbound.quota.gate_options import GateOptions
+    from tidegate.outbound._providers.registry import Providers
+    from tidegate.outbound._quota.gate_options import GateOptions
     from tidegate.stores import Store
 
 __all__ = ["AsyncRateLimitTransport", "RateLimitTransport"]

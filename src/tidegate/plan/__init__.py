@@ -7,11 +7,11 @@ Everything is decided by the code that enforces limits, in virtual time. The fun
     report["totals"]["denied_clients"]
 """
 
-from tidegate.plan.api import ReplayOptions, diff, replay, suggest
-from tidegate.plan.logs.formats import LogOptions
-from tidegate.plan.report import ClientNames, Report
-from tidegate.plan.rules.load import RulesSpec, read_spec
-from tidegate.plan.suggest import SuggestOptions, to_yaml
+from tidegate.plan._api import ReplayOptions, diff, replay, suggest
+from tidegate.plan._logs.formats import LogOptions
+from tidegate.plan._report import ClientNames, Report
+from tidegate.plan._rules.load import RulesSpec, read_spec
+from tidegate.plan._suggest import SuggestOptions, to_yaml
 
 __all__ = [
     "ClientNames",

@@ -13,13 +13,13 @@ client                    calls a running service, with leases on the client sid
 doctor                    checks a deployment
 """
 
-from tidegate.service.config.settings import Settings, load_settings
+from tidegate.service._config.settings import Settings, load_settings
 
 __all__ = ["Settings", "load_settings", "run"]
 
 
 def run(settings: Settings) -> None:
     """Run the service until SIGTERM or SIGINT."""
-    from tidegate.service.runtime.server import run as run_service  # noqa: PLC0415 - reading settings needs no server
+    from tidegate.service._runtime.server import run as run_service  # noqa: PLC0415 - reading settings needs no server
 
     run_service(settings)

@@ -8,8 +8,8 @@ settings.py     the setting `spending` of a service and of an egress gateway
 webhook.py      posts warnings
 """
 
-from tidegate.spending.ledger import Ledger, SpendingEntry
-from tidegate.spending.monitor import Spending
-from tidegate.spending.settings import SpendingSettings
+from tidegate.spending._ledger import Ledger, SpendingEntry
+from tidegate.spending._monitor import Spending
+from tidegate.spending._settings import SpendingSettings
 
 __all__ = ["Ledger", "Spending", "SpendingEntry", "SpendingSettings"]

@@ -12,11 +12,11 @@ clearing.py        ends the reductions of a swarm, for `tidegate swarm --clear`
 """
 
 from tidegate.adaptive import CapacityUpdate
-from tidegate.swarm.arguments import Window
-from tidegate.swarm.async_limiters import AsyncMemoryLimiter, AsyncSwarmLimiter
-from tidegate.swarm.capacity import Capacity
-from tidegate.swarm.limited_calls import AsyncLimitedCall, LimitedCall
-from tidegate.swarm.sync_limiters import MemoryLimiter, SwarmLimiter
+from tidegate.swarm._arguments import Window
+from tidegate.swarm._async_limiters import AsyncMemoryLimiter, AsyncSwarmLimiter
+from tidegate.swarm._capacity import Capacity
+from tidegate.swarm._limited_calls import AsyncLimitedCall, LimitedCall
+from tidegate.swarm._sync_limiters import MemoryLimiter, SwarmLimiter
 
 __all__ = [
     "AsyncLimitedCall",

@@ -9,11 +9,11 @@ for vector in random_vectors(seed=7, n=100):
 ```
 """
 
-from tidegate.clock import ManualClock
-from tidegate.testing.bus_kit import OpenBus, verify_bus
-from tidegate.testing.reference import ExpectedAnswer, ReferenceStore
-from tidegate.testing.store_kit import OpenStore, verify_store
-from tidegate.testing.vectors import Vector, random_vectors
+from tidegate._runtime.clock import ManualClock
+from tidegate.testing._bus_kit import OpenBus, verify_bus
+from tidegate.testing._reference import ExpectedAnswer, ReferenceStore
+from tidegate.testing._store_kit import OpenStore, verify_store
+from tidegate.testing._vectors import Vector, random_vectors
 
 __all__ = [
     "ExpectedAnswer",

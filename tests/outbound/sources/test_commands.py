@@ -11,15 +11,15 @@ import pytest
 
 from tests.outbound.server import Answer, QuotaServer
 from tests.servers.process import free_port, until
-from tidegate.cli import main
-from tidegate.outbound.control_file import CONTROL_FILE
+from tidegate._cli import main
+from tidegate.outbound._control_file import CONTROL_FILE
 
 
 @pytest.fixture
 def default_url(monkeypatch):
     """A default URL at which no service listens."""
     url = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr("tidegate.cli.service_args.DEFAULT_URL", url)
+    monkeypatch.setattr("tidegate._cli.service_args.DEFAULT_URL", url)
     monkeypatch.delenv("TIDEGATE_URL", raising=False)
     return url
 

@@ -14,7 +14,7 @@ from tests.outbound.sources.test_service import FMP, source, world
 from tests.servers.process import free_port
 from tidegate import ConfigError, Limiter
 from tidegate.outbound.sources import SourceRunner, read_source
-from tidegate.outbound.sources.failures import explain
+from tidegate.outbound.sources._failures import explain
 
 START = 1_728_000_000
 MINUTE = 60_000_000

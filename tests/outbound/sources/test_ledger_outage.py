@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.outbound.sources.test_service import FMP, START, RunnerHarness, source, world
-from tidegate.outbound.sources.ledger import SourceLedger
+from tidegate.outbound.sources._ledger import SourceLedger
 from tidegate.testing import ManualClock
 
 
@@ -40,7 +40,7 @@ def full_disk():
 
 @pytest.fixture(params=["a locked file", "a full disk"])
 def outage(request, tmp_path, monkeypatch):
-    monkeypatch.setattr("tidegate.outbound.sources.ledger.MAX_LOCK_WAIT", 0.3)
+    monkeypatch.setattr("tidegate.outbound.sources._ledger.MAX_LOCK_WAIT", 0.3)
     return (lambda: locked(tmp_path / "data" / "sources.db")) if request.param == "a locked file" else full_disk
 
 
@@ -101,7 +101,7 @@ async def test_sources_pause_and_resume_while_the_event_loop_goes_on(tmp_path, c
 
 
 async def test_a_result_that_could_not_be_stored_is_stored_later(tmp_path, monkeypatch):
-    monkeypatch.setattr("tidegate.outbound.sources.ledger.MAX_LOCK_WAIT", 0.3)
+    monkeypatch.setattr("tidegate.outbound.sources._ledger.MAX_LOCK_WAIT", 0.3)
     finish = asyncio.Event()
 
     async def slow(_request):
@@ -132,7 +132,7 @@ def stored_state(tmp_path):
 
 
 async def test_a_runner_that_starts_while_its_file_is_locked_recovers_later(tmp_path, monkeypatch):
-    monkeypatch.setattr("tidegate.outbound.sources.ledger.MAX_LOCK_WAIT", 0.1)
+    monkeypatch.setattr("tidegate.outbound.sources._ledger.MAX_LOCK_WAIT", 0.1)
     (tmp_path / "data").mkdir()
     killed = SourceLedger(tmp_path / "data" / "sources.db")
     killed.add("a", 0)

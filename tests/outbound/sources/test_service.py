@@ -13,9 +13,9 @@ from tests.outbound.server import QuotaServer
 from tidegate import ConfigError, Limiter
 from tidegate.outbound import Providers
 from tidegate.outbound.sources import SourceRunner, read_source
-from tidegate.outbound.sources.ledger import SourceLedger
+from tidegate.outbound.sources._ledger import SourceLedger
 from tidegate.stores import MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 START = 1_728_000_000

@@ -7,8 +7,8 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.outbound.sources import Source, read_sources
-from tidegate.outbound.sources.schedule import Cron, Interval, read_cron
-from tidegate.outbound.sources.source import Destination, parse_source
+from tidegate.outbound.sources._schedule import Cron, Interval, read_cron
+from tidegate.outbound.sources._source import Destination, parse_source
 
 MINUTE = 60_000_000
 

@@ -9,9 +9,9 @@ import pytest
 from tidegate import ConfigError
 from tidegate.outbound import Providers
 from tidegate.outbound.sources import SourceRunner
-from tidegate.outbound.sources.configured import ConfiguredSources
-from tidegate.outbound.sources.control import ControlServer, send_command
-from tidegate.service.runtime.components import watch_files
+from tidegate.outbound.sources._configured import ConfiguredSources
+from tidegate.outbound.sources._control import ControlServer, send_command
+from tidegate.service._runtime.components import watch_files
 from tidegate.stores import MemoryStore
 from tidegate.testing import ManualClock
 

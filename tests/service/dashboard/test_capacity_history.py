@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import random
 
-from tidegate.service.dashboard.capacity_history import HISTORY_MILLISECONDS, MAX_POINTS, MAX_RESOURCES, CapacityHistory
+from tidegate.service._dashboard.capacity_history import (
+    HISTORY_MILLISECONDS,
+    MAX_POINTS,
+    MAX_RESOURCES,
+    CapacityHistory,
+)
 
 SECOND = 1000
 

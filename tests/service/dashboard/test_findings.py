@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cases import cases
-from tidegate.service.dashboard.findings import BAD, GOOD, WARNING, describe_share, find_all
+from tidegate.service._dashboard.findings import BAD, GOOD, WARNING, describe_share, find_all
 
 SINCE = 1_728_000_000_000
 

@@ -9,21 +9,21 @@ import pytest
 
 from tests.service.harness import START, InProcessService
 from tidegate.errors import StoreUnavailable
-from tidegate.service.dashboard import history
-from tidegate.service.dashboard.history import MAX_POLICIES, MAX_TOP_BYTES, DecisionHistory
-from tidegate.service.dashboard.recent_denials import describe_recent, last_episode
-from tidegate.service.dashboard.stored_history import (
+from tidegate.service._dashboard import history
+from tidegate.service._dashboard.history import MAX_POLICIES, MAX_TOP_BYTES, DecisionHistory
+from tidegate.service._dashboard.recent_denials import describe_recent, last_episode
+from tidegate.service._dashboard.stored_history import (
     MAX_MINUTE_BYTES,
     StoredHistory,
     decode_minute,
     describe_minute,
     encode_minute,
 )
-from tidegate.service.decisions import denied_keys
-from tidegate.service.decisions.denied_keys import DeniedKeys
-from tidegate.service.decisions.stats import Stats
-from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.values import Collection
+from tidegate.service._decisions import denied_keys
+from tidegate.service._decisions.denied_keys import DeniedKeys
+from tidegate.service._decisions.stats import Stats
+from tidegate.stores._sqlite import SQLiteStore
+from tidegate.stores._values import Collection
 from tidegate.testing import ManualClock
 
 SECOND = 1_000_000

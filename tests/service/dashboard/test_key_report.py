@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, InProcessService
-from tidegate.service.config.settings import load_settings
-from tidegate.service.decisions import audit
-from tidegate.service.decisions.audit import AuditLog, Origin
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.service._config.settings import load_settings
+from tidegate.service._decisions import audit
+from tidegate.service._decisions.audit import AuditLog, Origin
+from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
 
 POLICIES = {"api": "10/1m fixed_window", "login": ["2/1m fixed_window", "20/1h"], "idle": "1/1m"}

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, InProcessService, http_client
-from tidegate.service.dashboard import overview
-from tidegate.service.dashboard.history import HISTORY_SECONDS, MAX_POLICIES, quantile, spread
-from tidegate.service.decisions import near_limit
-from tidegate.service.decisions.stats import LATENCY_BUCKETS
+from tidegate.service._dashboard import overview
+from tidegate.service._dashboard.history import HISTORY_SECONDS, MAX_POLICIES, quantile, spread
+from tidegate.service._decisions import near_limit
+from tidegate.service._decisions.stats import LATENCY_BUCKETS
 
 POLICIES = {"api": "10/1m fixed_window", "login": "2/1m fixed_window", "trial": {"limits": "1/1m", "mode": "shadow"}}
 

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.servers.valkey import ValkeyServer
 from tests.service.dashboard.dashboard_service import POLICIES, basic_service, full_service, prefix_proxy
 from tests.service.harness import ADMIN, DECISION
-from tidegate.spending.report import short_money
+from tidegate.spending._report import short_money
 
 axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is missing")
 

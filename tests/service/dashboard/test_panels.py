@@ -11,9 +11,9 @@ from tidegate.bus import open_bus
 from tidegate.errors import StoreUnavailable
 from tidegate.outbound import Providers
 from tidegate.outbound.sources import SourceRunner, read_source
-from tidegate.service.dashboard import panels
-from tidegate.service.dashboard.capacity_history import MAX_RESOURCES
-from tidegate.service.dashboard.panels import budget_panel, bus_panel, sources_panel, swarm_panel
+from tidegate.service._dashboard import panels
+from tidegate.service._dashboard.capacity_history import MAX_RESOURCES
+from tidegate.service._dashboard.panels import budget_panel, bus_panel, sources_panel, swarm_panel
 from tidegate.swarm import SwarmLimiter
 from tidegate.testing import ManualClock
 

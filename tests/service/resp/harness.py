@@ -11,8 +11,8 @@ import hiredis
 
 from tests.servers.process import free_port
 from tests.service.harness import InProcessService, serving
-from tidegate.service.http.connections import Connections
-from tidegate.service.resp.server import RespServer
+from tidegate.service._http.connections import Connections
+from tidegate.service._resp.server import RespServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -6,9 +6,9 @@ import pytest
 
 from tests.service.resp.harness import connected, encode
 from tidegate.outbound import AsyncGate, Providers
-from tidegate.service.decisions.signing import SECRETS
+from tidegate.service._decisions.signing import SECRETS
 from tidegate.stores import MemoryStore
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._outage import GuardedStore
 
 POLICIES = {"api": "5/1h fixed_window", "wait": "1/1h"}
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.cases import cases
 from tests.service.resp.harness import encode
-from tidegate.service.resp.parser import MAX_ARGUMENTS, MAX_COMMAND, HttpInputError, parse, read_usual, split_commands
+from tidegate.service._resp.parser import MAX_ARGUMENTS, MAX_COMMAND, HttpInputError, parse, read_usual, split_commands
 
 WORDS = st.lists(st.binary(max_size=20), min_size=1, max_size=5)
 ACQUIRE = encode("TG.ACQUIRE", "api", "k")

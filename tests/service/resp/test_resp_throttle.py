@@ -2,7 +2,7 @@
 
 from tests.cases import cases
 from tests.service.resp.harness import connected
-from tidegate.service.resp import throttle
+from tidegate.service._resp import throttle
 
 # (at, quantity, limited, remaining, retry after, reset after), with max_burst 4 and 1 permit per second. Seconds are
 # rounded up.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
-from tidegate.stores.base import decided_asks
-from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.lease.steps import StoreRequest
+from tidegate.stores._base import decided_asks
+from tidegate.stores._lease import Lease, LeasedStore
+from tidegate.stores._lease.steps import StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

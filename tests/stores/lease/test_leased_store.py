@@ -8,10 +8,10 @@ import pytest
 
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy, StoreUnavailable
 from tidegate.stores import MemoryStore
-from tidegate.stores.cancellation import corrections
-from tidegate.stores.lease import Lease, LeasedStore
-from tidegate.stores.lease.terms import compute_terms
-from tidegate.stores.outage import GuardedStore
+from tidegate.stores._cancellation import corrections
+from tidegate.stores._lease import Lease, LeasedStore
+from tidegate.stores._lease.terms import compute_terms
+from tidegate.stores._outage import GuardedStore
 from tidegate.testing import ManualClock
 
 

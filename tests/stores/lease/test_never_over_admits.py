@@ -12,8 +12,8 @@ import pytest
 from tests.cases import cases
 from tests.seeds import seeds
 from tests.stores.lease.simulator import overspent, random_simulation
-from tidegate.stores.lease import share, steps, terms
-from tidegate.stores.lease.key_lease import LeaseEvent
+from tidegate.stores._lease import share, steps, terms
+from tidegate.stores._lease.key_lease import LeaseEvent
 
 ALL = ("token_bucket", "sliding_log", "fixed_window", "sliding_window", "calendar_window")
 POLICIES = [*((algorithm,) for algorithm in ALL), ("token_bucket", "token_bucket"), ALL]
@@ -97,7 +97,7 @@ def extend_share(self, new, now):
     return []
 
 
-LEASE = "tidegate.stores.lease"
+LEASE = "tidegate.stores._lease"
 FAULTS = [
     (f"{LEASE}.share.LeasedShare.__init__", start_at_reply, "token_bucket"),
     (f"{LEASE}.share.LeasedShare.__init__", start_at_reply, "sliding_log"),

@@ -8,12 +8,12 @@ import pytest
 from tests.cases import cases
 from tests.stores.lease.simulator import Network, Process, Simulation, overspent
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
-from tidegate.core.algorithms import NEVER
-from tidegate.core.bounds import SECOND
+from tidegate.core._algorithms import NEVER
+from tidegate.core._bounds import SECOND
 from tidegate.stores import MemoryStore
-from tidegate.stores.lease import Lease
-from tidegate.stores.lease.denial import wait_of
-from tidegate.stores.lease.key_lease import TRANSITIONS, LeaseState
+from tidegate.stores._lease import Lease
+from tidegate.stores._lease.denial import wait_of
+from tidegate.stores._lease.key_lease import TRANSITIONS, LeaseState
 from tidegate.testing import ManualClock
 
 ALGORITHMS = ["token_bucket", "sliding_log", "fixed_window", "sliding_window"]

@@ -4,9 +4,9 @@ import pytest
 
 from tests.stores.lease.simulator import Network, Process, Simulation
 from tidegate import Limit, Policy
-from tidegate.core.bounds import SECOND, ceil_div
-from tidegate.stores.lease import Lease
-from tidegate.stores.lease.terms import compute_terms
+from tidegate.core._bounds import SECOND, ceil_div
+from tidegate.stores._lease import Lease
+from tidegate.stores._lease.terms import compute_terms
 
 LIMITS = [
     Limit(1000, "10s"),

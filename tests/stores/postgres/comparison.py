@@ -5,17 +5,17 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from tidegate._policy import join_key
 from tidegate.core.codec import dump, limit_of
-from tidegate.policy import join_key
-from tidegate.stores.postgres.call import encode_name
+from tidegate.stores._postgres.call import encode_name
 from tidegate.testing import ReferenceStore
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tidegate.policy import Key
-    from tidegate.stores.postgres import PostgresStore
+    from tidegate._policy import Key
+    from tidegate.stores._postgres import PostgresStore
     from tidegate.testing import Vector
 
     States = dict[tuple[str, str], tuple[str, list[int]]]

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from tests.servers.postgres import PostgresServer, find_binaries
-from tidegate.stores.postgres import PostgresStore
+from tidegate.stores._postgres import PostgresStore
 
 numbers = count(1)
 

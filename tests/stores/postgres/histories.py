@@ -1,7 +1,7 @@
 """Short histories for cases that random ones seldom reach; each is run by core.sql and by the Python core."""
 
 from tidegate import Limit, Policy
-from tidegate.core.bounds import MAX_INTEGER, SECOND
+from tidegate.core._bounds import MAX_INTEGER, SECOND
 from tidegate.testing import Vector
 
 NOW = 1_750_000_000 * SECOND

@@ -9,8 +9,8 @@ import pytest
 
 from tests.stores.postgres.comparison import use_core
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
-from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.io_flow import RunBlocking, TaskCaller
+from tidegate.stores._postgres import PostgresStore
+from tidegate.stores._postgres.io_flow import RunBlocking, TaskCaller
 
 LIMITS = tuple(
     Limit(10, "1d", algorithm, name=algorithm)

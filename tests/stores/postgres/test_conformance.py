@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import tidegate.stores.postgres
+import tidegate.stores._postgres
 from tests.cases import cases
 from tests.conformance.changes import changing_history, directed_histories
 from tests.seeds import seeds
@@ -15,16 +15,20 @@ from tests.stores.postgres.comparison import first_difference, use_core
 from tests.stores.postgres.conftest import drop_schemas, query_function
 from tests.stores.postgres.faults import FAULTS
 from tests.stores.postgres.histories import DIRECTED
-from tidegate.core import bucket, log, sliding, state, windows
+from tidegate._runtime.flow import run
+from tidegate.core import _bucket as bucket
+from tidegate.core import _log as log
+from tidegate.core import _sliding as sliding
+from tidegate.core import _state as state
+from tidegate.core import _windows as windows
 from tidegate.errors import StoreUnavailable
-from tidegate.flow import run
-from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.call import MISSING, decode_decisions
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
+from tidegate.stores._postgres import PostgresStore
+from tidegate.stores._postgres.call import MISSING, decode_decisions
+from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
-CORE = Path(tidegate.stores.postgres.__file__).with_name("core.sql").read_text(encoding="utf-8")
+CORE = Path(tidegate.stores._postgres.__file__).with_name("core.sql").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

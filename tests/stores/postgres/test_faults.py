@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from tidegate import Limit, Policy, StoreUnavailable
+from tidegate._runtime.flow import run
 from tidegate.errors import Closed
-from tidegate.flow import run
 from tidegate.stores import open_store as open_url
-from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.call import APPLY, StoreCall
-from tidegate.stores.postgres.connection import Connection
-from tidegate.stores.postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
+from tidegate.stores._postgres import PostgresStore
+from tidegate.stores._postgres.call import APPLY, StoreCall
+from tidegate.stores._postgres.connection import Connection
+from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)

@@ -9,8 +9,8 @@ from tests.cases import cases
 from tests.servers.process import until
 from tests.stores.postgres.conftest import drop_schemas
 from tidegate import ConfigError, Limit, Policy, StoreUnavailable
-from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.schema import FUNCTIONS_VERSION, MARKER, TABLES_VERSION, read_schema
+from tidegate.stores._postgres import PostgresStore
+from tidegate.stores._postgres.schema import FUNCTIONS_VERSION, MARKER, TABLES_VERSION, read_schema
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)

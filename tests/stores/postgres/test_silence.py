@@ -11,9 +11,9 @@ import pytest
 from tests.servers.process import until
 from tests.stores.postgres.conftest import drop_schemas
 from tidegate import AsyncLimiter, Limit, Limiter, Policy
-from tidegate.core.decision import LocalDecision
-from tidegate.stores.outage import open_guarded
-from tidegate.stores.postgres import PostgresStore
+from tidegate.core._decision import LocalDecision
+from tidegate.stores._outage import open_guarded
+from tidegate.stores._postgres import PostgresStore
 
 TEN = Policy("p", (Limit(1000, "1d", "fixed_window"),))
 WAITERS = "select count(*) from pg_locks where locktype = 'advisory' and not granted"

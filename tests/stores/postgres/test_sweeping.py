@@ -6,8 +6,8 @@ import pytest
 
 from tidegate import Limit, Policy
 from tidegate.errors import CollectionFull
-from tidegate.stores.postgres.store import SWEEP_EVERY
-from tidegate.stores.values import MAX_LISTED, MAX_WRITES, Collection, Write
+from tidegate.stores._postgres.store import SWEEP_EVERY
+from tidegate.stores._values import MAX_LISTED, MAX_WRITES, Collection, Write
 
 SECOND = 1_000_000
 NOW = 1_750_000_000 * SECOND

@@ -5,8 +5,8 @@ import pytest
 from tests.cases import cases
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy
 from tidegate.stores import open_store as open_url
-from tidegate.stores.postgres import PostgresStore
-from tidegate.stores.postgres.call import encode_name
+from tidegate.stores._postgres import PostgresStore
+from tidegate.stores._postgres.call import encode_name
 from tidegate.testing import ManualClock
 
 SECRET = "s3cret-w0rd"  # noqa: S105 - a test password

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.stores.postgres.comparison import use_core
 from tidegate import Limit, Policy
-from tidegate.stores.postgres import PostgresStore
+from tidegate.stores._postgres import PostgresStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

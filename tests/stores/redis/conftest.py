@@ -10,8 +10,8 @@ import pytest
 
 from tests.servers.process import need
 from tests.servers.valkey import ValkeyServer
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.address import RedisAddress
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.address import RedisAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

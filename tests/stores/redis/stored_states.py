@@ -6,15 +6,15 @@ from itertools import pairwise
 from struct import unpack
 from typing import TYPE_CHECKING
 
-from tidegate.core.algorithms import ALGORITHMS
-from tidegate.stores.redis.protocol import FORMAT, limit_id
+from tidegate.core._algorithms import ALGORITHMS
+from tidegate.stores._redis.protocol import FORMAT, limit_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate.core.limit import Limit
-    from tidegate.policy import Key, Policy
-    from tidegate.stores.redis import RedisStore
+    from tidegate._policy import Key, Policy
+    from tidegate.core._limit import Limit
+    from tidegate.stores._redis import RedisStore
 
     Ask = Callable[..., object]
 

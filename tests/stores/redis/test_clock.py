@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from tests.stores.redis.conftest import address_of
 from tidegate import Limit, Limiter, Policy
-from tidegate.clock import SystemClock
-from tidegate.core.bounds import SECOND
-from tidegate.stores.redis import RedisStore
+from tidegate._runtime.clock import SystemClock
+from tidegate.core._bounds import SECOND
+from tidegate.stores._redis import RedisStore
 
 if TYPE_CHECKING:
     import pytest

@@ -18,11 +18,11 @@ from tests.servers.process import until
 from tests.servers.valkey import ValkeyCluster, ValkeyServer
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, ConfigError, Limit, Limiter, Policy, StoreUnavailable
-from tidegate.core.decision import LocalDecision
-from tidegate.stores.outage import GuardedStore
-from tidegate.stores.redis import RedisStore
+from tidegate.core._decision import LocalDecision
+from tidegate.stores._outage import GuardedStore
+from tidegate.stores._redis import RedisStore
 from tidegate.testing import random_vectors
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

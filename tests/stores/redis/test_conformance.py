@@ -18,11 +18,11 @@ from tests.stores.redis.stored_states import stored_states
 from tidegate import Limit, Policy
 from tidegate.core.codec import dump, limit_of
 from tidegate.errors import RateLimitError
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.library import SOURCE
-from tidegate.stores.redis.protocol import limit_id
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.library import SOURCE
+from tidegate.stores._redis.protocol import limit_id
 from tidegate.testing import ReferenceStore, Vector, random_vectors, verify_store
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -18,7 +18,7 @@ from tests.servers.valkey import ValkeyServer
 from tests.stores.redis.conftest import address_of
 from tidegate import Limit, Policy, StoreUnavailable
 from tidegate.stores import open_store
-from tidegate.stores.redis import RedisStore
+from tidegate.stores._redis import RedisStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -14,14 +14,14 @@ from redis.crc import key_slot
 from tests.servers.process import until
 from tests.stores.redis.conftest import address_of
 from tidegate import Limit, Limiter, Policy
-from tidegate.core.bounds import SECOND
-from tidegate.core.limit import PERIOD_UNITS
+from tidegate.core._bounds import SECOND
+from tidegate.core._limit import PERIOD_UNITS
 from tidegate.errors import StoreUnavailable
-from tidegate.stores.base import Alternatives
-from tidegate.stores.outage import open_guarded
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.protocol import FORMAT
-from tidegate.stores.values import Collection, Write
+from tidegate.stores._base import Alternatives
+from tidegate.stores._outage import open_guarded
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.protocol import FORMAT
+from tidegate.stores._values import Collection, Write
 from tidegate.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.servers.valkey import ValkeyServer
     from tidegate import Decision
-    from tidegate.stores.redis.address import Tag
+    from tidegate.stores._redis.address import Tag
 
 ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
 MIXED = tuple(Limit(10, "1m", algorithm, name=algorithm) for algorithm in ALGORITHMS)

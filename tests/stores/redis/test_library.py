@@ -16,10 +16,10 @@ import redis
 from tests.servers.valkey import ValkeyServer
 from tests.stores.redis.conftest import address_of
 from tidegate import Limit, Policy, StoreUnavailable
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.library import SOURCE
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.library import SOURCE
 from tidegate.testing import random_vectors, verify_store
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

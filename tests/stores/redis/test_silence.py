@@ -14,8 +14,8 @@ import pytest
 from tests.servers.tcp_proxy import TcpProxy
 from tests.stores.redis.conftest import address_of
 from tidegate import AsyncLimiter, Limit, Policy, StoreUnavailable
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.protocol import MAX_IN_FLIGHT, MAX_LIMITS_PER_CALL
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.protocol import MAX_IN_FLIGHT, MAX_LIMITS_PER_CALL
 
 if TYPE_CHECKING:
     from tests.servers.valkey import ValkeyServer

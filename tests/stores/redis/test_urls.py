@@ -7,8 +7,8 @@ import pytest
 from tests.cases import cases
 from tidegate import ConfigError
 from tidegate.stores import open_store
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.address import read_url
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.address import read_url
 
 
 @cases(

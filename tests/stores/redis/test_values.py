@@ -13,21 +13,21 @@ import redis
 from tests.servers.valkey import ValkeyCluster
 from tests.stores.redis.conftest import address_of
 from tidegate import ConfigError, Limit, Policy, StoreUnavailable
-from tidegate.core.bounds import SECOND
+from tidegate.core._bounds import SECOND
 from tidegate.errors import CollectionFull, ValueConflict
-from tidegate.stores.base import Alternatives
-from tidegate.stores.redis import RedisStore
-from tidegate.stores.redis.driver import key_slot
-from tidegate.stores.values import MAX_BYTES, MAX_LISTED, MAX_WRITES, Collection, Value, Write
+from tidegate.stores._base import Alternatives
+from tidegate.stores._redis import RedisStore
+from tidegate.stores._redis.driver import key_slot
+from tidegate.stores._values import MAX_BYTES, MAX_LISTED, MAX_WRITES, Collection, Value, Write
 from tidegate.testing import verify_store
-from tidegate.testing.value_guarantees import VALUE_GUARANTEES
+from tidegate.testing._value_guarantees import VALUE_GUARANTEES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.servers.valkey import ValkeyServer
     from tidegate.stores import Store
-    from tidegate.stores.redis.address import Tag
+    from tidegate.stores._redis.address import Tag
 
 HOUR = 3600 * SECOND
 NOW = 1_750_000_000_000_000

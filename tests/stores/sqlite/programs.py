@@ -7,9 +7,9 @@ import sys
 import threading
 from collections.abc import Callable
 
-from tidegate.core.limit import Limit
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
+from tidegate.stores._sqlite import SQLiteStore
 
 BUSY_TIMEOUT = "60s"  # on a busy machine, a process may wait long for the file
 QUOTA = 400

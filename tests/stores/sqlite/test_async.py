@@ -6,10 +6,10 @@ import sqlite3
 import pytest
 
 from tidegate import AsyncLimiter
-from tidegate.core.limit import Limit
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
 from tidegate.errors import Closed, ConfigError, StoreUnavailable
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 
 KINDS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log", "concurrency")
 POLICY = Policy("api", tuple(Limit(100, "52w", kind, name=kind) for kind in KINDS))

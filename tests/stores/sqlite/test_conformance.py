@@ -5,12 +5,12 @@ from itertools import count
 import pytest
 
 from tests.conformance.changes import changing_history
-from tidegate.core.bounds import MAX_INTEGER
-from tidegate.core.limit import Limit
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore, rows
+from tidegate._policy import Policy
+from tidegate.core._bounds import MAX_INTEGER
+from tidegate.core._limit import Limit
+from tidegate.stores._sqlite import SQLiteStore, rows
 from tidegate.testing import ReferenceStore, verify_store
-from tidegate.testing.reference import answer_of
+from tidegate.testing._reference import answer_of
 
 
 @pytest.mark.parametrize(("inline", "rounds"), [(0, 12), (2, 8), (rows.MAX_INLINE_ENTRIES, 20)])

@@ -11,10 +11,10 @@ import threading
 import pytest
 
 from tidegate import Limiter
-from tidegate.core.limit import Limit
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
 from tidegate.errors import Closed, StoreUnavailable
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 
 POLICY = Policy("api", (Limit(1000, "1h", "fixed_window"), Limit(1000, "1h", "sliding_log", name="log")))
 
@@ -308,7 +308,7 @@ def test_a_file_at_its_size_limit_raises_until_the_limit_is_raised(path):
         import resource, sys
         from tests.stores.sqlite.test_faults import charge, remaining
         from tidegate.errors import StoreUnavailable
-        from tidegate.stores.sqlite import SQLiteStore
+        from tidegate.stores._sqlite import SQLiteStore
 
         store = SQLiteStore(sys.argv[1])
         assert charge(store)

@@ -5,11 +5,11 @@ import sqlite3
 
 import pytest
 
-from tidegate.core.limit import Limit
-from tidegate.policy import Policy
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
 from tidegate.stores import MemoryStore
-from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.log_rows import MAX_EXPIRED_ENTRIES, MAX_REMOVED_PER_TRANSACTION
+from tidegate.stores._sqlite import SQLiteStore
+from tidegate.stores._sqlite.log_rows import MAX_EXPIRED_ENTRIES, MAX_REMOVED_PER_TRANSACTION
 from tidegate.testing import ManualClock
 
 LONG = 6000

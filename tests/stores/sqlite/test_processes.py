@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 from tests.stores.sqlite import programs
-from tidegate.core.limit import Limit
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.rows import read_limits, write_limits
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
+from tidegate.stores._sqlite import SQLiteStore
+from tidegate.stores._sqlite.rows import read_limits, write_limits
 
 
 def start(*arguments):

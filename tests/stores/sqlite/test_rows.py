@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import limits
-from tidegate.core.bounds import SECOND
+from tidegate.core._bounds import SECOND
+from tidegate.core._limit import Limit
 from tidegate.core.codec import dump, load
-from tidegate.core.limit import Limit
-from tidegate.stores.sqlite.rows import reader_of, write_state
+from tidegate.stores._sqlite.rows import reader_of, write_state
 
 NOW = 1_750_000_000 * SECOND
 

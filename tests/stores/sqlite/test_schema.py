@@ -4,11 +4,11 @@ import sqlite3
 
 import pytest
 
-from tidegate.core.limit import Limit
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
 from tidegate.errors import StoreUnavailable
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.database import APPLICATION_ID, SCHEMA_VERSION, PackageTables, statements
+from tidegate.stores._sqlite import SQLiteStore
+from tidegate.stores._sqlite.database import APPLICATION_ID, SCHEMA_VERSION, PackageTables, statements
 
 POLICY = Policy("default", (Limit(60, "1m", "fixed_window"), Limit(30, "1h", "sliding_log")))
 NOW = 1_750_000_000_000_000

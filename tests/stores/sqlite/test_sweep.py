@@ -4,10 +4,10 @@ import sqlite3
 
 import pytest
 
-from tidegate.core.limit import Limit
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore
-from tidegate.stores.sqlite.rows import SWEEP_ROWS
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
+from tidegate.stores._sqlite import SQLiteStore
+from tidegate.stores._sqlite.rows import SWEEP_ROWS
 from tidegate.testing import ManualClock
 
 SHORT = Policy("short", (Limit(100, "1s"), Limit(100, "1s", "sliding_log", name="log")))

@@ -8,7 +8,7 @@ from tests.cases import cases
 from tidegate import Limiter
 from tidegate.errors import ConfigError
 from tidegate.stores import open_store
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 
 
 @pytest.mark.parametrize(

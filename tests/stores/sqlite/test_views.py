@@ -5,10 +5,10 @@ from datetime import datetime
 
 import pytest
 
-from tidegate.core.limit import Limit
+from tidegate._policy import Policy
+from tidegate.core._limit import Limit
 from tidegate.outbound import Gate, Providers
-from tidegate.policy import Policy
-from tidegate.stores.sqlite import SQLiteStore
+from tidegate.stores._sqlite import SQLiteStore
 
 START = 1_736_936_580_000_000  # 2025-01-15 10:23:00 UTC
 SECOND = 1_000_000

@@ -1,5 +1,5 @@
 """What a budget reports: counters, log lines, forecasts and warnings."""
 
-from tidegate.spending.webhook import sign
+from tidegate.spending._webhook import sign
 
 __all__ = ["sign"]

@@ -20,9 +20,9 @@ try:
 except ImportError:
     raise ConfigError("sources need httpx: pip install 'tidegate[sources]'") from None
 
-from tidegate.outbound.sources.ledger import SourceRow
-from tidegate.outbound.sources.runner import SourceRunner
-from tidegate.outbound.sources.schedule import Schedule
-from tidegate.outbound.sources.source import Destination, Source, read_source, read_sources
+from tidegate.outbound.sources._ledger import SourceRow
+from tidegate.outbound.sources._runner import SourceRunner
+from tidegate.outbound.sources._schedule import Schedule
+from tidegate.outbound.sources._source import Destination, Source, read_source, read_sources
 
 __all__ = ["Destination", "Schedule", "Source", "SourceRow", "SourceRunner", "read_source", "read_sources"]

@@ -1,0 +1,1 @@
+"""Limiters, reservations, and calls that wait."""

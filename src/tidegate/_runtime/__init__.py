@@ -1,0 +1,1 @@
+"""What all packages use: clocks, flows, locks, forks, files, URLs."""

@@ -1,0 +1,164 @@
+"""The limits of a node, and the costs of its calls: `5/run unit=usd` counts 5,000,000 `usd_micros` for its whole life.
+
+A limit per run is a fixed window that is longer than the life of the node. The window opens at the first charge, so it
+ends after the node does, and never refills while the node accepts calls. Each node also counts every unit that an
+ancestor limits, and its calls, so that the tree shows what each node has used: COUNTED is the quota of a limit that
+only counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Final
+
+from tidegate._runtime.suggestions import hint
+from tidegate.core._bounds import MAX_INTEGER
+from tidegate.core._limit import Limit
+from tidegate.errors import ConfigError
+from tidegate.outbound._providers.money import COMMON_CURRENCIES
+from tidegate.outbound._providers.prices import MICROS, MILLION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Amount = int | float | str | Decimal
+RunCost = int | Mapping[str, Amount]
+
+COUNTED: Final = MAX_INTEGER  # the quota of a limit that counts and never denies
+RUN_LIMIT = re.compile(
+    r"\s*(?P<amount>[0-9][0-9_]*(?:\.[0-9]+)?)\s*(?P<unit>(?!per\b)[^\W\d][\w:.-]*)?\s*(?:/|\bper\b)\s*run\b(?P<rest>.*)",
+    re.DOTALL,
+)
+CALLS: Final = "requests"
+
+
+def read_limits(rules: str | Limit | Iterable[str | Limit]) -> tuple[str, ...]:
+    """Check the limits of a node; returns them as strings, those per run in units that are counted."""
+    if isinstance(rules, (str, Limit)):
+        rules = (rules,)
+    if not isinstance(rules, Iterable):
+        raise ConfigError(f"expected limits such as '5/run unit=usd', not {rules!r}", field="limits")
+    texts = tuple(_normal_text(rule) for rule in rules)
+    names = [limit.name for limit in build_limits(texts, timedelta(days=1))]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two limits are named {name!r}: rename one, as in '5/run name=a'", field="limits")
+    return texts
+
+
+def _normal_text(rule: str | Limit) -> str:
+    if isinstance(rule, Limit):
+        return str(_in_micros(rule))
+    if not isinstance(rule, str):
+        raise ConfigError(f"expected a limit such as '5/run unit=usd', not {rule!r}", field="limits")
+    match = RUN_LIMIT.fullmatch(rule)
+    if match is None:
+        return str(_in_micros(Limit.parse(rule)))
+    unit, name = match["unit"] or "", ""
+    for word in match["rest"].split():
+        option, _, value = word.partition("=")
+        if option == "unit" and value and not unit:
+            unit = value
+        elif option == "name" and value and not name:
+            name = value
+        else:
+            message = f"unexpected {word!r} in {rule!r}: a limit per run has the options unit= and name="
+            raise ConfigError(message, field="limits")
+    unit, quota = to_counted(unit or CALLS, match["amount"].replace("_", ""), "limits")
+    if not 1 <= quota < COUNTED:
+        raise ConfigError(f"expected an amount of at least one in {rule!r}", field="limits")
+    return f"{quota}/run unit={unit} name={name or run_name(unit)}"
+
+
+def run_name(unit: str) -> str:
+    """Return the default name of a limit per run."""
+    return f"{unit}-run"
+
+
+def _in_micros(limit: Limit) -> Limit:
+    """Return a limit in a currency as one in millionths of it."""
+    if limit.unit not in COMMON_CURRENCIES:
+        return limit
+    burst = 0 if limit.burst == limit.quota else limit.burst * MILLION
+    return replace(limit, quota=limit.quota * MILLION, burst=burst, unit=limit.unit + MICROS, name=limit.name)
+
+
+def build_limits(texts: Sequence[str], window: timedelta) -> list[Limit]:
+    """Return the limits of a node; those per run have a window of this length."""
+    found = []
+    for text in texts:
+        match = RUN_LIMIT.fullmatch(text)
+        if match is None:
+            found.append(Limit.parse(text))
+            continue
+        options = dict(word.split("=", 1) for word in match["rest"].split())
+        found.append(Limit(int(match["amount"]), window, "fixed_window", unit=options["unit"], name=options["name"]))
+    return found
+
+
+def add_counters(limits: Iterable[Limit], units: Iterable[str], window: timedelta) -> tuple[Limit, ...]:
+    """Return limits, and one that only counts for each unit that none of them counts per run."""
+    own = list(limits)
+    names = {limit.name for limit in own}
+    missing = [unit for unit in dict.fromkeys(units) if run_name(unit) not in names]
+    return (*own, *(Limit(COUNTED, window, "fixed_window", unit=unit, name=run_name(unit)) for unit in missing))
+
+
+def raise_quotas(texts: Sequence[str], more: Mapping[str, int]) -> tuple[str, ...]:
+    """Add to the quotas per run of some units; raises ConfigError if a unit has none."""
+    found, left = [], dict(more)
+    for text in texts:
+        match = RUN_LIMIT.fullmatch(text)
+        unit = None if match is None else dict(word.split("=", 1) for word in match["rest"].split())["unit"]
+        if match is None or unit not in left:
+            found.append(text)
+            continue
+        quota = int(match["amount"]) + left.pop(unit)
+        if quota >= COUNTED:
+            raise ConfigError(f"{quota} {unit} cannot be counted", field="extend")
+        found.append(f"{quota}/run{match['rest']}")
+    if left:
+        raise ConfigError(f"the node has no limit per run in {', '.join(left)}", field="extend")
+    return tuple(found)
+
+
+def to_counted(unit: str, amount: Amount, field: str = "cost") -> tuple[str, int]:
+    """Return a unit and an amount as they are counted: money in millionths, rounded up, all else in integers."""
+    if unit in COMMON_CURRENCIES:
+        return unit + MICROS, int((_decimal(unit, amount, field) * MILLION).to_integral_value(ROUND_CEILING))
+    number = _decimal(unit, amount, field)
+    if number != number.to_integral_value():
+        raise ConfigError(f"must be an integer of {unit}, not {amount!r}", field=field)
+    return unit, int(number)
+
+
+def _decimal(unit: str, amount: Amount, field: str) -> Decimal:
+    try:
+        number = Decimal(str(amount)) if isinstance(amount, (int, float, str, Decimal)) else Decimal("NaN")
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if isinstance(amount, bool) or not number.is_finite() or not 0 <= number * MILLION <= MAX_INTEGER * MILLION:
+        raise ConfigError(f"must be a number of {unit}, not {amount!r}", field=field)
+    return number
+
+
+def read_cost(cost: RunCost, units: Iterable[str], *, calls: int | None = None) -> dict[str, int]:
+    """Return a cost by counted unit; an integer counts calls. Raises ConfigError for a unit that no node counts.
+
+    `calls` is what a mapping costs in requests if it does not say so.
+    """
+    if not isinstance(cost, Mapping):
+        return {CALLS: to_counted(CALLS, cost)[1]}
+    found = dict(to_counted(unit, amount) for unit, amount in cost.items())
+    known = set(units)
+    for unit in found:
+        if unit not in known:
+            message = f"no node of the run counts {unit!r}: they count {', '.join(sorted(known))}"
+            raise ConfigError(message + hint(unit, known), field="cost")
+    if calls is not None:
+        found.setdefault(CALLS, calls)
+    return found

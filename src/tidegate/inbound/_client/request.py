@@ -1,0 +1,157 @@
+"""The request that key, limit, count and denial functions receive; the same for ASGI and WSGI."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Union
+from urllib.parse import unquote_to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from uuid import UUID
+
+    from tidegate._policy import Key
+
+MAX_KEY_LENGTH: Final = 256  # longer header values are hashed
+# Headers that name another method; some applications use it instead of the request's method.
+METHOD_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
+MAX_METHOD_LENGTH: Final = 32
+# The counts of `per_method`: clients cannot add others.
+METHOD_COUNTS: Final = {
+    each: "GET" if each == "HEAD" else each for each in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+}
+FORWARDING_VARIABLES: Final = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))
+REPLACEMENT_CHARACTER: Final = "\ufffd"  # replaces bytes that are not UTF-8
+
+
+class Request:
+    """A request, before it reaches the application.
+
+    `address` is the client's address or None, `path` is decoded and has no query, `raw` is the ASGI scope or the WSGI
+    environ. Bytes of the path that are not UTF-8 are lone surrogates, as in file names, so different paths stay
+    different.
+    """
+
+    __slots__ = ("_header", "address", "mapping", "method", "path", "raw")
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        address: str | None,
+        raw: object,
+        header: Callable[[str], str | None],
+        mapping: MutableMapping[str, object] | None = None,
+    ) -> None:
+        """Create a request; the middlewares do this. `mapping` keeps what tidegate stores in it (default: `raw`)."""
+        self.method: str = method
+        self.path: str = path
+        self.address: str | None = address
+        self.raw: object = raw
+        self.mapping: Any = raw if mapping is None else mapping
+        self._header = header
+
+    def header(self, name: str) -> str | None:
+        """Return the value of a header, case-insensitive; None if it is missing. Repeated headers are joined."""
+        return self._header(name)
+
+    def __repr__(self) -> str:
+        """Show method, path and address."""
+        return f"<Request {self.method} {self.path!r} from {self.address}>"
+
+
+FrameworkRequest = Any  # a request of Starlette, FastAPI, Flask, Django or aiohttp, or the common Request
+# What a key function returns: None limits by address. It may be a coroutine function, in async frameworks.
+ChosenKey = Union["Key", int, "UUID", tuple[Union[str, int, "UUID"], ...], None]
+KeyOf = Callable[[FrameworkRequest], ChosenKey | Awaitable[ChosenKey]]
+
+
+def read_header(request: FrameworkRequest, name: str) -> str | None:
+    """Return the value of a header of any framework's request."""
+    if isinstance(request, Request):
+        return request.header(name)
+    environ = getattr(request, "META", None) or getattr(request, "environ", None)
+    if environ is not None:
+        return wsgi_header(environ, name)
+    scope = getattr(request, "scope", None)
+    return aiohttp_header(request, name) if scope is None else asgi_header(scope, name)
+
+
+def by_address(request: FrameworkRequest) -> Key | None:
+    """Limit by address, the default."""
+    del request
+    return None
+
+
+by_address.reads_headers = True  # type: ignore[attr-defined]  # it needs nothing that an application adds to a request
+
+
+def by_header(name: str, *, secret: bool = False) -> KeyOf:
+    """Limit by the value of a header; requests without it are limited by address.
+
+    A `secret` value, or a value longer than 256 characters, is hashed in the store and in logs. A client can send any
+    value: verify it in the application, and keep a limit by address as well.
+    """
+    field = name.lower()
+
+    def key(request: FrameworkRequest) -> Key | None:
+        value = read_header(request, field)
+        if not value:
+            return None
+        if secret or len(value) > MAX_KEY_LENGTH:
+            value = hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return field, value
+
+    key.__name__ = f"by_header({field})"
+    key.reads_headers = True  # type: ignore[attr-defined]  # it needs nothing that an application adds to a request
+    return key
+
+
+def by_api_key(name: str = "x-api-key") -> KeyOf:
+    """Limit by an API key; only its hash is stored."""
+    return by_header(name, secret=True)
+
+
+def is_async_callable(function: object) -> bool:
+    """Return whether a call returns a coroutine: of a coroutine function, or of an object with such a `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether it is a coroutine function
+
+
+def asgi_path(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
+    """Return the path of an ASGI scope; restore bytes that the server has replaced because they are not UTF-8."""
+    path: str = scope["path"]
+    raw = scope.get("raw_path")
+    if not raw or REPLACEMENT_CHARACTER not in path:
+        return path
+    found = unquote_to_bytes(raw.partition(b"?")[0])
+    return found.decode("utf-8", "surrogateescape") if found.decode("utf-8", "replace") == path else path
+
+
+def asgi_header(scope: Any, name: str) -> str | None:  # noqa: ANN401 - a scope is any mapping
+    """Find a header in an ASGI scope."""
+    wanted = name.lower().encode("latin-1", "replace")
+    found = [value for field, value in scope.get("headers", ()) if field == wanted]  # servers send names in lower case
+    return b", ".join(found).decode("latin-1") if found else None
+
+
+def aiohttp_header(request: Any, name: str) -> str | None:  # noqa: ANN401 - this module imports no framework
+    """Find a header in a request of aiohttp."""
+    return ", ".join(request.headers.getall(name, ())) or None
+
+
+def forwarding_headers(environ: Any) -> list[tuple[str, str]]:  # noqa: ANN401 - an environ is any mapping
+    """Return the headers of a WSGI environ that proxies write client addresses into."""
+    found = [(name, environ.get(field)) for name, field in FORWARDING_VARIABLES]
+    return [(name, value) for name, value in found if value]
+
+
+def wsgi_header(environ: Any, name: str) -> str | None:  # noqa: ANN401 - an environ is any mapping
+    """Find a header in a WSGI environ."""
+    field = name.upper().replace("-", "_")
+    value = environ.get(field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}")
+    return value or None

@@ -1,6 +1,0 @@
-"""Policies and keys."""
-
-from tidegate.policy.key import Key, join_key, normal_key
-from tidegate.policy.model import Cost, Mode, OnStoreError, Policy, Rules
-
-__all__ = ["Cost", "Key", "Mode", "OnStoreError", "Policy", "Rules", "join_key", "normal_key"]

@@ -1,5 +1,0 @@
-"""The service over HTTP: a plain ASGI application, without a framework."""
-
-from tidegate.service.http.app import App
-
-__all__ = ["App"]
