@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 NOT_RELEASED = ("dev", "build")  # extras for development
-MUST_HAVE = ("py.typed", "stores/redis/core.lua", "stores/postgres/core.sql", "service/dashboard/static/index.html")
+MUST_HAVE = ("py.typed", "stores/_redis/core.lua", "stores/_postgres/core.sql", "service/_dashboard/static/index.html")
 # Permissive licences, and those with conditions only on changes of the package itself (psycopg: LGPL; certifi: MPL).
 ACCEPTED = ("Apache", "BSD", "MIT", "ISC", "PSF", "Python Software Foundation", "MPL", "Mozilla", "Unlicense", "LGPL")
 

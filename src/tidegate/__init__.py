@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tidegate._limiter.limited import AsyncLimited, Limited
     from tidegate._limiter.limiter import AsyncLimiter, Limiter, Usage
     from tidegate._limiter.reservation import AsyncReservation, Reservation, Reserving
-    from tidegate._policy import Cost, Key, Policy, Rules, join_key
+    from tidegate._policy import Cost, Key, Mode, OnStoreError, Policy, Rules, join_key
     from tidegate._runtime.clock import Clock, Signal
     from tidegate.core import Decision, Limit, LimitDecision
     from tidegate.errors import Closed, ConfigError, Denied, RateLimitError, ResourceUnknown, StoreUnavailable
@@ -36,7 +36,9 @@ __all__ = [
     "LimitDecision",
     "Limited",
     "Limiter",
+    "Mode",
     "Observer",
+    "OnStoreError",
     "Policy",
     "RateLimitError",
     "Record",
@@ -65,7 +67,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         "tidegate._limiter.limited": "AsyncLimited Limited",
         "tidegate._limiter.limiter": "AsyncLimiter Limiter Usage",
         "tidegate.observe": "Observer Record",
-        "tidegate._policy": "Cost Key Policy Rules join_key",
+        "tidegate._policy": "Cost Key Mode OnStoreError Policy Rules join_key",
         "tidegate._limiter.reservation": "AsyncReservation Reservation Reserving",
         "tidegate.stores": "Store open_store",
         "tidegate.stores._lease": "Lease",

@@ -81,7 +81,7 @@ def test_keys_from_headers_belong_to_the_network_of_the_sender(make_app):
 def test_the_log_names_the_flooding_network_once(make_app, caplog):
     api = make_app(SMALL, log_burst=0)
     api.flood(networks(2 * MAX_ENTRIES))
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "tidegate.stores._memory.store"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "tidegate.stores"]
     assert line == (
         "memory store: 501 live keys; group 2001:db8:1::/48 is over its share of max_entries, its new keys share one "
         "bucket until some expire"

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-import tidegate.stores._postgres
-import tidegate.stores._redis
 from tests.conformance.changes import changing_history, directed_histories
 from tests.mutants.changed import COMMITS, changed_lines
 from tests.stores.postgres.comparison import use_core
@@ -24,13 +22,14 @@ from tests.stores.postgres.conftest import binaries, server  # noqa: F401 - fixt
 from tests.stores.postgres.histories import DIRECTED
 from tests.stores.postgres.test_conformance import differs, open_empty, shared_schema  # noqa: F401 - fixtures
 from tests.stores.redis.test_conformance import disposable_server, found_by  # noqa: F401 - a fixture
+from tidegate.stores import _postgres, _redis
 from tidegate.testing import random_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LUA = Path(tidegate.stores._redis.__file__).with_name("core.lua")
-SQL = Path(tidegate.stores._postgres.__file__).with_name("core.sql")
+LUA = Path(_redis.__file__).with_name("core.lua")
+SQL = Path(_postgres.__file__).with_name("core.sql")
 SAMPLE = 20  # of each port
 SECONDS = 240  # for the mutants of a port: one that no history finds takes longest
 SWAPS = {" <= ": " < ", " < ": " <= ", " >= ": " > ", " > ": " >= ", " + ": " - ", " - ": " + ", " and ": " or "}

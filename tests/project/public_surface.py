@@ -1,4 +1,4 @@
-"""Finds what the package makes public: the modules with `__all__`, the names in it, and the signatures of these."""
+"""Finds what the package makes public: modules without an underscore, their `__all__`, and the signatures."""
 
 from __future__ import annotations
 
@@ -11,31 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Modules that users name themselves, because each needs another package or is one of several alternatives. All other
-# public names are in the `__all__` of a package.
-NAMED_MODULES = (
-    "tidegate.budget.prometheus",
-    "tidegate.compat.limits",
-    "tidegate.core.codec",
-    "tidegate.inbound.asgi",
-    "tidegate.inbound.aiohttp",
-    "tidegate.inbound.django",
-    "tidegate.inbound.drf",
-    "tidegate.inbound.fastapi",
-    "tidegate.inbound.flask",
-    "tidegate.inbound.functions",
-    "tidegate.inbound.quart",
-    "tidegate.inbound.testing",
-    "tidegate.inbound.starlette",
-    "tidegate.inbound.wsgi",
-    "tidegate.observe.logs",
-    "tidegate.observe.otel",
-    "tidegate.observe.prometheus",
-    "tidegate.outbound.aiohttp",
-    "tidegate.outbound.httpx",
-    "tidegate.outbound.httpx2",
-    "tidegate.outbound.requests",
-)
 SOURCE = Path(__file__).parents[2] / "src"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -87,6 +62,11 @@ def statements_of(tree: ast.Module) -> Iterator[ast.stmt]:
             waiting += statement.body
 
 
+def is_interior(module: str) -> bool:
+    """Return whether the name of a module says that it is not public."""
+    return any(part.startswith("_") for part in module.split("."))
+
+
 @cache
 def modules() -> dict[str, Module]:
     """All modules of the package, by name."""
@@ -100,11 +80,11 @@ def modules() -> dict[str, Module]:
 
 
 def public_modules() -> dict[str, tuple[str, ...]]:
-    """The names in `__all__` of each package that has one, and of NAMED_MODULES, by module."""
+    """The names in `__all__` of each module and package without an underscore in its name, by module."""
     return {
         name: names
         for name, module in modules().items()
-        if (module.is_package or name in NAMED_MODULES) and (names := module.public_names) is not None
+        if not is_interior(name) and (names := module.public_names) is not None
     }
 
 

@@ -15,7 +15,7 @@ from tidegate.swarm import SwarmLimiter
 
 
 def warnings_of(caplog):
-    return [r.getMessage() for r in caplog.records if r.name == "tidegate.swarm._presence" and r.levelname == "WARNING"]
+    return [r.getMessage() for r in caplog.records if r.name == "tidegate.swarm" and r.levelname == "WARNING"]
 
 
 @pytest.fixture

@@ -146,5 +146,5 @@ def test_an_agent_whose_bus_is_down_starts_after_the_timeout_and_says_so(caplog)
         assert sum(limiter.try_acquire("api") for _ in range(10)) == 5
         for _ in range(5):
             limiter.acquire("api", timeout=10)
-    lines = [r.getMessage() for r in caplog.records if r.name == "tidegate.swarm._bus_sync"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "tidegate.swarm"]
     assert lines == ["the bus did not send its state within 0.2 s: this agent starts with its full capacity"]

@@ -63,7 +63,7 @@ class BaseLimiter:
         Record of every decision. `ageing` is how many seconds of waiting count as much as one step of priority.
         `max_priority` bounds the priority of a call, in both directions, so a call is never overtaken by calls that
         arrive more than `2 * max_priority * ageing` seconds after it. `lease` takes permits from the store in advance
-        and decides in this process (see `tidegate.stores._lease`): True, the duration of a lease in seconds, or a Lease.
+        and decides in this process (see `tidegate.Lease`): True, the duration of a lease in seconds, or a Lease.
         """
         self.policy: Policy = read_policy(rules, name)
         self._observer = observer

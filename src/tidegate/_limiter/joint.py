@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     JointFlow = Flow[Step, Decision]
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate")
 
 
 class LimiterAsk(NamedTuple):

@@ -49,7 +49,7 @@ class Limiter(BaseLimiter):
 
         Raises Denied after `timeout` seconds, or at once if the cost can never fit. Waiting is fair: calls are served
         by priority (larger is sooner), then in order of arrival, and waiting raises the priority (see
-        `tidegate.waiting`).
+        `_limiter.waiting`).
         """
         return self._acquire("acquire", normal_key(key), cost, timeout, priority)
 

@@ -17,7 +17,7 @@ from weakref import WeakSet, ref
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate")
 
 L = TypeVar("L")
 

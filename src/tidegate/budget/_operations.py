@@ -1,4 +1,4 @@
-"""Every operation of a budget, written once as a flow (see `tidegate._runtime.flow`) for TaskBudget and AsyncTaskBudget.
+"""Every operation of a budget, written once as a flow (see `_runtime.flow`) for TaskBudget and AsyncTaskBudget.
 
 check     the limiter reserves a batch on all tiers at once; the batch is open until it is settled
 record    settles a batch: completed tasks stay charged, the rest is returned

@@ -15,7 +15,7 @@ from tidegate.errors import Closed, ConfigError
 if TYPE_CHECKING:
     from tidegate._runtime.clock import Clock
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.bus")
 T = TypeVar("T")
 MAX_SUBJECT: Final = 250  # characters
 MAX_MESSAGE_BYTES: Final = 1_000_000  # NATS carries a little more by default

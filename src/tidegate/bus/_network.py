@@ -41,7 +41,7 @@ from tidegate.core._bounds import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.bus")
 MAX_QUEUED_MESSAGES: Final = 10_000  # to send, and to handle
 RECONNECT_PAUSE: Final = SECOND // 10  # between two attempts to connect
 STEP_TIMEOUT: Final = 2.0  # seconds per operation on a server

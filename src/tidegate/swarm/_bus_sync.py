@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate._runtime.clock import Signal
 
 SYNC_TIMEOUT: Final = 5.0  # seconds for which `acquire` waits for the state of the bus, by default
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.swarm")
 
 
 class BusSync:

@@ -35,7 +35,7 @@ MAX_ANSWER_BYTES: Final = 900_000  # NATS carries a little more by default
 MAX_ANSWERS_BYTES: Final = 64 * 2**20  # of all answers that a watcher stores
 MAX_ANSWERS: Final = 10_000
 RESERVED_BYTES: Final = 1_000  # of an answer, for everything but its resources
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.swarm")
 
 
 class Presence:

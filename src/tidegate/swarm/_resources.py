@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 L = TypeVar("L", Limiter, AsyncLimiter)
 POLICY_PREFIX: Final = "swarm/"
 SPREAD_STEPS: Final = 20  # in a window, in which a shared capacity grows back after a freeze
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.swarm")
 
 
 class Resource(Generic[L]):

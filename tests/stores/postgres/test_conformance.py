@@ -7,7 +7,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import tidegate.stores._postgres
 from tests.cases import cases
 from tests.conformance.changes import changing_history, directed_histories
 from tests.seeds import seeds
@@ -22,13 +21,14 @@ from tidegate.core import _sliding as sliding
 from tidegate.core import _state as state
 from tidegate.core import _windows as windows
 from tidegate.errors import StoreUnavailable
+from tidegate.stores import _postgres
 from tidegate.stores._postgres import PostgresStore
 from tidegate.stores._postgres.call import MISSING, decode_decisions
 from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing._reference import answer_of
 
-CORE = Path(tidegate.stores._postgres.__file__).with_name("core.sql").read_text(encoding="utf-8")
+CORE = Path(_postgres.__file__).with_name("core.sql").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ Fields = dict[str, ConfigValue]
 
 NO_PROFILES: Final[Mapping[str, Path]] = MappingProxyType({})
 
-SHIPPED_PROFILES: Final = Path(__file__).parent.parent / "profiles"
+SHIPPED_PROFILES: Final = Path(__file__).parent.parent / "_profiles"
 DEFAULT_PROFILE: Final = "default"  # of providers whose file names none: the formats of OpenAI and Anthropic
 PROFILE_FIELDS: Final = (
     "model",

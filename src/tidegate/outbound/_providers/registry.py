@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 Permissions = Literal["warn", "refuse", "ignore"]
 GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO

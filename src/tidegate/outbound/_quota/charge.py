@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.observe import Record
     from tidegate.spending import Spending
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 CHARGE_TTL: Final = 600.0  # seconds within which a response must end for its estimate to be corrected downwards
 

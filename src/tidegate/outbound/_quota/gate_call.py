@@ -1,12 +1,12 @@
 """The accounts that may send a call, and the joint call that charges one of them.
 
 Candidate          an account, what is reserved there, and the ceilings that are charged with it
-GateCall           asks the engine for the first candidate with room, all or nothing (see `tidegate._limiter.joint`); a call
+GateCall           asks the engine for the first candidate with room, all or nothing (see `_limiter.joint`); a call
                    without a pool has one
 left out           accounts that are paused, because the provider refused a call, until they may be asked
 changed            if the files change, or a key is rejected, while a call waits, `CandidatesChanged` ends its wait; the
                    gate finds its candidates again, and the call is queued by the time of its arrival
-wait queues        a call waits for the accounts and ceilings that denied it (see `tidegate.waiting`): calls of a team
+wait queues        a call waits for the accounts and ceilings that denied it (see `_limiter.waiting`): calls of a team
                    whose ceiling is reached do not hold up others
 """
 

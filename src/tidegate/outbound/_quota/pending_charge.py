@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidegate.outbound._quota.account import Account
     from tidegate.outbound._quota.charge import Charge
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 
 class _PendingCharge:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.outbound._quota.exchange import AddedKey, OutboundRequest, RequestOptions
     from tidegate.outbound._quota.request_tokens import RequestTokens
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 OTHERS: Final = "others"  # in the key of the quota of requests beyond the number of accounts
 MAX_CEILING_KEYS: Final = 100  # teams or tags of a ceiling that are remembered

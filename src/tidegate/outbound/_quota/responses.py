@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidegate.outbound._quota.gate_call import Candidate, GateCall
     from tidegate.outbound._quota.learned_sizes import LearnedSizes
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 NO_ADVICE: Final = Advice()
 REFUSAL_STATUSES: Final = (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE)

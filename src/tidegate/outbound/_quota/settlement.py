@@ -44,7 +44,7 @@ MIN_HEADROOM: Final = 64  # tokens that the provider may have produced before th
 RETRY_TOKENS: Final = 16  # after a denied top-up, try again when this many more tokens have arrived
 
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 
 def log_unsettled(name: str, error: Exception) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXPECTED = "a function of a string, an object with 'encode', or the name of one such as 'package.module:function'"
 
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 
 def load_tokenizer(tokenizer: object) -> Callable[[str], int | None] | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.sources._source import Source
 
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 
 class SourceChanges(NamedTuple):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tidegate.outbound.sources._ledger import SourceRow, UnsettledRequest
     from tidegate.outbound.sources._source import Source
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.outbound")
 
 EXHAUSTED_CHECK_INTERVAL: Final = 1.0  # seconds between two checks of sources whose provider is exhausted
 MAX_SLEEP: Final = 60 * SECOND  # a change of the wall clock is noticed after that

@@ -1,7 +1,7 @@
 """Counts of decisions, denials and latencies, for /metrics, the dashboard and logs.
 
-Counters are rows of one table (`tidegate.observe._counters`), whether the service has one process or several. Labels are
-names of policies and limits, so the file bounds their number.
+Counters are rows of one table (`observe._counters`), whether the service has one process or several. Labels are names
+of policies and limits, so the file bounds their number.
 """
 
 from __future__ import annotations

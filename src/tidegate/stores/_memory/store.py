@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     LocatedAsk = tuple[Policy, Key, tuple[int, ...], Table]  # an ask, and the table of its policy
 
-log: logging.Logger = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger("tidegate.stores")
 
 OVERFLOW_KEY: Final = shared_key(None)  # the key that new keys share when the store is full
 
