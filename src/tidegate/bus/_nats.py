@@ -21,8 +21,8 @@ try:
     from nats.errors import MaxPayloadError
     from nats.js.api import KeyValueConfig
     from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("nats:// needs nats-py: pip install 'tidegate[nats]'", field="bus") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("nats:// needs nats-py: pip install 'tidegate[nats]'", field="bus") from _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

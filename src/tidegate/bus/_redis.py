@@ -17,8 +17,8 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import ResponseError
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="bus") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="bus") from _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,8 +33,8 @@ from tidegate.inbound._rules.path_readings import asgi_routes
 
 try:
     from aiohttp import web
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("tidegate.inbound.aiohttp requires aiohttp: pip install aiohttp") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.aiohttp requires aiohttp: pip install aiohttp") from _error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -19,8 +19,8 @@ try:
     )
     from django.http import Http404, HttpRequest, HttpResponse  # type: ignore[import-untyped]  # Django has no types
     from django.views.defaults import permission_denied  # type: ignore[import-untyped]  # as above
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("tidegate.inbound.django requires Django: pip install django") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.django requires Django: pip install django") from _error
 
 if TYPE_CHECKING:
     from tidegate.core._decision import Decision

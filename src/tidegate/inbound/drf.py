@@ -45,8 +45,8 @@ try:
     from django.core.signals import setting_changed  # type: ignore[import-untyped]  # as above
     from rest_framework import throttling  # type: ignore[import-untyped]  # REST Framework has no types
     from rest_framework.settings import api_settings  # type: ignore[import-untyped]  # as above
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("tidegate.inbound.drf requires Django REST Framework: pip install djangorestframework") from error
+except ImportError as _err:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.drf requires Django REST Framework: pip install djangorestframework") from _err
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

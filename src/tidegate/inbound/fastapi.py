@@ -44,8 +44,8 @@ try:
     from fastapi.exception_handlers import http_exception_handler
     from fastapi.requests import HTTPConnection, Request
     from fastapi.websockets import WebSocket
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("tidegate.inbound.fastapi requires FastAPI: pip install fastapi") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.fastapi requires FastAPI: pip install fastapi") from _error
 
 __all__ = ["Limits", "RateLimitExceeded", "exempt", "limit"]
 

@@ -30,8 +30,8 @@ try:
 
     from tidegate.inbound._limiting.flask_commands import commands
     from tidegate.inbound._limiting.werkzeug_denial import RateLimitExceeded
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.flask requires Flask: pip install flask") from _error
 
 if TYPE_CHECKING:
     from tidegate.core._decision import Decision
@@ -116,7 +116,7 @@ FRAMEWORK: Final = FlaskFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates, or each route of a blueprint."""
 
-    limits_blueprints: ClassVar = True
+    limits_blueprints: ClassVar[bool] = True
     _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: V) -> V:

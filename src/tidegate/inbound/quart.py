@@ -28,8 +28,8 @@ try:
     from werkzeug.exceptions import HTTPException
 
     from tidegate.inbound._limiting.werkzeug_denial import RateLimitExceeded
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.quart requires Quart: pip install quart") from _error
 
 if TYPE_CHECKING:
     from tidegate.core._decision import Decision
@@ -99,7 +99,7 @@ FRAMEWORK: Final = QuartFramework()
 class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates, or each route of a blueprint."""
 
-    limits_blueprints: ClassVar = True
+    limits_blueprints: ClassVar[bool] = True
     _framework: ClassVar = FRAMEWORK
 
     def __call__(self, view: V) -> V:

@@ -16,8 +16,8 @@ try:
     from starlette.middleware.exceptions import ExceptionMiddleware
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("tidegate.inbound.starlette requires Starlette: pip install starlette") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("tidegate.inbound.starlette requires Starlette: pip install starlette") from _error
 
 if TYPE_CHECKING:
     from tidegate.core._decision import Decision

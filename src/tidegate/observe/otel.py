@@ -16,8 +16,8 @@ from tidegate.observe._labels import LabelNames, limit_label
 
 try:
     from opentelemetry import metrics, trace
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("OpenTelemetry needs opentelemetry-api: pip install 'tidegate[otel]'") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("OpenTelemetry needs opentelemetry-api: pip install 'tidegate[otel]'") from _error
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter

@@ -20,8 +20,8 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.multiprocess import MultiProcessCollector
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("Prometheus metrics need prometheus-client: pip install 'tidegate[prometheus]'") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("Prometheus metrics need prometheus-client: pip install 'tidegate[prometheus]'") from _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,6 +13,6 @@ from tidegate.errors import ConfigError
 
 try:
     import msgspec  # noqa: F401 - checked here, for all modules of this package
-except ImportError as error:
+except ImportError as _error:
     message = "the service and its clients need msgspec: pip install 'tidegate[client]', or 'tidegate[service]'"
-    raise ConfigError(message) from error
+    raise ConfigError(message) from _error

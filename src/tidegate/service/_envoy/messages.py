@@ -20,8 +20,8 @@ try:
         wrappers_pb2,
     )
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # as above
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the gRPC service needs protobuf: pip install 'tidegate[envoy]'") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("the gRPC service needs protobuf: pip install 'tidegate[envoy]'") from _error
 
 PACKAGE: Final = "envoy.service.ratelimit.v3"
 SERVICE: Final = f"{PACKAGE}.RateLimitService"

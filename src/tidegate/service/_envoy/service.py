@@ -22,8 +22,8 @@ from tidegate.service._envoy.messages import METHOD, SERVICE, read_request
 
 try:
     import grpc  # type: ignore[import-untyped]  # grpcio has no types
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the gRPC service needs grpcio: pip install 'tidegate[envoy]'") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("the gRPC service needs grpcio: pip install 'tidegate[envoy]'") from _error
 
 if TYPE_CHECKING:
     from tidegate._policy import Key, Policy

@@ -34,8 +34,8 @@ from tidegate.service._http.request_head import OTHER, RequestHead
 
 try:
     import httptools
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("the service needs httptools: pip install 'tidegate[service]'") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("the service needs httptools: pip install 'tidegate[service]'") from _error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -19,9 +19,9 @@ from tidegate.stores._merged_asks import merge
 
 try:
     from psycopg import pq
-except ImportError as error:
+except ImportError as _error:
     message = "postgresql:// needs psycopg: pip install 'tidegate[postgres]'"
-    raise ConfigError(message, field="store") from error
+    raise ConfigError(message, field="store") from _error
 
 from tidegate.stores._postgres import values
 from tidegate.stores._postgres.call import (

@@ -31,8 +31,8 @@ try:
     )
     from redis.retry import Retry
     from redis.sentinel import Sentinel, SentinelConnectionPool
-except ImportError as error:  # pragma: no cover - the development environment has it
-    raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="store") from error
+except ImportError as _error:  # pragma: no cover - the development environment has it
+    raise ConfigError("redis:// needs redis-py: pip install 'tidegate[redis]'", field="store") from _error
 
 if TYPE_CHECKING:
     from tidegate.stores._redis.address import RedisAddress
