@@ -1,9 +1,12 @@
 """The database is removed or replaced while budgets use it: noticed at once, and never replaced by an empty one."""
 
+import json
+
 import pytest
 
 from tests.budget.both_kinds import used
 from tests.budget.polling import wait_until
+from tests.budget.receiver import run_receiver
 from tests.servers.process import until
 from tests.service.harness import serving
 from tidegate.budget import TaskBudget
@@ -66,13 +69,13 @@ def test_a_replaced_database_is_logged_and_counted_as_lost(open_budget, path, ca
 
 
 def test_a_webhook_gets_the_event_of_a_removed_database(open_budget, path):
-    budget = open_budget(per_month=100, deadline=0.3)
-    sent = []
-    budget.operations.monitor._send_warning = sent.append  # noqa: SLF001 - in place of a webhook's queue
-    budget.record_completed_tasks(1)
-    remove(path)
-    budget.get_current_usage()
-    assert [event["event"] for event in sent] == ["database_lost"]
+    with run_receiver() as receiver:
+        budget = open_budget(per_month=100, deadline=0.3, webhook_url=receiver.url)
+        budget.record_completed_tasks(1)
+        remove(path)
+        budget.get_current_usage()
+        wait_until(lambda: budget.operations.webhook.sent, "the event is posted")
+    assert [json.loads(body)["event"] for _, body in receiver.requests] == ["database_lost"]
 
 
 def test_a_service_that_only_reads_creates_no_database(tmp_path):

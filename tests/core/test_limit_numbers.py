@@ -122,3 +122,10 @@ def test_further_decimals_do_not_change_a_period(text, length, decimals):
 def test_short_names_of_calendar_periods():
     names = {"1m": "minute", "1h": "hour", "1d": "day", "1w": "week", "1y": "year"}
     assert {text: Limit(1, text, "calendar_window").period for text in names} == names
+
+
+@cases("text", ["1/1h", "7/1m", "5_000_000/1s", "3_000_000_007/1s", "90_000/1m burst=120_000", "1/142d"])
+def test_a_bucket_adds_what_it_refills_only_as_long_as_that_fits(text):
+    limit = Limit.parse(text)
+    assert limit.capacity + limit.max_elapsed * limit.rate <= MAX_INTEGER
+    assert limit.capacity + (limit.max_elapsed + 1) * limit.rate > MAX_INTEGER

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 
+from tidegate._limiter.limiter import AsyncLimiter
 from tidegate.egress import load_egress
 from tidegate.egress._gateway import EgressGateway
 from tidegate.egress._server import EgressServer
@@ -81,6 +82,13 @@ async def serving(
     finally:
         await gate.close()
         await asyncio.sleep(0)
+
+
+async def used_by(gateway: Running, caller: str) -> dict[str, int]:
+    """Return what a caller has used of its own limits, which the gateway counts in its store."""
+    (found,) = (each for each in gateway.gateway.callers.all if each.name == caller)
+    async with AsyncLimiter(found.policy, store=gateway.gateway.gate.store) as limiter:
+        return {name: usage.used for name, usage in (await limiter.usage(caller)).items()}
 
 
 async def raw(port: int, request: bytes) -> bytes:

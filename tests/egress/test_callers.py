@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cases import cases
-from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running, settled
+from tests.egress.harness import KEY, OTHER_TOKEN, TOKEN, raw, running, settled, used_by
 from tests.outbound.flows import FailingSettlements
 from tests.outbound.server import Answer, as_json
 from tidegate import ConfigError
@@ -24,11 +24,6 @@ KEY_FIELDS = {"api_key": KEY, "key": {"header": "Authorization", "prefix": "Bear
 
 def basic(user, password):
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-
-async def used_by_caller(gateway):
-    limiter = gateway.gateway.limits._limiters["research"]  # noqa: SLF001 - its usage
-    return {name: each.used for name, each in (await limiter.usage("research")).items()}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +115,7 @@ async def test_an_input_that_is_not_reported_leaves_what_is_reserved_for_the_cal
     async with running(upstream.url, {"callers": callers}) as gateway:
         body = {"model": "m", "max_tokens": 50}
         await gateway.send("POST", "/up/x", json=body, headers={"X-Tidegate-Token": TOKEN})
-        assert (await used_by_caller(gateway))["tpm"] > 50
+        assert (await used_by(gateway, "research"))["tpm"] > 50
 
 
 async def test_the_token_is_read_where_a_member_of_a_pool_has_its_key(upstream):
@@ -196,11 +191,11 @@ async def test_a_client_that_leaves_while_it_waits_costs_its_caller_nothing(upst
         call = asyncio.create_task(gateway.get("/up/x", headers=headers))
         counts = gateway.gateway.stats.counts("research", "up")
         await settled(lambda: counts.waiting == 1 and gateway.gateway.gate.metrics()["waiting"] == 1)
-        assert await used_by_caller(gateway) == {"1m": 1}, "both are charged in one step"
+        assert await used_by(gateway, "research") == {"1m": 1}, "both are charged in one step"
         call.cancel()
         await settled(lambda: counts.active == 0)
         await gateway.gateway.background.finish()
-        assert await used_by_caller(gateway) == {"1m": 1}
+        assert await used_by(gateway, "research") == {"1m": 1}
         assert counts.gone == 1
 
 
@@ -229,7 +224,7 @@ async def test_a_request_that_is_sent_again_costs_its_caller_one(upstream):
             clock.advance(0.5)
             await asyncio.sleep(0.005)
         assert ((await call)[0], len(upstream.requests)) == (200, 2)
-        assert await used_by_caller(gateway) == {"1m": 1}
+        assert await used_by(gateway, "research") == {"1m": 1}
 
 
 async def test_a_provider_that_cannot_be_reached_costs_its_caller_nothing():
@@ -239,7 +234,7 @@ async def test_a_provider_that_cannot_be_reached_costs_its_caller_nothing():
         body = {"model": "m", "max_tokens": 50, "messages": []}
         status, _, _ = await gateway.send("POST", "/up/x", json=body, headers={"X-Api-Key": TOKEN})
         assert status == 502
-        assert await used_by_caller(gateway) == {"1m": 0, "in": 0, "all": 0}
+        assert await used_by(gateway, "research") == {"1m": 0, "in": 0, "all": 0}
 
 
 async def test_an_estimate_includes_the_callers_own_limits(upstream):
@@ -268,8 +263,7 @@ async def test_tokens_of_a_callers_budget_are_settled(upstream):
             assert (await gateway.send("POST", "/up/v1/chat/completions", json=body, headers={"X-Api-Key": TOKEN}))[
                 0
             ] == 200
-        limiter = gateway.gateway.limits._limiters["research"]  # noqa: SLF001 - its usage
-        assert [each.used for each in (await limiter.usage("research")).values()] == [84]
+        assert [*(await used_by(gateway, "research")).values()] == [84]
         (row,) = gateway.gateway.describe()["rows"]
         assert (row["caller"], row["input_tokens"], row["output_tokens"]) == ("research", 24, 60)
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.egress.harness import TOKEN, running, settled
+from tests.egress.harness import TOKEN, running, settled, used_by
 from tests.recipes import bodies
 
 OPTIONS = {"stream": True, "stream_options": {"include_usage": True}}
@@ -119,8 +119,7 @@ async def test_a_client_that_closes_right_after_its_response_is_settled_and_not_
         )
         assert (status, json.loads(estimate)["remaining"]["1m"]) == (200, 989)
         assert await used(gateway) == {"1m": 10, "tpm": 420}
-        limiter = gateway.gateway.limits._limiters["a"]  # noqa: SLF001 - nothing shows what a caller has used
-        assert (await limiter.usage("a"))["own"].used == 420
+        assert await used_by(gateway, "a") == {"own": 420}
         assert counts.gone == 0
 
 

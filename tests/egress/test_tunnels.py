@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
-from tests.egress.harness import TOKEN, raw, running, settled
+from tests.egress.harness import TOKEN, raw, running, settled, used_by
 from tidegate import StoreUnavailable
 from tidegate.egress._addresses import AddressCheck
 from tidegate.stores import MemoryStore
@@ -205,8 +205,7 @@ async def test_a_client_that_leaves_while_its_tunnel_is_opened_returns_its_permi
         await settled(lambda: gateway.gateway.stats.counts("a", "up").active == 0)
         await gateway.gateway.background.finish()
         assert [each.used for each in (await account.limiter.usage(account.key)).values()] == [0, 0]
-        limiter = gateway.gateway.limits._limiters["a"]  # noqa: SLF001 - its usage
-        assert [each.used for each in (await limiter.usage("a")).values()] == [0]
+        assert [*(await used_by(gateway, "a")).values()] == [0]
 
 
 async def test_a_tunnel_without_a_store_is_a_503(echo_port):

@@ -44,8 +44,8 @@ async def main():
     answering = httpx.MockTransport(lambda _request: httpx.Response(200, text="x"))
     service = SourceRunner(providers, sources, data=place / "new" / "data", transport=answering)
     async with service, ControlServer(service):
-        await service._cycle_once()
-        await asyncio.gather(*service._tasks)
+        await service.start_due()
+        await asyncio.gather(*service.tasks)
         text = "name: three\\nurl: https://a.test/\\ninterval: 1h\\n"
         await asyncio.to_thread(send_command, service.data, verb="add", text=text)
         print(json.dumps(modes()))

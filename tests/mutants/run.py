@@ -130,6 +130,8 @@ EQUIVALENT = {
     ("log.py", "if total < 0 and front == head + len(changes):", "0 -> 1"):
         "as above",
     ("log.py", "if state is None or state[0] is not limit:", "0 -> 1"): "`current` returns a state of the limit itself",
+    ("log.py", "if times[head] > now - limit.length and times[last] <= now:", "Sub -> Add"):
+        "only the short path is not taken",
     ("log.py", "if now < times[tail - 1]:", "Lt -> LtE"): "both are the same instant",
     ("log.py", "if state[0] is not limit:", "0 -> 1"): "for the limit itself, that is the same instant",
     ("log.py", 'return LogEntries(array("q"), array("q")), 0, 0, 0, now', "0 -> 1 (3)"): "sums are compared with their base",

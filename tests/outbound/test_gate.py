@@ -111,7 +111,7 @@ def test_with_a_real_clock_a_margin_covers_quick_responses(took, ends):
 def test_permits_of_large_limits_count_a_little_longer_instead(limit, seconds):
     gate, send = answers(ManualClock(START), (200, {}), known=providers(limit))
     send()
-    (account,) = gate._accounts.values()  # noqa: SLF001 - what it decides by
+    (account,) = gate.accounts
     assert account.limiter.policy.limits[0].length == seconds * 1_000_000
     gate.close()
 

@@ -114,8 +114,8 @@ async def fetch_source(tmp_path, url, respond, **settings):
     known = Providers.of({"domain": "limited.test", "limit": 100, "period": "1m"})
     service = SourceRunner(known, [source], data=tmp_path / "data", transport=httpx.MockTransport(answer))
     async with service:
-        await service._cycle_once()  # noqa: SLF001 - one cycle
-        for task in tuple(service._tasks):  # noqa: SLF001 - and what it started
+        await service.start_due()  # one cycle
+        for task in tuple(service.tasks):  # and what it started
             await task
         (row,) = service.describe()
     return seen, row["last_result"]

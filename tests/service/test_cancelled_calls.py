@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tidegate.service._config.settings import load_settings
-from tidegate.service._decisions.blocks import CACHE_TTL
+from tidegate.service._decisions import blocks
 from tidegate.service._decisions.decider import Decider, Subject
 from tidegate.service._decisions.reservation_ids import AlreadySettledError
 from tidegate.stores import MemoryStore
@@ -107,12 +107,12 @@ async def test_cancelled_decide_all_is_refunded(decider):
 
 
 @pytest.mark.parametrize("verb", ["acquire", "reserve"])
-async def test_cancelled_waits_are_refunded_while_a_block_exists(decider, verb):
+async def test_cancelled_waits_are_refunded_while_a_block_exists(decider, monkeypatch, verb):
     """After a wait, the decider asks the store whether the key was blocked meanwhile."""
+    monkeypatch.setattr(blocks, "CACHE_TTL", 0)  # so that each call asks the store
     await decider.block(Subject("api", "somebody else"), 3600)
     answered = 0
     for number in range(120):
-        decider.blocks._read_at = -CACHE_TTL  # noqa: SLF001 - so that the store is asked
         result = await cancelled_after(number % 30, getattr(decider, verb)(Subject("api", "k"), timeout=5))
         answered += bool(result)
     charged, answered = await wait_until_charged(decider, "api", answered)

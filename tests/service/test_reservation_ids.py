@@ -118,9 +118,9 @@ async def test_a_refund_with_a_key_during_an_outage_is_refused(shared_url):
 
 async def test_no_id_is_settled_twice_when_settled_ids_are_dropped(monkeypatch):
     clock = ManualClock(start=START)
-    decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, MemoryStore(clock=clock))
-    monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, decider.store, SettledIds(max_ids=20))
-    decider._reservation_ids._settled = reservation_ids.SETTLED_BY_STORE[decider.store]  # noqa: SLF001 - fewer than 200,000 will do
+    store = MemoryStore(clock=clock)
+    monkeypatch.setitem(reservation_ids.SETTLED_BY_STORE, store, SettledIds(max_ids=20))  # not 200,000
+    decider = Decider(load_settings({"policies": {"api": "100/1h fixed_window"}}).policies, store)
     victim = await decider.reserve(K, 50)
     await decider.cancel(victim.id)
     for _ in range(40):  # they expire later, so that the first id is dropped

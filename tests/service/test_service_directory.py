@@ -25,8 +25,13 @@ def shared(tmp_path):
     store.close()
 
 
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    """No clock advances between two lists here."""
+    monkeypatch.setattr("tidegate.service._decisions.service_directory.CACHE_TTL", 0)
+
+
 async def names(directory):
-    directory._cached = None  # noqa: SLF001 - no clock advances here
     return [(each.name, each.admitted, each.denied, each.own) for each in await directory.list()]
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import itertools
+import threading
 
 import pytest
 
+from tidegate._runtime.clock import SystemClock
 from tidegate.bus import open_bus
 from tidegate.swarm import AsyncMemoryLimiter, AsyncSwarmLimiter, MemoryLimiter, SwarmLimiter
 from tidegate.testing import ManualClock
@@ -28,9 +30,21 @@ def hub(clock):
         opened.append(open_bus(url, clock=clock))
         return opened[-1]
 
+    open_one.url = url
     yield open_one
     for bus in opened:
         bus.close()
+
+
+class WatchedClock(SystemClock):
+    """Real time, and the threads that have waited for some of it."""
+
+    def __init__(self):
+        self.waiting = set()
+
+    def wait(self, signal, until):
+        self.waiting.add(threading.get_ident())
+        super().wait(signal, until)
 
 
 class LimiterKind:

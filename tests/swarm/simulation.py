@@ -248,7 +248,9 @@ class Simulation:
                 self.outcome.announcements += 1
                 limiter.announce_reduced("api", "received 429 response", self.retry_after)
         if not self.shared:
-            wait = 60 / limiter._resources["api"].policy.limits[0].quota  # noqa: SLF001 - a quick get_capacity
+            capacity = limiter.get_capacity("api")
+            assert capacity is not None
+            wait = 60 / capacity.total
         self.after(wait * self.rng.uniform(0.9, 1.1), self._call, number)
 
     def _admitted(self) -> None:

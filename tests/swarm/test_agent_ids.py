@@ -89,9 +89,11 @@ def test_duplicates_are_noticed_on_a_network(server, caplog):
 
 FORKED = """
 import os, sys
+from tidegate.bus import open_bus
 from tidegate.swarm import SwarmLimiter
 
-limiter = SwarmLimiter({url!r}, {name})
+bus = open_bus({url!r})
+limiter = SwarmLimiter(bus, {name})
 limiter.set_capacity("api", 100, 60)
 assert limiter.wait_until_synced(20)
 child = os.fork()
@@ -99,7 +101,7 @@ if child == 0:
     import threading
     reduced = threading.Event()
     limiter.on_capacity_change(lambda update: reduced.set())
-    os.write({ready}, b"ready") if limiter._bus.wait(20) else None
+    os.write({ready}, b"ready") if bus.wait(20) else None
     print("heard" if reduced.wait(20) else "not heard", flush=True)
     os._exit(0)
 os.read({waits}, 5)

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.cases import cases
-from tests.swarm.conftest import START
+from tests.swarm.conftest import START, WatchedClock
 from tidegate import Closed, ConfigError, Denied, ResourceUnknown
 from tidegate.swarm import AsyncMemoryLimiter, Capacity, MemoryLimiter
 
@@ -252,7 +252,7 @@ def test_a_callback_must_be_callable(face, limiter):
 # ---- who waits is woken ----------------------------------------------------------------------------------------------
 
 
-def wait_in_threads(limiter, count):
+def wait_in_threads(limiter, clock, count):
     outcomes = []
 
     def work():
@@ -265,17 +265,18 @@ def wait_in_threads(limiter, count):
     for thread in threads:
         thread.start()
     waiting = threading.Event()
-    while limiter._resources["api"].limiter.waiting < count:  # noqa: SLF001 - when all stand in line
+    while len(clock.waiting) < count:
         waiting.wait(0.001)
     return threads, outcomes
 
 
 @pytest.mark.parametrize(("end", "error"), [("close", Closed), ("remove", ResourceUnknown)])
 def test_threads_that_wait_are_woken(end, error):
-    limiter = MemoryLimiter()
+    clock = WatchedClock()
+    limiter = MemoryLimiter(clock=clock)
     limiter.set_capacity("api", 1, 3600)
     limiter.acquire("api")
-    threads, outcomes = wait_in_threads(limiter, 5)
+    threads, outcomes = wait_in_threads(limiter, clock, 5)
     if end == "close":
         limiter.close()
     else:
@@ -287,10 +288,11 @@ def test_threads_that_wait_are_woken(end, error):
 
 @pytest.mark.parametrize("end", ["release", "more"])
 def test_waiting_threads_get_freed_permits(end):
-    limiter = MemoryLimiter()
+    clock = WatchedClock()
+    limiter = MemoryLimiter(clock=clock)
     limiter.set_capacity("api", 1, 3600)
     limiter.acquire("api")
-    threads, outcomes = wait_in_threads(limiter, 1)
+    threads, outcomes = wait_in_threads(limiter, clock, 1)
     if end == "release":
         limiter.release("api")
     else:

@@ -112,9 +112,7 @@ def test_with_a_secret_only_signed_answers_count(hub, clock):
 
 
 def test_the_live_view(swarm, hub, clock, capsys):
-    bus = hub()
-    board = SwarmView(bus, None, Output())
-    watcher = board._watcher  # noqa: SLF001 - asked here instead of every second
+    board, watcher = SwarmView(hub(), None, Output()), Watcher(hub())  # asked here instead of every second
     texts = []
     for happens in (
         lambda: None,
@@ -155,7 +153,7 @@ def test_names_are_shown_safely():
 
 
 def test_the_command_once(swarm, hub, capsys, monkeypatch):
-    monkeypatch.setenv("TIDEGATE_BUS", f"local://{swarm[0]._bus.name}")  # noqa: SLF001 - the same hub
+    monkeypatch.setenv("TIDEGATE_BUS", hub.url)
     assert cli.main(["swarm", "--once", "--interval", "0.01"]) == 0
     assert "swarm: 2 agents" in capsys.readouterr().out
     assert cli.main(["swarm", "--once", "--interval", "0.01", "--json"]) == 0

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.swarm.conftest import WatchedClock
 from tidegate import Closed, Denied, ResourceUnknown
 from tidegate.swarm import AsyncMemoryLimiter, AsyncSwarmLimiter, Capacity, MemoryLimiter, SwarmLimiter
 
@@ -176,7 +177,8 @@ async def test_tasks_that_wait_are_all_served_or_cancelled(clock, hub):
 
 
 def test_close_during_concurrent_calls(hub):
-    limiter = SwarmLimiter(hub(None), "a")
+    clock = WatchedClock()
+    limiter = SwarmLimiter(hub(None), "a", clock=clock)
     limiter.set_capacity("api", 10, 3600)
 
     def work(_number):
@@ -185,7 +187,7 @@ def test_close_during_concurrent_calls(hub):
 
     threads, errors = in_threads(8, work)
     pause = threading.Event()
-    while limiter._resources["api"].limiter.waiting < 8:  # noqa: SLF001 - when all stand in line
+    while len(clock.waiting) < 8:
         pause.wait(0.001)
     limiter.close()
     join(threads)

@@ -338,9 +338,17 @@ def test_a_bus_may_be_closed_before_its_agents(face, hub, clock):
     face.run(limiter.close())
 
 
-def test_a_bus_given_as_url_is_closed_with_the_limiter(face):
+def test_a_bus_given_as_url_is_closed_with_the_limiter(face, monkeypatch):
+    opened = []
+
+    def open_one(*arguments, **options):
+        opened.append(open_bus(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr("tidegate.swarm._resources.open_bus", open_one)
     limiter = face.swarm(bus="local://by-url", agent_id="a")
-    bus = limiter._bus  # noqa: SLF001 - it was opened there
+    (bus,) = opened
+    assert bus.connected
     face.run(limiter.close())
     assert not bus.connected
 
@@ -411,7 +419,7 @@ async def test_async_callbacks_run_in_their_loop(clock, hub):
     limiter, loops = AsyncSwarmLimiter(bus=hub(), agent_id="a", clock=clock), []
     limiter.on_capacity_change(lambda update: loops.append(asyncio.get_running_loop()))
     await limiter.set_capacity("api", 100, 60)
-    await asyncio.to_thread(open_bus(limiter._bus.name and f"local://{limiter._bus.name}").publish, SUBJECT, plain())  # noqa: SLF001 - the same hub
+    await asyncio.to_thread(hub().publish, SUBJECT, plain())
     for _ in range(100):
         if loops:
             break

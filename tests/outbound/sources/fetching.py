@@ -13,8 +13,8 @@ async def fetch_once(data, settings):
     async with SourceRunner(Providers.of({"domain": "127.0.0.1", "limit": 100, "period": "1m"}), data=data) as service:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         service.add(read_source(settings))
-        await service._cycle_once()  # noqa: SLF001 - one cycle
-        await asyncio.gather(*service._tasks)  # noqa: SLF001 - and what it started
+        await service.start_due()  # one cycle
+        await asyncio.gather(*service.tasks)  # and what it started
         (row,) = service.describe()
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {

@@ -55,7 +55,7 @@ async def test_a_fetch_that_is_put_back_is_called_rate_limit_exceeded(tmp_path, 
         (chosen,) = await here.service.scheduler.choose(here.service.now(), 10)
         with Limiter(next(iter(here.service.gate.providers)).policy, store=here.store) as others:
             assert others.try_acquire("fmp.test")
-        await here.service._work(chosen)  # noqa: SLF001 - the worker's turn
+        await here.service.fetch_source(chosen)  # the worker's turn
         assert "a: RateLimitExceeded (denied by 1m): queued again" in caplog.text
         row = here.service.ledger.record("a")
         assert (row.last_result, row.last_at, row.requeued) == (

@@ -44,9 +44,9 @@ async def fetch_here(tmp_path, times=1, **settings):
     async with SourceRunner(providers, [source], data=tmp_path / "data") as service:
         for _ in range(times):
             began = time.monotonic()
-            while not service._tasks:  # noqa: SLF001 - until it is due again
-                await service._cycle_once()  # noqa: SLF001 - as above
-            await asyncio.gather(*service._tasks)  # noqa: SLF001 - what the cycle started
+            while not service.tasks:  # until it is due again
+                await service.start_due()
+            await asyncio.gather(*service.tasks)  # what the cycle started
             (row,) = service.describe()
             rows.append({**row, "took": time.monotonic() - began})
     return rows

@@ -47,8 +47,8 @@ class RunnerHarness:
 
     async def cycle(self):
         """Let one cycle happen, and everything it started end."""
-        await self.service._cycle_once()  # noqa: SLF001 - one at a time, so that a test can look in between
-        while self.service._tasks:  # noqa: SLF001 - as above
+        await self.service.start_due()  # one at a time, so that a test can look in between
+        while self.service.tasks:
             await asyncio.sleep(0)
 
     def row(self, name):
@@ -88,7 +88,7 @@ async def test_a_permit_lost_between_the_two_checks_is_not_a_failure(tmp_path):
         assert [each.name for each in chosen] == ["a"]
         assert here.row("a")["state"] == "queued"
         assert others.try_acquire("fmp.test")
-        await here.service._work(chosen[0])  # noqa: SLF001 - the worker's turn
+        await here.service.fetch_source(chosen[0])  # the worker's turn
         row = here.row("a")
         assert (row["requeued"], row["failed"], row["ok"], row["attempt"], row["state"]) == (1, 0, 0, 0, "idle")
         assert row["due"] == START * 1_000_000  # it keeps its place
@@ -228,7 +228,7 @@ async def test_the_runner_wakes_up_when_a_source_is_due(tmp_path):
         task = asyncio.create_task(here.service.run())
         for _ in range(31):
             await asyncio.sleep(0)
-            while here.service._tasks:  # noqa: SLF001 - until it is quiet
+            while here.service.tasks:  # until it is quiet
                 await asyncio.sleep(0)
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -277,7 +277,7 @@ async def test_requests_in_flight_at_a_crash_are_charged_again_and_reported(tmp_
         await asyncio.Event().wait()
 
     first = RunnerHarness(tmp_path, [source("a")], provider, never, clock=clock, store=store)
-    task = asyncio.create_task(first.service._cycle_once())  # noqa: SLF001 - killed in the middle of it
+    task = asyncio.create_task(first.service.start_due())  # killed in the middle of it
     await stuck.wait()
     await task
     running = SourceLedger(tmp_path / "data" / "sources.db")
@@ -286,7 +286,7 @@ async def test_requests_in_flight_at_a_crash_are_charged_again_and_reported(tmp_
 
     async with world(tmp_path, [source("a")], provider, clock=clock, store=store, grace=5) as second:
         clock.advance(50)
-        settling = await second.service._recover()  # noqa: SLF001 - the first step of run
+        settling = await second.service.recover()  # the first step of run
         policy = next(iter(second.service.gate.providers)).policy
         limiter = Limiter(policy, store=store)
         assert limiter.usage("fmp.test")["1m"].used == 2
@@ -304,9 +304,9 @@ async def test_requests_in_flight_at_a_crash_are_charged_again_and_reported(tmp_
         clock.advance(0.000001)
         assert limiter.usage("fmp.test")["1m"].used == 0
         limiter.close()
-    for pending in first.service._tasks:  # noqa: SLF001 - what a kill would have ended
+    for pending in first.service.tasks:  # what a kill would have ended
         pending.cancel()
-    await asyncio.gather(*first.service._tasks, return_exceptions=True)  # noqa: SLF001 - as above
+    await asyncio.gather(*first.service.tasks, return_exceptions=True)
     await first.service.close()
     store.close()
 

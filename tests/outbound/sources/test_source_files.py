@@ -59,8 +59,8 @@ class WatchedService:
 
     async def fetch(self):
         """Let one cycle start; what it started ends if the host responds."""
-        await self.runner._cycle_once()  # noqa: SLF001 - one at a time
-        while self.release.is_set() and self.runner._tasks:  # noqa: SLF001 - as above
+        await self.runner.start_due()  # one at a time
+        while self.release.is_set() and self.runner.tasks:
             await asyncio.sleep(0)
 
     def rows(self):

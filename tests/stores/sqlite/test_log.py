@@ -41,14 +41,31 @@ def store(tmp_path, filled):
     store.close()
 
 
+class CountedConnection(sqlite3.Connection):
+    """Counts SQL statements, instead of measuring time."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.set_trace_callback(STATEMENTS.append)
+
+
+STATEMENTS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch):
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *args, **options: connect(*args, **options, factory=CountedConnection)
+    )
+
+
 def statements(store, verb, policy, cost, now, at=None):
     """Apply a verb; returns the decision and the number of SQL statements."""
-    seen = []
     store.apply_one("peek", policy, "k", (0,), now)  # opens the file
-    store._db.set_trace_callback(seen.append)  # noqa: SLF001 - counts statements instead of measuring time
+    STATEMENTS.clear()
     decision = store.apply_one(verb, policy, "k", (cost,), now, at)
-    store._db.set_trace_callback(None)  # noqa: SLF001 - as above
-    return decision, len(seen)
+    return decision, len(STATEMENTS)
 
 
 HALF = LONG // 2 * SECOND // 2 + 3600 * SECOND  # half of the entries have expired

@@ -99,7 +99,7 @@ class SourceRunner:
         self.paused: str | None = None  # why nothing is fetched
         self._workers = workers
         self._grace = round(grace * SECOND)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # of workers that fetch a source
         self._stopping = False
         self._wake: TaskSignal | None = None
         for source in sources:
@@ -121,7 +121,7 @@ class SourceRunner:
         try:
             while not self._stopping:
                 self._wake.clear()
-                await self._cycle_once()
+                await self.start_due()
                 if not self._stopping:
                     await self.clock.wait_async(self._wake, self.clock.steady() + self._sleep_time())
         finally:
@@ -140,7 +140,7 @@ class SourceRunner:
         """Recover, as soon as the stores are available; None: nothing is left to settle, or the runner was stopped."""
         while True:
             try:
-                return await self._recover()
+                return await self.recover()
             except StoreUnavailable as error:
                 self._pause_because(error)
             if self._stopping:
@@ -173,27 +173,27 @@ class SourceRunner:
         ahead = MAX_SLEEP if due is None else due - self.now()
         return min(MAX_SLEEP, ahead) if ahead > 0 else self._cycle
 
-    async def _cycle_once(self) -> None:
-        """Queue the sources that may be fetched; each one runs in its own task."""
+    async def start_due(self) -> None:
+        """Start to fetch the sources that are due, each in a task of its own, as `run` does in each of its cycles."""
         if not await self._save():
             return
         if self.paused is not None:
             log.warning("sources are fetched again: their state is stored")
             self.paused = None
-        for source in await self.scheduler.choose(self.now(), self._workers - len(self._tasks)):
-            task = asyncio.create_task(self._work(source))
-            self._tasks.add(task)
+        for source in await self.scheduler.choose(self.now(), self._workers - len(self.tasks)):
+            task = asyncio.create_task(self.fetch_source(source))
+            self.tasks.add(task)
             task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self.tasks.discard(task)
         if self._wake is not None:
             self._wake.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("a worker that fetches sources failed", exc_info=task.exception())
 
-    async def _work(self, source: Source) -> None:
-        """Fetch one source, in a worker task."""
+    async def fetch_source(self, source: Source) -> None:
+        """Fetch one source that was chosen, and record the result."""
         account = self.gate.account_of(to_outbound_request(source))
         self.ledger.begin(source.name, None if account is None else (account.provider.domain, account.key))
         try:
@@ -233,7 +233,7 @@ class SourceRunner:
 
     async def _drain(self, within: float) -> None:
         """Wait for requests in flight; those that do not end in time are queued for the next start."""
-        waiting = set(self._tasks)
+        waiting = set(self.tasks)
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=within)
             for task in late:
@@ -244,7 +244,8 @@ class SourceRunner:
 
     # ---- after a crash -----------------------------------------------------------------------------------------------
 
-    async def _recover(self) -> asyncio.Task[None] | None:
+    async def recover(self) -> asyncio.Task[None] | None:
+        """Charge the requests that were in flight when a runner was killed; returns the task that settles them."""
         await self.ledger.recover(self.now())
         found = self.ledger.unsettled()
         if not found:
