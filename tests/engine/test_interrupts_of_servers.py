@@ -182,7 +182,7 @@ def test_other_threads_are_answered(place):
 
     began = len(answered)
     interruptions = 0
-    for step in range(1, 1200, 8):  # how many instructions a call has depends on who leads
+    for step in range(1, 600, 4):  # how many instructions a call has depends on which thread sends it
         with suppress(Interrupted), interrupted_at(step) as countdown:
             call()
         interruptions += countdown.left <= 0

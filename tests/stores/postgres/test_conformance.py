@@ -24,7 +24,7 @@ from tidegate.errors import StoreUnavailable
 from tidegate.stores import _postgres
 from tidegate.stores._postgres import PostgresStore
 from tidegate.stores._postgres.call import MISSING, decode_decisions
-from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
+from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, Caller, perform
 from tidegate.testing import ReferenceStore, random_vectors, verify_store
 from tidegate.testing._reference import answer_of
 
@@ -88,7 +88,7 @@ def test_calls_of_one_statement_are_decided_one_after_another(open_empty, seed):
     store, model = open_empty(), ReferenceStore()
     for vectors in batched(random_vectors(2000 + seed, 240, alternatives=True), 7):
         calls = [store._encode_call(verb, asks, now, at, now) for verb, asks, now, at, _ in vectors]  # noqa: SLF001 - to choose the calls of a statement
-        caller = ThreadCaller()
+        caller = Caller()
         connection = run(store._pool.acquire_flow(calls[0], caller), perform)  # noqa: SLF001 - as above
         assert connection is not None
         parameters = store._parameters(calls)  # noqa: SLF001 - as above

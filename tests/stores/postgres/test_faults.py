@@ -16,7 +16,7 @@ from tidegate.stores import open_store as open_url
 from tidegate.stores._postgres import PostgresStore
 from tidegate.stores._postgres.call import APPLY, StoreCall
 from tidegate.stores._postgres.connection import Connection
-from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, ThreadCaller, perform
+from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, Caller, perform
 
 TEN = Policy("p", (Limit(10, "1d", "fixed_window"), Limit(10, "1d", "sliding_log", name="log")))
 ONE = (1, 1)
@@ -120,16 +120,10 @@ def test_idle_connections_that_were_closed_are_replaced(open_store, sql):
     assert remaining(store) == 8
 
 
-class OpenCaller(ThreadCaller):
-    """A caller that counts as alive until it releases its connection."""
-
-    alive = True
-
-
 def test_no_connection_becomes_free_in_time(open_store):
     store = open_store(pool_size=1, timeout=0.2)
     assert store.apply_one("acquire", TEN, "k", ONE)
-    caller = OpenCaller()
+    caller = Caller()
     assert run(store._pool.acquire_flow(StoreCall("peek", ()), caller), perform) is not None  # noqa: SLF001 - as a call would
     with pytest.raises(StoreUnavailable, match=r"none of the 1 connections .* pool_size"):
         store.apply_one("acquire", TEN, "k", ONE)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import select
-import threading
-import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tidegate._runtime.clock import SystemClock, ThreadSignal
-from tidegate._runtime.flow import Flow, run
+from tidegate._runtime.flow import Flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tidegate.stores._postgres.pool import ConnectionSlot
 
 T = TypeVar("T")
 
@@ -57,74 +57,51 @@ class CallSignal(Protocol):
     def set(self) -> None:
         """Resume the call, from any thread."""
 
+    def set_soon(self) -> None:
+        """Resume the call, but not within this method: a finalizer may call it anywhere."""
+
     def is_set(self) -> bool:
         """Return whether it was set."""
 
 
-class Caller(Protocol):
-    """A call that uses connections, as the pool sees it: hashable, compared by identity."""
+class ThreadCallSignal(ThreadSignal):
+    """A signal for the flow of a thread."""
 
-    @property
-    def alive(self) -> bool:
-        """Whether the call is still running."""
+    set_soon = ThreadSignal.set
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that the call runs in; None for a thread."""
+
+class Caller:
+    """A call of a thread, and the connection that it uses. It lives as long as the flow of the call."""
+
+    __slots__ = ("slot",)
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self) -> None:
+        """Use no connection yet."""
+        self.slot: ConnectionSlot | None = None
 
     def new_signal(self) -> CallSignal:
         """Return a signal that the call can wait for."""
+        return ThreadCallSignal()
 
 
-class ThreadCaller:
-    """A call of a thread: alive while it holds its lock, which `with` releases whatever a signal handler raises."""
+class TaskCaller(Caller):
+    """A call of a task."""
 
-    __slots__ = ("_running",)
-    loop: ClassVar[None] = None
-
-    def __init__(self) -> None:
-        """Not running yet."""
-        self._running = threading.Lock()
-
-    def run(self, flow: IOFlow[T]) -> T:
-        """Run the flow of this call in this thread."""
-        with self._running:
-            return run(flow, perform)
-
-    @property
-    def alive(self) -> bool:
-        """Whether `run` is running."""
-        return self._running.locked()
-
-    def new_signal(self) -> CallSignal:
-        """Return a signal that a thread can wait for."""
-        return ThreadSignal()
-
-
-class TaskCaller:
-    """A call of a task: alive until its flow has ended."""
-
-    __slots__ = ("_run", "loop")
+    __slots__ = ("loop",)
 
     def __init__(self) -> None:
-        """Not running yet."""
-        self._run: weakref.ref[LoopRun[Any]] | None = None
+        """Run in the running event loop."""
+        super().__init__()
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
 
     def run(self, flow: IOFlow[T]) -> LoopRun[T]:
         """Start to run a flow in the event loop."""
         run = LoopRun(flow, self.loop)
-        self._run = weakref.ref(run)
         run.advance()
         return run
 
-    @property
-    def alive(self) -> bool:
-        """Whether steps remain."""
-        run = None if self._run is None else self._run()
-        return run is not None and not run.done
-
-    def new_signal(self) -> LoopSignal:
+    def new_signal(self) -> CallSignal:
         """Return a signal that a flow in the event loop can wait for."""
         return LoopSignal(self.loop)
 
@@ -149,10 +126,16 @@ class LoopSignal:
 
     def set(self) -> None:
         """Resume the flow."""
-        self._set = True
         if _running_loop() is self._loop:
+            self._set = True
             self._resume()
-        elif not self._loop.is_closed():
+        else:
+            self.set_soon()
+
+    def set_soon(self) -> None:
+        """Resume the flow in an iteration of the event loop."""
+        self._set = True
+        if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._resume)
 
     def _resume(self) -> None:
@@ -202,11 +185,6 @@ class LoopRun(Generic[T]):
         self._step: IOStep | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.result: asyncio.Future[T] = loop.create_future()
-
-    @property
-    def done(self) -> bool:
-        """Whether the flow has ended."""
-        return self._flow.gi_frame is None  # type: ignore[attr-defined]  # a generator function made it
 
     def advance(self, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 - the result of the blocking function
         """Continue with the result of the last step, up to the next one."""

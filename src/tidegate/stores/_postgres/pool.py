@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import ref
 
 from tidegate._runtime.flow import run
 from tidegate._runtime.fork import abandon, at_fork, fork_safe
 from tidegate._runtime.lock import locked
-from tidegate.core._bounds import SECOND
 from tidegate.errors import Closed, StoreUnavailable
 from tidegate.stores._postgres.io_flow import (
     SYSTEM_CLOCK,
@@ -36,41 +36,45 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_CHECK: Final = SECOND // 20  # after which a waiting call checks whether a caller was interrupted; then longer
+
+class ConnectionSlot:
+    """One of the connections of a pool. Whoever refers to it owns it: a caller, or the pool if it is idle.
+
+    A signal handler may raise at any instruction, so a call can end without releasing its connection. Then nothing
+    refers to the slot any more: the connection is closed, and another one may be opened.
+    """
+
+    __slots__ = ("__weakref__", "connection")
+
+    def __init__(self) -> None:
+        """Not opened yet."""
+        self.connection: Connection | None = None
 
 
 class ConnectionRequest(Generic[T]):
     """A queued call that waits for a connection. Without a `call`, its caller needs the connection for itself.
 
-    When the signal is set, the caller may use a connection (or open one), or the call was `taken_by` another caller and
-    is `done`, or no connection could be opened because of `error`.
+    When the signal is set, the caller may use a connection (or open one), or the call was `taken` by another caller and
+    is `done`, or no connection could be opened because of `error`. It is set too if a caller ended without releasing
+    its connection.
     """
 
-    __slots__ = ("call", "caller", "done", "error", "signal", "taken_by")
+    __slots__ = ("call", "caller", "done", "error", "signal", "taken")
 
     def __init__(self, caller: Caller, call: T | None) -> None:
         """Wait for a signal."""
         self.caller: Caller = caller
         self.signal: CallSignal = caller.new_signal()
         self.call: T | None = call
-        self.taken_by: Caller | None = None
+        self.taken: bool = False
         self.done: bool = False
         self.error: Exception | None = None
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the caller that took the call was interrupted before it was done."""
-        return self.taken_by is not None and not self.done and not self.taken_by.alive
 
 
 class ConnectionPool(Generic[T]):
     """At most `size` connections. A caller that finds none free waits in a FIFO queue.
 
     It waits as long as connections become free. If none has for `stall_timeout` microseconds, the store is unavailable.
-
-    A signal handler may raise at any instruction, so a call can end without releasing its connection. `_used` maps each
-    caller to its connection (None: it is opening one). Connections of callers that are no longer alive are closed by a
-    call that finds none free, and from time to time by waiting calls.
     """
 
     def __init__(self, size: int, stall_timeout: int, open_flow: Callable[[], IOFlow[Connection]]) -> None:
@@ -84,8 +88,8 @@ class ConnectionPool(Generic[T]):
 
     def _start(self) -> None:
         self.lock: threading.Lock = fork_safe(threading.Lock())
-        self._idle: list[Connection] = []
-        self._used: dict[Caller, Connection | None] = {}
+        self._idle: list[ConnectionSlot] = []
+        self._slots: list[ref[ConnectionSlot]] = []  # those that are in use or idle
         self._queue: deque[ConnectionRequest[T]] = deque()
         self._gathering: dict[asyncio.AbstractEventLoop, Caller] = {}  # will take the queued calls of their loop
         # When a connection last became free, or the queue got its first call.
@@ -93,7 +97,7 @@ class ConnectionPool(Generic[T]):
 
     def _reset_after_fork(self) -> None:
         """Start without connections in a forked process: closing those of the parent would end its sessions."""
-        abandon(self._idle, self._used)
+        abandon(self._open_slots())
         self._start()
 
     def acquire_flow(self, call: T | None, caller: Caller) -> IOFlow[Connection | None]:
@@ -106,17 +110,18 @@ class ConnectionPool(Generic[T]):
             yield from self._wait_flow(request)
             if request.done:
                 return None
-        connection = self._used[caller]
+        assert caller.slot is not None  # noqa: S101 - otherwise _wait_flow raises
+        connection = caller.slot.connection
         if connection is not None and connection.is_usable():
             return connection
         if connection is not None:
-            self._used[caller] = None
+            caller.slot.connection = None
             connection.close()
         opened = yield RunBlocking(self._open_blocking)
         if isinstance(opened, Exception):
             self._open_failed(caller, opened)
             raise opened
-        self._used[caller] = opened
+        caller.slot.connection = opened
         return opened  # type: ignore[no-any-return]  # a Connection, by _open_blocking
 
     @locked
@@ -124,41 +129,40 @@ class ConnectionPool(Generic[T]):
         """Take an idle connection, or the right to open one, or join the queue."""
         if self._closed:
             raise Closed("the store is closed")
-        if not self._idle and len(self._used) >= self.size:
-            self._reclaim()
-        if call is None or caller.loop not in self._gathering:
-            if self._idle:
-                self._used[caller] = self._idle.pop()
-                return None
-            if len(self._used) < self.size:
-                self._used[caller] = None
-                return None
+        if (call is None or caller.loop not in self._gathering) and self._take(caller):
+            return None
         request = ConnectionRequest(caller, call)
         if not self._queue:
             self._last_progress = SYSTEM_CLOCK.steady()
         self._queue.append(request)
         return request
 
-    def _reclaim(self) -> None:
-        """Close the connections of callers that were interrupted. The lock is held."""
-        for caller, connection in list(self._used.items()):
-            if not caller.alive:
-                if connection is not None:
-                    connection.close()
-                self._used.pop(caller, None)
+    def _open_slots(self) -> list[ConnectionSlot]:
+        return [slot for reference in self._slots if (slot := reference()) is not None]
+
+    def _take(self, caller: Caller) -> bool:
+        """Give a caller a slot, if there is a free one. The lock is held."""
+        if self._idle:
+            caller.slot = self._idle.pop()
+        elif len(self._open_slots()) < self.size:
+            slot = ConnectionSlot()
+            self._slots = [each for each in self._slots if each() is not None]
+            self._slots.append(ref(slot, self._slot_lost))
+            caller.slot = slot
+        return caller.slot is not None
+
+    def _slot_lost(self, _: object) -> None:
+        """Let waiting callers look for a free slot. Takes no lock: the garbage collector may call it anywhere."""
+        for request in tuple(self._queue):
+            request.signal.set_soon()
 
     def _grant(self) -> list[ConnectionRequest[T]]:
-        """Assign free connections to the first calls in the queue; return the requests to wake. The lock is held."""
+        """Assign free slots to the first calls in the queue; return the requests to wake. The lock is held."""
         granted = []
         while self._queue:
             request = self._queue[0]
-            if request.caller.alive and request.taken_by is None and request.caller not in self._used:
-                if self._idle:
-                    self._used[request.caller] = self._idle.pop()
-                elif len(self._used) < self.size:
-                    self._used[request.caller] = None
-                else:
-                    break
+            if not request.taken and request.caller.slot is None and not self._take(request.caller):
+                break
             self._queue.popleft()
             granted.append(request)
         return granted
@@ -171,25 +175,20 @@ class ConnectionPool(Generic[T]):
     def _fail_queue(self, caller: Caller, error: Exception) -> list[ConnectionRequest[T]]:
         failed: list[ConnectionRequest[T]] = []
         self._last_progress = SYSTEM_CLOCK.steady()
-        self._used.pop(caller, None)
-        if not self._idle and not any(self._used.values()):
+        caller.slot = None
+        if not any(slot.connection for slot in self._open_slots()):
             failed, self._queue = list(self._queue), deque()
             for request in failed:
                 request.error = error
         return failed + self._grant()
 
     def _wait_flow(self, request: ConnectionRequest[T]) -> IOFlow[None]:
-        interval = FIRST_CHECK
         try:
-            while (
-                not self._is_settled(request)
-                and not request.abandoned
-                and (now := SYSTEM_CLOCK.steady()) < (until := self._until(request))
-            ):
-                yield WaitForSignal(request.signal, min(until, now + interval), lambda: request.taken_by is not None)
-                if not request.signal.is_set():
-                    interval *= 2
-                    self._wake(self._reclaim_and_grant())
+            while not self._is_settled(request) and SYSTEM_CLOCK.steady() < (until := self._until(request)):
+                yield WaitForSignal(request.signal, until, lambda: request.taken)
+                if request.signal.is_set() and not self._is_settled(request):  # a slot was lost
+                    request.signal = request.caller.new_signal()
+                    self._wake(self._granted())
         finally:
             if not self._is_settled(request):  # it timed out, or the caller was cancelled
                 self._leave(request)
@@ -197,14 +196,14 @@ class ConnectionPool(Generic[T]):
             return
         if request.error is not None:
             raise request.error.with_traceback(None)
-        if self._closed and request.taken_by is None:
+        if self._closed and not request.taken:
             self._leave(request)
             raise Closed("the store is closed")
-        if request.taken_by is not None:
+        if request.taken:
             raise StoreUnavailable(
                 "PostgreSQL did not respond in time: check the server, or raise timeout in the store's URL"
             )
-        if request.caller not in self._used:
+        if request.caller.slot is None:
             message = (
                 f"none of the {self.size} connections to PostgreSQL became free in time: "
                 "check whether the server hangs, or raise timeout or pool_size in the store's URL"
@@ -213,9 +212,9 @@ class ConnectionPool(Generic[T]):
 
     def _is_settled(self, request: ConnectionRequest[T]) -> bool:
         """Return whether the call need not wait any longer."""
-        if request.done or request.error is not None or request.caller in self._used:
+        if request.done or request.error is not None or request.caller.slot is not None:
             return True
-        return self._closed and request.taken_by is None
+        return self._closed and not request.taken
 
     def _leave(self, request: ConnectionRequest[T]) -> None:
         """Leave the queue, and release a connection that was granted meanwhile."""
@@ -229,8 +228,7 @@ class ConnectionPool(Generic[T]):
         return self._grant()
 
     @locked
-    def _reclaim_and_grant(self) -> list[ConnectionRequest[T]]:
-        self._reclaim()
+    def _granted(self) -> list[ConnectionRequest[T]]:
         return self._grant()
 
     @staticmethod
@@ -243,9 +241,9 @@ class ConnectionPool(Generic[T]):
 
         That caller may be in a blocked event loop, so it gets more time. Opening a connection has its own deadline.
         """
-        if request.taken_by is None and None in self._used.copy().values():
+        if not request.taken and any(slot.connection is None for slot in self._open_slots()):
             return SYSTEM_CLOCK.steady() + self._stall_timeout
-        return self._last_progress + self._stall_timeout * (1 if request.taken_by is None else 2)
+        return self._last_progress + self._stall_timeout * (1 if not request.taken else 2)
 
     def gather_flow(self, caller: Caller, maximum: int) -> IOFlow[list[ConnectionRequest[T]]]:
         """Take queued calls, to be sent with the caller's own; `settle` wakes their callers.
@@ -258,21 +256,21 @@ class ConnectionPool(Generic[T]):
                 yield GatherCalls()
             finally:
                 self._gathering.pop(caller.loop, None)
-        requests = self._take_queued(caller, maximum) if self._queue else []
+        requests = self._take_queued(maximum) if self._queue else []
         if self._queue:
-            self._wake(self._reclaim_and_grant())
+            self._wake(self._granted())
         return requests
 
     @locked
-    def _take_queued(self, caller: Caller, maximum: int) -> list[ConnectionRequest[T]]:
+    def _take_queued(self, maximum: int) -> list[ConnectionRequest[T]]:
         self._last_progress = SYSTEM_CLOCK.steady()
         requests: list[ConnectionRequest[T]] = []
         while self._queue and len(requests) < maximum:
             request = self._queue[0]
             if request.call is None:
                 break
-            if request.caller.alive and request.caller not in self._used:
-                request.taken_by = caller
+            if request.caller.slot is None:
+                request.taken = True
                 requests.append(request)
             self._queue.popleft()
         return requests
@@ -304,30 +302,29 @@ class ConnectionPool(Generic[T]):
 
     def _free(self, caller: Caller) -> None:
         """Make the caller's connection idle. The lock is held."""
-        connection = self._used.pop(caller, None)
-        if connection is not None:
-            if self._closed:
-                connection.close()
-            else:
-                self._idle.append(connection)
+        slot, caller.slot = caller.slot, None
+        if slot is not None and self._closed and slot.connection is not None:
+            slot.connection.close()
+        elif slot is not None:
+            self._idle.append(slot)
 
     def drop(self, caller: Caller) -> None:
         """Close the caller's connection, whose state is unknown; another may be opened instead."""
-        connection = self._used.get(caller)
-        if connection is not None:
-            self._used[caller] = None
-            connection.close()
-        self._wake(self._release(caller))
+        if caller.slot is not None and caller.slot.connection is not None:
+            caller.slot.connection.close()
+        caller.slot = None
+        self.release(caller)
 
     def close(self) -> None:
         """Close idle connections now, and the others when they are released; wake all callers in the queue."""
         idle, queue = self._close()
-        for connection in idle:
-            connection.close()
+        for slot in idle:
+            if slot.connection is not None:
+                slot.connection.close()
         self._wake(queue)
 
     @locked
-    def _close(self) -> tuple[list[Connection], list[ConnectionRequest[T]]]:
+    def _close(self) -> tuple[list[ConnectionSlot], list[ConnectionRequest[T]]]:
         self._closed = True
         idle, self._idle = self._idle, []
         queue, self._queue = list(self._queue), deque()
@@ -336,7 +333,7 @@ class ConnectionPool(Generic[T]):
     def metrics(self) -> dict[str, int]:
         """Return the numbers of connections, idle connections and waiting calls."""
         return {
-            "connections": len(self._idle) + len(self._used),
+            "connections": len(self._open_slots()),
             "idle": len(self._idle),
             "waiting": len(self._queue),
         }

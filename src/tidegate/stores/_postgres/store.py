@@ -23,7 +23,7 @@ except ImportError as _error:
     message = "postgresql:// needs psycopg: pip install 'tidegate[postgres]'"
     raise ConfigError(message, field="store") from _error
 
-from tidegate.stores._postgres import values
+from tidegate.stores._postgres import io_flow, values
 from tidegate.stores._postgres.call import (
     APPLY,
     MISSING,
@@ -36,7 +36,7 @@ from tidegate.stores._postgres.call import (
 )
 from tidegate.stores._postgres.connection import Connection, ConnectionTarget, ServerError
 from tidegate.stores._postgres.heartbeat import Heartbeat
-from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskCaller, ThreadCaller, finish
+from tidegate.stores._postgres.io_flow import SYSTEM_CLOCK, Caller, IOFlow, TaskCaller, finish
 from tidegate.stores._postgres.pool import ConnectionPool
 from tidegate.stores._postgres.schema import Schema, read_schema
 from tidegate.stores._postgres.values import encode_collection, encode_value_name
@@ -144,8 +144,7 @@ class PostgresStore(Store):
     ) -> list[Decision]:
         """Apply the verb to every key together."""
         self._check_open()
-        caller = ThreadCaller()
-        return caller.run(self._apply_flow(verb, asks, now, at, caller, writes))
+        return run_flow(self._apply_flow(verb, asks, now, at, Caller(), writes), io_flow.perform)
 
     async def apply_async(
         self,
@@ -192,8 +191,7 @@ class PostgresStore(Store):
         self._check_open()
 
         def perform(query: Query) -> PGresult:
-            caller = ThreadCaller()
-            return caller.run(self._query_flow(query, caller))
+            return run_flow(self._query_flow(query, Caller()), io_flow.perform)
 
         return run_flow(flow, perform)
 
@@ -253,8 +251,7 @@ class PostgresStore(Store):
     def outdated(self, *, drop: bool = False) -> dict[str, bool]:
         """Return the schemas of functions of older versions, and whether a process uses them; `drop` the others."""
         self._check_open()
-        caller = ThreadCaller()
-        return caller.run(self._outdated_flow(caller, drop=drop))
+        return run_flow(self._outdated_flow(Caller(), drop=drop), io_flow.perform)
 
     def _outdated_flow(self, caller: Caller, *, drop: bool) -> IOFlow[dict[str, bool]]:
         connection = yield from self._pool.acquire_flow(None, caller)

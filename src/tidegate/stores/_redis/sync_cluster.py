@@ -74,7 +74,7 @@ class SyncCluster:
             try:
                 return self._pipeline(node).ask(call)
             except Redirected:
-                call.start_again()
+                call.answer = None
 
     def _pipeline(self, node: tuple[str, int]) -> SyncNodePipeline:
         if self._closed:
