@@ -31,8 +31,11 @@ class Process:
         return self.store.apply(step.verb, step.asks, None, step.at, step.writes)
 
     def check(self, cost):
+        began = self.store.clock.steady()
         name, writes = self.values.reserve(POLICY, (cost,))
         [decision] = self.store.apply("hold", ((POLICY, "k", (cost,)),), None, None, writes)
+        if decision.allowed:
+            self.values.confirm(writes, began)
         return name, decision.at
 
     def settle(self, batch, reserved, used, *, left=0, first=True):
@@ -103,6 +106,15 @@ def test_an_owner_that_renews_its_lease_keeps_its_batches(store, used):
         assert (other.return_ended(), used()) == (0, 10)
     one.run(one.values.leave_flow())
     assert (other.return_ended(), used()) == (1, 0)
+
+
+def test_an_owner_that_checks_often_keeps_its_batches(store, used):
+    """A check renews the lease only if that is due: the others are no renewal."""
+    one, other = Process(store), Process(store)
+    for checked in range(1, 30):
+        one.check(1)
+        assert (other.return_ended(), used()) == (0, checked)
+        store.clock.advance(open_values.LEASE_SECONDS / 8)
 
 
 def test_a_denied_check_is_not_stored(store):

@@ -1,4 +1,4 @@
-"""One mechanism for each thing in the package: a watched file."""
+"""One mechanism for each thing in the package: a watched file, a background thread."""
 
 import re
 from pathlib import Path
@@ -16,6 +16,20 @@ def modules_with(pattern):
 
 MECHANISMS = {
     "a watched file": (r"st_mtime", ["_runtime/file_watcher.py"]),
+    # The kit of buses publishes from several threads.
+    "a background thread": (r"\bThread\(|_thread\.start_new", ["_runtime/background_thread.py", "testing/_bus_kit.py"]),
+    # Calls that tasks or gRPC make in a thread of their own.
+    "a thread for calls": (
+        r"ThreadPoolExecutor\(",
+        [
+            "outbound/sources/_ledger.py",
+            "service/_envoy/service.py",
+            "stores/_sqlite/async_worker.py",
+            "testing/_store_guarantees.py",
+            "testing/_store_kit.py",
+            "testing/_value_guarantees.py",
+        ],
+    ),
 }
 
 

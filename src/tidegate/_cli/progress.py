@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final, TextIO
 
-from tidegate._runtime.clock import SystemClock, ThreadSignal
+from tidegate._runtime.background_thread import BackgroundThread
+from tidegate._runtime.clock import SystemClock
 from tidegate.core._bounds import SECOND
 
 if TYPE_CHECKING:
@@ -25,28 +25,25 @@ class Progress:
         self._what = what
         self._stream = stream
         self._clock = clock or SystemClock()
-        self._signal = ThreadSignal()
         self._ended = False
+        self._steps = 0
         self._started = self._clock.steady()
-        self._thread = threading.Thread(target=self._run, name="tidegate-progress", daemon=True)
+        self._thread = BackgroundThread(self._update, "tidegate-progress", delay=SHOW_AFTER / SECOND, clock=self._clock)
         self._thread.start()
 
     def show(self, what: str) -> None:
         """Show this from now on."""
         self._what = what
 
-    def _run(self) -> None:
-        due, step = self._started + SHOW_AFTER, 0
-        while True:
-            self._clock.wait(self._signal, due)
-            if self._ended:
-                break
-            self._signal.clear()
-            passed = (self._clock.steady() - self._started) // SECOND
-            self._write(f"{CLEAR_LINE}{SIGNS[step % len(SIGNS)]} {self._what}, {passed}s")
-            due, step = self._clock.steady() + UPDATE_EVERY, step + 1
-        if step:
-            self._write(CLEAR_LINE)
+    def _update(self) -> int | None:
+        if self._ended:
+            if self._steps:
+                self._write(CLEAR_LINE)
+            return None
+        passed = (self._clock.steady() - self._started) // SECOND
+        self._write(f"{CLEAR_LINE}{SIGNS[self._steps % len(SIGNS)]} {self._what}, {passed}s")
+        self._steps += 1
+        return self._clock.steady() + UPDATE_EVERY
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -55,5 +52,4 @@ class Progress:
     def end(self) -> None:
         """Remove the line."""
         self._ended = True
-        self._signal.set()
-        self._thread.join()
+        self._thread.stop()

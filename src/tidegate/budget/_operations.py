@@ -194,7 +194,7 @@ class BudgetOperations:
                 if isinstance(decision, LocalDecision):
                     self.settlements.release(name)
                 else:
-                    self.settlements.confirm(began)
+                    self.settlements.confirm(writes, began)
                 return decision, costs, name
 
     def _returned_more_flow(self) -> BudgetFlow[bool]:

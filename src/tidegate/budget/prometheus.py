@@ -36,5 +36,5 @@ class BudgetCollector:
         for name, kind, text, samples in read_metrics(self._operations):
             metric = Metric(name.removesuffix("_total") if kind == "counter" else name, text, kind)
             for sample in samples:
-                metric.add_sample(*sample)
+                metric.add_sample(sample[0], dict(sample[1]), sample[2])
             yield metric

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from tidegate._runtime.background_thread import BackgroundThread
 from tidegate._runtime.clock import Clock, SystemClock, TaskSignal, ThreadSignal
 from tidegate._runtime.fork import abandon, at_fork, fork_safe
 from tidegate._runtime.urls import redact_text
@@ -100,6 +101,9 @@ class NetworkBus(Bus):
         self._subscriptions: list[Subscription] = []
         self._closing = False
         self._starting = fork_safe(threading.Lock())
+        name = f"tidegate bus {address}"
+        self._connector = BackgroundThread(self._run, name)
+        self._handling = BackgroundThread(self._run_handlers, f"{name} handlers")
         self._reset()
         at_fork(child=self._restart_after_fork)
         atexit.register(self._at_exit)
@@ -117,7 +121,6 @@ class NetworkBus(Bus):
         self._ready = ThreadSignal()
         self._loss_logged = False
         self._refusal_logged = False
-        self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signal: TaskSignal | None = None
         self._listening: set[str] = set()  # on this connection
@@ -130,16 +133,10 @@ class NetworkBus(Bus):
         with self._starting:
             if self._running or self._closing:
                 return
-            if not self._threads:  # else an exception ended an earlier attempt
+            if self._loop is None:  # else an exception ended an earlier attempt
                 self._loop = asyncio.new_event_loop()
-                name = f"tidegate bus {self.address}"
-                self._threads = [
-                    threading.Thread(target=self._run, args=(self._loop,), name=name, daemon=True),
-                    threading.Thread(target=self._run_handlers, name=f"{name} handlers", daemon=True),
-                ]
-            for thread in self._threads:
-                if thread.ident is None:
-                    thread.start()
+            self._connector.start()
+            self._handling.start()
             self._ready.wait()
             self._running = True
 
@@ -223,14 +220,13 @@ class NetworkBus(Bus):
     def close(self) -> None:
         """Send queued messages if connected, and end the threads."""
         atexit.unregister(self._at_exit)
-        self._stop(self._threads, STEP_TIMEOUT * 3)
+        self._stop(STEP_TIMEOUT * 3, self._connector, self._handling)
 
-    def _stop(self, threads: list[threading.Thread], timeout: float) -> None:
+    def _stop(self, timeout: float, *threads: BackgroundThread) -> None:
         self._closing = True
         self._wake()
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout)
+            thread.stop(timeout)
 
     def _at_exit(self) -> None:
         """Send queued messages at the end of a process that did not close the bus: it would end the threads abruptly.
@@ -239,7 +235,7 @@ class NetworkBus(Bus):
         """
         if self._outbox:
             self.wait(EXIT_TIMEOUT)
-        self._stop(self._threads[:1], EXIT_TIMEOUT)
+        self._stop(EXIT_TIMEOUT, self._connector)
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the event loop is closed: so is the bus
@@ -273,7 +269,10 @@ class NetworkBus(Bus):
 
     # ---- the thread that talks to the server -------------------------------------------------------------------------
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._stay_connected())

@@ -28,6 +28,7 @@ from tidegate.egress._tunnel_handler import TunnelHandler
 from tidegate.egress._upstream import UpstreamClient
 from tidegate.errors import Closed, Denied, RateLimitError
 from tidegate.headers._cross_site import is_cross_site, is_local_host
+from tidegate.observe._text_format import MetricFamily
 from tidegate.outbound._quota.exchange import CURRENT_OPTIONS
 from tidegate.outbound._quota.request_tokens import path_of
 from tidegate.outbound._quota.unbounded import UnboundedCost
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from tidegate.egress._settings import EgressSettings
     from tidegate.egress._stats import TrafficCounts
     from tidegate.egress._tracing import Tracing
-    from tidegate.observe._text_format import Family, Sample
+    from tidegate.observe._text_format import Sample
     from tidegate.outbound._providers.provider import Provider
     from tidegate.outbound._quota.exchange import SenderLimits, SendResult
     from tidegate.outbound._quota.gate import AsyncGate
@@ -53,7 +54,7 @@ REFUSALS: Final = (429, 503)
 SWITCHING_PROTOCOLS: Final = 101
 WEBSOCKET: Final = "websocket"
 UPSTREAM_PROBLEMS: Final = ("upstream-failed", "upstream-timeout")
-RELOADS: Final = ("tidegate_egress_reloads_total", "counter", "Reloads of the egress file, by outcome.")
+RELOADS: Final = "tidegate_egress_reloads_total"
 JSON_TYPES: Final = ("application/json", "text/json")
 
 
@@ -361,7 +362,7 @@ class EgressGateway:
             counts.requests += 1
             counts.refused += exchange.status in REFUSALS
             counts.waited += round(exchange.waited * SECOND)
-            counts.record_first_byte(exchange.first_byte - exchange.started)
+            counts.first_byte.add(exchange.first_byte - exchange.started)
 
     @staticmethod
     def _note_usage(counts: TrafficCounts | None, meter: Meter) -> None:
@@ -393,10 +394,11 @@ class EgressGateway:
         """Return the counts by caller and provider, and the outcome of reloads, for the dashboard."""
         return {"listen": str(self.settings.listen), "rows": self.stats.rows(), "rules": self.rules.describe()}
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Return the metrics of the gateway."""
-        samples: list[Sample] = [(RELOADS[0], {"outcome": name}, n) for name, n in self.rules.reloads.items()]
-        return [*self.stats.families(), (*RELOADS, samples)]
+        samples: list[Sample] = [(RELOADS, {"outcome": name}, n) for name, n in self.rules.reloads.items()]
+        reloads = MetricFamily(RELOADS, "counter", "Reloads of the egress file, by outcome.", samples)
+        return [*self.stats.families(), reloads]
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.core._bounds import SECOND
 from tidegate.observe._counters import Counters, RowField, RowKind
+from tidegate.observe._histogram import Histogram, row_width
+from tidegate.observe._text_format import MetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tidegate.observe._counters import Row
-    from tidegate.observe._text_format import Family, Sample
+    from tidegate.observe._text_format import MetricKind
 
 MAX_PAIRS: Final = 10_000  # of callers and providers that are counted separately
 OTHERS: Final = ("other", "other")
@@ -32,7 +30,7 @@ FIRST_BYTE_BUCKETS: Final = (
 )
 LABELS: Final = ("caller", "provider")
 # name: kind, help, attribute
-COUNTERS: Final = (
+COUNTERS: Final[tuple[tuple[str, MetricKind, str, str], ...]] = (
     ("tidegate_egress_requests_total", "counter", "Requests that were sent to a provider.", "requests"),
     ("tidegate_egress_denied_total", "counter", "Requests that got no permit in time.", "denied"),
     ("tidegate_egress_refused_total", "counter", "Responses of a provider with status 429 or 503.", "refused"),
@@ -45,20 +43,28 @@ COUNTERS: Final = (
     ("tidegate_egress_active", "gauge", "Requests in progress.", "active"),
     ("tidegate_egress_waiting", "gauge", "Requests that wait for a permit.", "waiting"),
 )
-WAITED: Final = ("tidegate_egress_waited_seconds_total", "counter", "Time that requests waited for their permits.")
-FIRST_BYTE: Final = ("tidegate_egress_first_byte_seconds", "histogram", "Time to the first byte of a response.")
+WAITED: Final[tuple[str, MetricKind, str]] = (
+    "tidegate_egress_waited_seconds_total",
+    "counter",
+    "Time that requests waited for their permits.",
+)
+FIRST_BYTE: Final[tuple[str, MetricKind, str]] = (
+    "tidegate_egress_first_byte_seconds",
+    "histogram",
+    "Time to the first byte of a response.",
+)
 
 
-COUNTED: Final = (*(name for _, kind, _, name in COUNTERS if kind == "counter"), "waited", "first_byte_sum")
+COUNTED: Final = (*(name for _, kind, _, name in COUNTERS if kind == "counter"), "waited")
 CURRENT: Final = ("active", "waiting")
-TRAFFIC: Final = RowKind("egress", len(COUNTED) + len(FIRST_BYTE_BUCKETS) + 1)  # by caller and provider
+TRAFFIC: Final = RowKind("egress", len(COUNTED) + row_width(FIRST_BYTE_BUCKETS))  # by caller and provider
 IN_PROGRESS: Final = RowKind("egress in progress", len(CURRENT), gauge=True)  # as above
 
 
 class TrafficCounts:
-    """The counts of one caller at one provider; `waited` and `first_byte_sum` are microseconds."""
+    """The counts of one caller at one provider; `waited` is in microseconds."""
 
-    __slots__ = ("current", "row")
+    __slots__ = ("current", "first_byte", "row")
     requests: RowField = RowField(COUNTED.index("requests"))
     denied: RowField = RowField(COUNTED.index("denied"))
     refused: RowField = RowField(COUNTED.index("refused"))
@@ -69,7 +75,6 @@ class TrafficCounts:
     output_tokens: RowField = RowField(COUNTED.index("output_tokens"))
     cost_micros: RowField = RowField(COUNTED.index("cost_micros"))
     waited: RowField = RowField(COUNTED.index("waited"))
-    first_byte_sum: RowField = RowField(COUNTED.index("first_byte_sum"))
     active: RowField = RowField(CURRENT.index("active"), "current")
     waiting: RowField = RowField(CURRENT.index("waiting"), "current")
 
@@ -77,16 +82,7 @@ class TrafficCounts:
         """Count in these rows: what only grows, and what is in progress."""
         self.row: Row = row
         self.current: Row = current
-
-    @property
-    def first_byte(self) -> list[int]:
-        """The histogram of the times to the first byte of a response."""
-        return list(self.row[len(COUNTED) :])
-
-    def record_first_byte(self, elapsed: int) -> None:
-        """Count the time to the first byte of a response, in microseconds."""
-        self.row[len(COUNTED) + bisect_left(FIRST_BYTE_BUCKETS, elapsed)] += 1
-        self.first_byte_sum += elapsed
+        self.first_byte: Histogram = Histogram(FIRST_BYTE_BUCKETS, row, len(COUNTED))
 
 
 class EgressStats:
@@ -115,15 +111,16 @@ class EgressStats:
             pair: TrafficCounts(row, current.get(pair, none)) for pair, row in self._counters.totals(TRAFFIC).items()
         }
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Return all counts as metrics."""
         labelled = [(dict(zip(LABELS, pair, strict=True)), counts) for pair, counts in self.totals().items()]
-        found: list[Family] = [
-            (name, kind, text, [(name, labels, getattr(counts, attribute)) for labels, counts in labelled])
+        found = [
+            MetricFamily(name, kind, text, [(name, labels, getattr(counts, attribute)) for labels, counts in labelled])
             for name, kind, text, attribute in COUNTERS
         ]
-        found.append((*WAITED, [(WAITED[0], labels, counts.waited / SECOND) for labels, counts in labelled]))
-        found.append((*FIRST_BYTE, [each for labels, counts in labelled for each in _histogram(labels, counts)]))
+        waited = [(WAITED[0], labels, counts.waited / SECOND) for labels, counts in labelled]
+        first = [each for labels, counts in labelled for each in counts.first_byte.samples(FIRST_BYTE[0], labels)]
+        found += [MetricFamily(*WAITED, waited), MetricFamily(*FIRST_BYTE, first)]
         return found
 
     def rows(self) -> list[dict[str, Any]]:
@@ -133,24 +130,6 @@ class EgressStats:
             row: dict[str, Any] = {"caller": caller, "provider": provider}
             row |= {attribute: getattr(counts, attribute) for *_, attribute in COUNTERS}
             row["waited"] = counts.waited / SECOND
-            row["first_byte"] = median(counts) / SECOND
+            row["first_byte"] = (counts.first_byte.quantile(0.5) or 0) / SECOND
             rows.append(row)
         return sorted(rows, key=lambda row: -int(row["requests"]))
-
-
-def median(counts: TrafficCounts) -> int:
-    """Return the upper bound of the bucket that contains the median time to the first byte; 0 if there is none."""
-    histogram = counts.first_byte
-    total = sum(histogram)
-    for edge, reached in zip((*FIRST_BYTE_BUCKETS, FIRST_BYTE_BUCKETS[-1]), accumulate(histogram), strict=True):
-        if total and 2 * reached >= total:
-            return edge
-    return 0
-
-
-def _histogram(labels: dict[str, str], counts: TrafficCounts) -> Iterator[Sample]:
-    name, sums = FIRST_BYTE[0], list(accumulate(counts.first_byte))
-    for edge, count in zip((*(str(edge / SECOND) for edge in FIRST_BYTE_BUCKETS), "+Inf"), sums, strict=True):
-        yield f"{name}_bucket", {**labels, "le": edge}, count
-    yield f"{name}_sum", labels, counts.first_byte_sum / SECOND
-    yield f"{name}_count", labels, sums[-1]

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[str, Mapping[str, str], float]  # name, labels, value
-Family = tuple[str, str, str, Sequence[Sample]]  # name, kind, help, samples
+MetricKind = Literal["gauge", "counter", "histogram"]
 
 
-def write_families(families: Iterable[Family]) -> bytes:
+class MetricFamily(NamedTuple):
+    """A metric with its samples."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    samples: Sequence[Sample]
+
+
+def write_families(families: Iterable[MetricFamily]) -> bytes:
     """Write families of metrics."""
     lines: list[str] = []
     for name, kind, help_text, samples in families:

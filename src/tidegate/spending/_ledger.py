@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tidegate._runtime.clock import Clock, SystemClock, ThreadSignal
+from tidegate._runtime.background_thread import BackgroundThread
+from tidegate._runtime.clock import Clock, SystemClock
 from tidegate._runtime.files import make_private_file
 from tidegate._runtime.fork import at_fork
 from tidegate.core._bounds import SECOND
@@ -113,6 +114,7 @@ class Ledger:
             message = f"unknown time zone {timezone!r}: use an IANA name such as 'UTC' or 'Europe/Berlin'"
             raise ConfigError(message, field="timezone") from None
         self._clock: Clock = clock or SystemClock()
+        self._writer = BackgroundThread(self._write, "tidegate-ledger", delay=FLUSH_INTERVAL / SECOND)
         self._start_over()
         at_fork(child=self._start_over)
         try:
@@ -135,10 +137,7 @@ class Ledger:
         """Start without entries, also in a forked process: the parent writes those it has."""
         self._pending: dict[tuple[str, ...], Sums] = {}
         self._lock = threading.Lock()
-        self._wake = ThreadSignal()
-        self._thread: threading.Thread | None = None
         self._at_exit: Callable[[], None] | None = None
-        self._closed = False
         self._failing = False
 
     def _connect(self) -> sqlite3.Connection:
@@ -171,20 +170,11 @@ class Ledger:
             if self._at_exit is None:  # in each process that has entries
                 self._at_exit = partial(_close_at_exit, weakref.ref(self))
                 atexit.register(self._at_exit)
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="tidegate-ledger", daemon=True)
-                self._thread.start()
+        self._writer.start()
 
-    def _run(self) -> None:
-        """Write entries from time to time, until there are none."""
-        clock = SystemClock()
-        while True:
-            clock.wait(self._wake, clock.steady() + FLUSH_INTERVAL)
-            self.flush()
-            with self._lock:
-                if self._closed or not self._pending:
-                    self._thread = None
-                    return
+    def _write(self) -> int | None:
+        self.flush()
+        return SystemClock.steady() + FLUSH_INTERVAL if self._pending else None
 
     def flush(self) -> None:
         """Write what is kept in memory; if the file cannot be written, it stays in memory for the next time."""
@@ -218,13 +208,10 @@ class Ledger:
     def close(self) -> None:
         """Write what is kept in memory, and end the thread."""
         with self._lock:
-            self._closed = True
-            thread, at_exit, self._at_exit = self._thread, self._at_exit, None
+            at_exit, self._at_exit = self._at_exit, None
         if at_exit is not None:
             atexit.unregister(at_exit)
-        self._wake.set()
-        if thread is not None:
-            thread.join(BUSY_TIMEOUT)
+        self._writer.stop(BUSY_TIMEOUT)
         self.flush()
 
 

@@ -25,7 +25,8 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.error import HTTPError
 
-from tidegate._runtime.clock import Clock, SystemClock, ThreadSignal
+from tidegate._runtime.background_thread import BackgroundThread
+from tidegate._runtime.clock import Clock, SystemClock
 from tidegate._runtime.fork import at_fork
 from tidegate._runtime.urls import redact_text
 from tidegate.core._bounds import SECOND
@@ -124,6 +125,7 @@ class Webhook:
         self._max_queued = max_queued
         self._closed = False
         self._opener = urllib.request.build_opener(_NoRedirects, _HTTPHandler, _HTTPSHandler)
+        self._thread = BackgroundThread(self._post_next, "tidegate-webhook", clock=self._clock)
         at_fork(child=self._start_over)
         self._start_over()
 
@@ -131,8 +133,7 @@ class Webhook:
         """Start with an empty queue, also in a forked process: the parent posts the warnings it has queued."""
         self._queue: deque[tuple[str, bytes]] = deque()
         self._lock = threading.Lock()
-        self._wake = ThreadSignal()
-        self._thread: threading.Thread | None = None
+        self._attempts = 0  # to post the first of the queue
 
     def send(self, warning: Mapping[str, Any]) -> None:
         """Queue a warning; never waits."""
@@ -142,19 +143,13 @@ class Webhook:
                 self.dropped += 1
                 return
             self._queue.append((secrets.token_hex(8), body))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tidegate-webhook", daemon=True)
-                self._thread.start()
+        self._thread.start()
 
     def close(self) -> None:
         """Try each queued warning once, and end the thread."""
         with self._lock:
             self._closed = True
-            thread = self._thread
-        self._wake.set()
-        if thread is None:
-            return
-        thread.join(CLOSE_TIMEOUT)
+        self._thread.stop(CLOSE_TIMEOUT)
         with self._lock:
             lost = len(self._queue)
             self._queue.clear()
@@ -162,35 +157,27 @@ class Webhook:
         if lost:
             log.warning("dropped %d events that the webhook did not accept within %s s", lost, CLOSE_TIMEOUT)
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._queue:
-                    self._thread = None
-                    return
-                delivery, body = self._queue[0]
-            problem = self._deliver(delivery, body)
-            with self._lock:
-                if not self._queue:  # `close` did not wait any longer, and has counted it as dropped
-                    return
-                self._queue.popleft()
-                self.sent += problem is None
-                self.dropped += problem is not None
-            if problem is not None:
-                log.warning("dropped an event that could not be posted to the webhook: %s", problem)
-
-    def _deliver(self, delivery: str, body: bytes) -> str | None:
-        """Post until the receiver accepts it, or until the last retry; returns what went wrong, or None."""
-        for pause in (*RETRY_PAUSES, None):
-            problem = self._post(delivery, body)
-            if problem is None:
-                break
-            self._wake.clear()
-            if pause is None or self._closed:
-                break
+    def _post_next(self) -> int | None:
+        """Post the first warning of the queue; returns when to post again, or None if the queue is empty."""
+        with self._lock:
+            if not self._queue:
+                return None
+            delivery, body = self._queue[0]
+        problem = self._post(delivery, body)
+        if problem is not None and self._attempts < len(RETRY_PAUSES) and not self._closed:
             self.retried += 1
-            self._clock.wait(self._wake, self._clock.steady() + pause * SECOND)
-        return problem
+            self._attempts += 1
+            return self._clock.steady() + RETRY_PAUSES[self._attempts - 1] * SECOND
+        self._attempts = 0
+        with self._lock:
+            if not self._queue:  # `close` did not wait any longer, and has counted it as dropped
+                return None
+            self._queue.popleft()
+            self.sent += problem is None
+            self.dropped += problem is not None
+        if problem is not None:
+            log.warning("dropped an event that could not be posted to the webhook: %s", problem)
+        return self._clock.steady()
 
     def _post(self, delivery: str, body: bytes) -> str | None:
         """Post once; returns what went wrong, or None."""

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from tests.service.harness import ADMIN, DECISION, START, InProcessService, http_client
+from tidegate.observe._histogram import quantile
 from tidegate.service._dashboard import overview
-from tidegate.service._dashboard.history import HISTORY_SECONDS, MAX_POLICIES, quantile, spread
+from tidegate.service._dashboard.history import HISTORY_SECONDS, MAX_POLICIES, spread
 from tidegate.service._decisions import near_limit
 from tidegate.service._decisions.stats import LATENCY_BUCKETS
 
@@ -109,10 +110,10 @@ def test_quantiles_lie_within_their_bucket(fraction, expected):
     counts = [0] * (len(LATENCY_BUCKETS) + 1)
     counts[LATENCY_BUCKETS.index(100)], counts[LATENCY_BUCKETS.index(250)] = 75, 25
     counts[LATENCY_BUCKETS.index(100)] = 75
-    assert quantile(counts, fraction) == pytest.approx(expected, abs=10)
-    assert quantile([0] * len(counts), fraction) is None
+    assert quantile(LATENCY_BUCKETS, counts, fraction) == pytest.approx(expected, abs=10)
+    assert quantile(LATENCY_BUCKETS, [0] * len(counts), fraction) is None
     beyond = [0] * len(LATENCY_BUCKETS) + [1]
-    assert quantile(beyond, fraction) == LATENCY_BUCKETS[-1]
+    assert quantile(LATENCY_BUCKETS, beyond, fraction) == LATENCY_BUCKETS[-1]
 
 
 @pytest.mark.parametrize("amount", [0, 1, 7, 1000])

@@ -14,20 +14,17 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import threading
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
-from weakref import WeakMethod
 
-from tidegate._runtime.clock import SystemClock, ThreadSignal
-from tidegate._runtime.fork import at_fork, fork_safe
+from tidegate._runtime.fork import at_fork
 from tidegate.core._bounds import SECOND
-from tidegate.errors import Closed, StoreUnavailable, ValueConflict
+from tidegate.errors import ValueConflict
 from tidegate.stores._values import Collection, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from tidegate._policy import Key, Policy
     from tidegate._runtime.clock import Clock
@@ -100,9 +97,10 @@ class OpenValues:
         write = Write(self._open, name, encode(policy, costs), BATCH_TTL, None)
         return name, (write, *self._renewals())
 
-    def confirm(self, began: int) -> None:
-        """Remember that a check that began at this steady instant has renewed the lease."""
-        self._renewed = began
+    def confirm(self, writes: tuple[Write, ...], began: int) -> None:
+        """Remember that a step that began at this steady instant was made; one of its writes may renew the lease."""
+        if any(write.collection is self._owners for write in writes):
+            self._renewed = began
 
     def release(self, name: str) -> None:
         """Forget a batch that was denied, cancelled or settled; if it is stored after all, it is returned later."""
@@ -114,12 +112,13 @@ class OpenValues:
             return ()
         return (Write(self._owners, self.owner, b"", self._lease),)
 
-    def renew_flow(self) -> Flow[ValueStep, None]:
-        """Renew the lease, if batches are open."""
+    def renew_flow(self) -> Flow[ValueStep, bool]:
+        """Renew the lease, if batches are open; returns whether there are."""
         began = self._clock.steady()
         if self._held and (writes := self._renewals()):
             yield ApplyValues("acquire", (), writes=writes)
             self._renewed = began
+        return bool(self._held)
 
     def leave_flow(self) -> Flow[ValueStep, None]:
         """Delete the value of this owner; batches that are still open can be returned at once."""
@@ -203,6 +202,11 @@ class OpenValues:
         return [(at, tuple(reserved.get(name, 0) for name in names(policy))) for at, reserved in found]
 
 
+def renewal_interval() -> float:
+    """Return after how many seconds a lease is renewed."""
+    return LEASE_SECONDS / RENEWALS_PER_LEASE
+
+
 def open_collection(policy: str, key: Key) -> Collection:
     """Return the collection of the open batches that are charged to a policy and key."""
     return Collection("budget batches", (policy, key))
@@ -223,44 +227,3 @@ def decode(value: Value) -> tuple[int, dict[str, int]]:
     """Read the instant of the charge, and what is still reserved, by limit."""
     at, reserved = json.loads(value.data)
     return value.written if at is None else at, reserved
-
-
-class Renewals:
-    """A thread that renews the lease of an owner, until it is stopped or the object of the method is gone."""
-
-    def __init__(self, renew: Callable[[], None]) -> None:
-        """Call this method."""
-        self._renew = WeakMethod(renew)
-        self._stopped = ThreadSignal()
-        self._lock = fork_safe(threading.Lock())
-        self._thread: threading.Thread | None = None
-        at_fork(child=self._reset_after_fork)
-
-    def _reset_after_fork(self) -> None:
-        self._thread = None
-
-    def start(self) -> None:
-        """Start the thread, unless it runs."""
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="tidegate-budget-lease", daemon=True)
-                    self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._stopped.set()
-        if (thread := self._thread) is not None:
-            thread.join()
-
-    def _run(self) -> None:
-        clock, interval = SystemClock(), round(LEASE_SECONDS * SECOND / RENEWALS_PER_LEASE)
-        while not self._stopped.is_set():
-            clock.wait(self._stopped, clock.steady() + interval)
-            renew = self._renew()
-            if renew is None:
-                return
-            if not self._stopped.is_set():
-                with suppress(StoreUnavailable, Closed):
-                    renew()
-            del renew

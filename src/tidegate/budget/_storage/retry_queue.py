@@ -6,7 +6,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate._runtime.clock import SystemClock, ThreadSignal
+from tidegate._runtime.background_thread import BackgroundThread
+from tidegate._runtime.clock import SystemClock
 from tidegate._runtime.fork import at_fork
 from tidegate.budget._storage.sqlite import Completion
 from tidegate.core._bounds import SECOND
@@ -30,6 +31,7 @@ class RetryQueue:
         self._is_lost = is_lost
         self._now = now
         self._closed = False
+        self._thread = BackgroundThread(self._retry, "tidegate-budget", delay=RETRY_INTERVAL / SECOND)
         at_fork(child=self._start_over)
         self._start_over()
 
@@ -38,8 +40,6 @@ class RetryQueue:
         self._queue: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()  # protects the queue; never held while the database is called
         self._calling = threading.Lock()  # held while queued calls are made
-        self._wake = ThreadSignal()
-        self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
         """Return how many calls are queued."""
@@ -72,9 +72,7 @@ class RetryQueue:
                 self._queue[-1] = method, add_up(last[1], arguments)
             else:
                 self._queue.append((method, arguments))
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="tidegate-budget", daemon=True)
-                self._thread.start()
+        self._thread.start()
 
     def catch_up(self) -> bool:
         """Make the queued calls until the database is unavailable; returns whether the queue is empty."""
@@ -93,20 +91,12 @@ class RetryQueue:
         """Retry one last time, and end the thread."""
         self.catch_up()
         self._closed = True
-        self._wake.set()
-        if (thread := self._thread) is not None:
-            thread.join()
+        self._thread.stop()
 
-    def _run(self) -> None:
-        clock = SystemClock()
-        while True:
-            clock.wait(self._wake, clock.steady() + RETRY_INTERVAL)
-            if not self._closed:
-                self.catch_up()
-            with self._lock:
-                if self._closed or not self._queue:
-                    self._thread = None
-                    return
+    def _retry(self) -> int | None:
+        if not self._closed:
+            self.catch_up()
+        return SystemClock.steady() + RETRY_INTERVAL if self._queue else None
 
 
 def with_time(completion: Completion | None, now: int) -> Completion | None:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from tidegate._runtime.background_thread import BackgroundThread
+from tidegate._runtime.clock import SystemClock
 from tidegate._runtime.flow import run, run_async
 from tidegate._runtime.urls import split_url
 from tidegate.budget._storage.file_check import check_path
-from tidegate.budget._storage.open_values import ApplyValues, ListValues, OpenValues, Renewals
+from tidegate.budget._storage.open_values import ApplyValues, ListValues, OpenValues, renewal_interval
 from tidegate.budget._storage.sqlite import BudgetStore, Completion
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import LocalDecision
@@ -71,7 +73,8 @@ class Settlements:
         self._store = store
         self._clock = clock
         self._values = values
-        self._renewals = Renewals(self.renew)
+        self._closed = False
+        self._renewals = BackgroundThread(self._renew, "tidegate-budget-lease", delay=renewal_interval())
         self.budget_store: BudgetStore | None = None if file is None else file[0]
         self._observe_call: Callable[[], AbstractContextManager[None]] = (
             nullcontext if file is None else file[1].observe_call
@@ -86,10 +89,10 @@ class Settlements:
         self._renewals.start()
         return self._values.reserve(policy, costs)
 
-    def confirm(self, began: int) -> None:
-        """Remember that a check that began at this steady instant was charged."""
+    def confirm(self, writes: tuple[Write, ...], began: int) -> None:
+        """Remember that a check with these writes, which began at this steady instant, was charged."""
         if self._values is not None:
-            self._values.confirm(began)
+            self._values.confirm(writes, began)
 
     def release(self, name: str) -> None:
         """Forget a batch that was denied or cancelled."""
@@ -158,13 +161,19 @@ class Settlements:
             total = run(self._values.return_ended_flow(policy, key, self._wall(), at_once=True), self._perform)
         return total + (0 if self.budget_store is None else self.budget_store.clean_up())
 
-    def renew(self) -> None:
-        """Renew the lease of this process."""
-        if self._values is not None:
-            run(self._values.renew_flow(), self._perform)
+    def _renew(self) -> int | None:
+        """Renew the lease of this process, if it has open batches; returns when to do it again."""
+        if self._values is None or self._closed:
+            return None
+        due = SystemClock.steady() + round(renewal_interval() * SECOND)
+        try:
+            return due if run(self._values.renew_flow(), self._perform) else None
+        except StoreUnavailable:
+            return due
 
     def close(self) -> None:
         """Stop to renew the lease, and end it."""
+        self._closed = True
         self._renewals.stop()
         if self._values is not None:
             with suppress(StoreUnavailable, Closed):

@@ -18,38 +18,27 @@ rate_limit_webhook_dropped_total          warnings that could not be posted
 from __future__ import annotations
 
 import math
-from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from tidegate.budget.alerts._forecast import forecast
-from tidegate.budget.alerts._monitor import DURATION_BUCKETS, Durations
-from tidegate.core._bounds import SECOND
+from tidegate.observe._text_format import MetricFamily
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tidegate.budget._operations import BudgetOperations
-
-Sample = tuple[str, dict[str, str], float]  # name, labels, value
-
-
-class MetricFamily(NamedTuple):
-    """A metric with its samples."""
-
-    name: str
-    kind: Literal["gauge", "counter", "histogram"]
-    help: str
-    samples: list[Sample]
+    from tidegate.observe._histogram import Histogram
+    from tidegate.observe._text_format import MetricKind
 
 
 def read_metrics(operations: BudgetOperations) -> Iterator[MetricFamily]:
     """Read all metrics of a budget. Blocks while the database is read."""
     usage, monitor = operations.snapshot(), operations.monitor
 
-    def by_period(name: str, kind: Literal["gauge", "counter"], text: str, values: Mapping[str, float]) -> MetricFamily:
+    def by_period(name: str, kind: MetricKind, text: str, values: Mapping[str, float]) -> MetricFamily:
         return MetricFamily(name, kind, text, [(name, {"period": tier}, value) for tier, value in values.items()])
 
-    def single(name: str, kind: Literal["gauge", "counter"], text: str, value: float) -> MetricFamily:
+    def single(name: str, kind: MetricKind, text: str, value: float) -> MetricFamily:
         return MetricFamily(name, kind, text, [(name, {}, value)])
 
     tiers = usage.items()
@@ -77,11 +66,5 @@ def read_metrics(operations: BudgetOperations) -> Iterator[MetricFamily]:
     yield single("rate_limit_webhook_dropped_total", "counter", "Warnings that could not be posted", dropped)
 
 
-def _histogram(name: str, text: str, durations: Durations) -> MetricFamily:
-    counts = list(accumulate(durations.counts))
-    bounds = (*(f"{bound / SECOND:g}" for bound in DURATION_BUCKETS), "+Inf")
-    samples: list[Sample] = [
-        (f"{name}_bucket", {"le": bound}, count) for bound, count in zip(bounds, counts, strict=True)
-    ]
-    samples += [(f"{name}_sum", {}, durations.total / SECOND), (f"{name}_count", {}, counts[-1])]
-    return MetricFamily(name, "histogram", text, samples)
+def _histogram(name: str, text: str, durations: Histogram) -> MetricFamily:
+    return MetricFamily(name, "histogram", text, list(durations.samples(name, {})))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._runtime.fork import fork_safe
 from tidegate.budget._settings.tiers import CONCURRENCY
+from tidegate.observe._histogram import Histogram
 from tidegate.spending._milestones import Milestones
 
 if TYPE_CHECKING:
@@ -36,20 +36,6 @@ FALLBACK_DESCRIPTIONS: Final = {
 }
 
 
-class Durations:
-    """How long operations took, in microseconds: how many in each of DURATION_BUCKETS, and in total."""
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self.counts: list[int] = [0] * (len(DURATION_BUCKETS) + 1)
-        self.total: int = 0
-
-    def add(self, microseconds: int) -> None:
-        """Count an operation."""
-        self.counts[bisect_left(DURATION_BUCKETS, microseconds)] += 1
-        self.total += microseconds
-
-
 class BudgetMonitor:
     """Counts, logs and sends warnings. `send_warning` must not block."""
 
@@ -65,8 +51,8 @@ class BudgetMonitor:
         """Report about the budget of this name; `fixed` if its windows are fixed."""
         self.name = name
         self.exceeded: dict[str, int] = {}
-        self.checks: Durations = Durations()
-        self.records: Durations = Durations()
+        self.checks: Histogram = Histogram(DURATION_BUCKETS)
+        self.records: Histogram = Histogram(DURATION_BUCKETS)
         self.recorded: int = 0
         self.returned: int = 0
         self._on_database_error = on_database_error

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._policy import join_key
 from tidegate.errors import StoreUnavailable
+from tidegate.observe._text_format import MetricFamily
 from tidegate.outbound._providers.money import is_money
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from tidegate._limiter.limiter import Usage
     from tidegate._policy import Key, Policy
-    from tidegate.observe._text_format import Family
+    from tidegate.observe._text_format import MetricKind
     from tidegate.outbound._quota.gate import AsyncGate
 
 MAX_MONEY_KEYS: Final = 200  # accounts, teams and tags with metrics of their own
@@ -21,7 +22,7 @@ MONEY_LABELS: Final = ("ceiling", "key", "limit", "unit")
 MONEY_GAUGES: Final = ("tidegate_money_spent_micros", "tidegate_money_ceiling_micros", "tidegate_money_debt_micros")
 WARNINGS: Final = "tidegate_money_warnings_total"
 # name: kind, help, labels
-MONEY_METRICS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+MONEY_METRICS: Final[dict[str, tuple[MetricKind, str, tuple[str, ...]]]] = {
     MONEY_GAUGES[0]: ("gauge", "Money spent or reserved in the current window of a limit.", MONEY_LABELS),
     MONEY_GAUGES[1]: ("gauge", "The most that may be spent in a window of a limit.", MONEY_LABELS),
     MONEY_GAUGES[2]: ("gauge", "By how much calls exceeded a limit in the current window.", MONEY_LABELS),
@@ -29,7 +30,7 @@ MONEY_METRICS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
 }
 
 
-async def read_money_metrics(gate: AsyncGate) -> list[Family]:
+async def read_money_metrics(gate: AsyncGate) -> list[MetricFamily]:
     """Return how much of each money limit is used, of the accounts, teams and tags that had calls, and warnings."""
     samples: dict[str, list[Any]] = {name: [] for name in MONEY_METRICS}
     for limiter, key in list(find_ceilings(gate))[:MAX_MONEY_KEYS]:
@@ -44,7 +45,7 @@ async def read_money_metrics(gate: AsyncGate) -> list[Family]:
     if gate.spending is not None:
         warned = gate.spending.warnings.totals().items()
         samples[WARNINGS] = [(WARNINGS, {"milestone": percent}, count) for percent, count in warned]
-    return [(name, kind, text, samples[name]) for name, (kind, text, _) in MONEY_METRICS.items()]
+    return [MetricFamily(name, kind, text, samples[name]) for name, (kind, text, _) in MONEY_METRICS.items()]
 
 
 def find_ceilings(gate: AsyncGate) -> Iterator[tuple[Any, Key]]:

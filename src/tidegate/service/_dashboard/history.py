@@ -12,19 +12,20 @@ import pickle
 import zlib
 from array import array
 from collections import deque
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.core._bounds import SECOND
+from tidegate.observe._histogram import quantile
 from tidegate.service._decisions.denied_keys import merge_top
 from tidegate.service._decisions.stats import LATENCY_BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tidegate._runtime.clock import Clock
+    from tidegate.observe._histogram import Histogram
     from tidegate.service._dashboard.status import StatusSource
-    from tidegate.service._decisions.stats import LatencyHistogram, Totals
+    from tidegate.service._decisions.stats import Totals
 
 MINUTE: Final = 60  # seconds
 HISTORY_SECONDS: Final = 300  # of the finest tier
@@ -148,7 +149,7 @@ class HistoryTier:
         self._add_latency(steps, totals.latency)
         return steps
 
-    def _add_latency(self, steps: int, latencies: Mapping[str, LatencyHistogram]) -> None:
+    def _add_latency(self, steps: int, latencies: Mapping[str, Histogram]) -> None:
         counts = [0] * len(self._latency_counts)
         for verb in DECIDING_VERBS:
             latency = latencies.get(verb)
@@ -156,8 +157,8 @@ class HistoryTier:
                 counts = [a + b for a, b in zip(counts, latency.counts, strict=True)]
         new = [after - before for after, before in zip(counts, self._latency_counts, strict=True)]
         self._latency_counts = counts
-        self.median.extend([quantile(new, MEDIAN) or 0] * steps)
-        self.p99.extend([quantile(new, P99) or 0] * steps)
+        self.median.extend([quantile(LATENCY_BUCKETS, new, MEDIAN) or 0] * steps)
+        self.p99.extend([quantile(LATENCY_BUCKETS, new, P99) or 0] * steps)
 
     def count_since(self, since: int | None) -> int:
         """Return how many steps there are from `since` on; all if it is None."""
@@ -286,17 +287,3 @@ def spread(amount: int, steps: int) -> Iterable[int]:
     if steps == 1:
         return (amount,)
     return (amount * (i + 1) // steps - amount * i // steps for i in range(steps))
-
-
-def quantile(counts: Sequence[int], fraction: float) -> int | None:
-    """Return a quantile of a latency histogram in microseconds, interpolated within its bucket; None if it is empty."""
-    total = sum(counts)
-    if not total:
-        return None
-    rank = fraction * total
-    edges = (0, *LATENCY_BUCKETS, LATENCY_BUCKETS[-1])
-    for index, reached in enumerate(accumulate(counts)):
-        if reached >= rank and counts[index]:
-            low, high = edges[index], edges[index + 1]
-            return round(high - (high - low) * (reached - rank) / counts[index])
-    return LATENCY_BUCKETS[-1]

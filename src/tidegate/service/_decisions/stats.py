@@ -7,12 +7,12 @@ of policies and limits, so the file bounds their number.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate._runtime.lock import locked
 from tidegate.observe._counters import Counters, LabelledCounts, RowField, RowKind, by_label
+from tidegate.observe._histogram import Histogram, row_width
 from tidegate.observe._labels import LabelNames
 from tidegate.service._decisions.denied_keys import DeniedKeys
 from tidegate.service._decisions.near_limit import NearLimitKeys
@@ -45,7 +45,7 @@ LATENCY_BUCKETS: Final = (
 OUTCOMES: Final = ("allowed", "denied", "shadow", "local")
 ALLOWED, DENIED, SHADOW, LOCAL = range(len(OUTCOMES))
 DECISIONS: Final = RowKind("decisions", len(OUTCOMES))  # by policy
-LATENCY: Final = RowKind("latency", len(LATENCY_BUCKETS) + 2)  # by verb: the buckets, and the sum
+LATENCY: Final = RowKind("latency", row_width(LATENCY_BUCKETS))  # by verb
 VIOLATED: Final = RowKind("violated")  # by policy and limit
 LAST_DENIED: Final = RowKind("last denied", combine=max)  # by policy
 ERRORS: Final = RowKind("errors")  # responses without a decision, by kind of problem
@@ -86,33 +86,7 @@ class DecisionCount:
         return self.row[DENIED] + self.row[LOCAL]
 
 
-class LatencyHistogram:
-    """A histogram of request times, in microseconds."""
-
-    __slots__ = ("_row",)
-
-    def __init__(self, row: Row) -> None:
-        """Count in this row."""
-        self._row = row
-
-    def add(self, micros: int) -> None:
-        """Count one request."""
-        row = self._row
-        row[bisect_left(LATENCY_BUCKETS, micros)] += 1
-        row[-1] += micros
-
-    @property
-    def counts(self) -> list[int]:
-        """The number of requests in each bucket."""
-        return list(self._row[:-1])
-
-    @property
-    def total(self) -> int:
-        """The sum of all request times."""
-        return self._row[-1]
-
-
-class Latencies(dict[str, LatencyHistogram]):
+class Latencies(dict[str, Histogram]):
     """The histogram of each verb, which is created when it is first used."""
 
     def __init__(self, counters: Counters) -> None:
@@ -120,9 +94,9 @@ class Latencies(dict[str, LatencyHistogram]):
         super().__init__()
         self._counters = counters
 
-    def __missing__(self, verb: str) -> LatencyHistogram:
+    def __missing__(self, verb: str) -> Histogram:
         """Add the histogram of a verb."""
-        found = self[verb] = LatencyHistogram(self._counters.row(LATENCY, verb))
+        found = self[verb] = Histogram(LATENCY_BUCKETS, self._counters.row(LATENCY, verb))
         return found
 
 
@@ -132,7 +106,7 @@ class Totals(NamedTuple):
     counts: dict[str, DecisionCount]  # by policy
     violated: dict[tuple[str, str], int]  # by policy and limit
     last_denied: dict[str, int]  # when a policy last denied a call
-    latency: dict[str, LatencyHistogram]  # by verb
+    latency: dict[str, Histogram]  # by verb
     errors: dict[str, int]  # by problem
 
 
@@ -147,7 +121,7 @@ class Stats:
         self._counts: dict[str, DecisionCount] = {}  # by the policy's name
         self.violated: LabelledCounts = LabelledCounts(self.counters, VIOLATED)
         self.errors: LabelledCounts = LabelledCounts(self.counters, ERRORS)
-        self.latency: dict[str, LatencyHistogram] = Latencies(self.counters)
+        self.latency: dict[str, Histogram] = Latencies(self.counters)
         # The last denial of each key for one reason, the latest last: a key that is denied often does not fill it.
         self._recent: OrderedDict[tuple[str, Key, tuple[str, ...], bool], RecentDenial] = OrderedDict()
         self.near_limit: NearLimitKeys = NearLimitKeys()
@@ -173,7 +147,7 @@ class Stats:
             counts={labels[0]: DecisionCount(row) for labels, row in read(DECISIONS).items()},
             violated=by_label(read(VIOLATED)),
             last_denied=by_label(read(LAST_DENIED)),
-            latency={labels[0]: LatencyHistogram(row) for labels, row in read(LATENCY).items()},
+            latency={labels[0]: Histogram(LATENCY_BUCKETS, row) for labels, row in read(LATENCY).items()},
             errors=by_label(read(ERRORS)),
         )
 

@@ -32,7 +32,7 @@ from tidegate.service._http.verbs import Verbs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from tidegate.observe._text_format import Family
+    from tidegate.observe._text_format import MetricFamily
     from tidegate.service._api.requests import VerbRequest
     from tidegate.service._api.verbs import ServiceVerb
     from tidegate.service._config.settings import Settings
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Panel = Callable[[], Awaitable[object] | object]
     ReadinessCheck = Callable[[], ProblemError | None]  # returns why the service is not ready
     Report = Callable[[], Awaitable[dict[str, Any]]]
-    ReadFamilies = Callable[[], Awaitable[Sequence[Family]]]
+    ReadFamilies = Callable[[], Awaitable[Sequence[MetricFamily]]]
 
 log: logging.Logger = logging.getLogger("tidegate.service")
 

@@ -6,21 +6,22 @@ service (see `tidegate.observe._counters`); OpenTelemetry exports those of each 
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.core._bounds import SECOND
 from tidegate.observe import _text_format as text_format
-from tidegate.observe._text_format import Family, Sample, write_families
-from tidegate.service._decisions.stats import LATENCY_BUCKETS, OUTCOMES, LatencyHistogram
+from tidegate.observe._histogram import Histogram
+from tidegate.observe._text_format import MetricFamily, write_families
+from tidegate.service._decisions.stats import OUTCOMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from tidegate.observe._text_format import MetricKind, Sample
     from tidegate.service._dashboard.status import StatusSource
     from tidegate.service._decisions.stats import Totals
 
-    Row = tuple[tuple[str, ...], int | float | LatencyHistogram]  # the values of the labels, and the value
+    Row = tuple[tuple[str, ...], int | float | Histogram]  # the values of the labels, and the value
 
 CONTENT_TYPE: Final = text_format.CONTENT_TYPE.encode()
 MAX_LABELLED_POLICIES: Final = 1000  # policies with labels of their own
@@ -40,33 +41,24 @@ class ServiceMetric(NamedTuple):
     """A metric. `read` returns its values; with a name and a unit for OpenTelemetry, it is exported there, too."""
 
     name: str
-    kind: str
+    kind: MetricKind
     help: str
     labels: tuple[str, ...]
     read: Callable[[MetricValues], Iterable[Row]]
     otel_name: str = ""
     otel_unit: str = ""
 
-    def family(self, values: MetricValues) -> Family:
+    def family(self, values: MetricValues) -> MetricFamily:
         """Return the metric with its values for Prometheus."""
-        return self.name, self.kind, self.help, list(self._samples(values))
+        return MetricFamily(self.name, self.kind, self.help, list(self._samples(values)))
 
     def _samples(self, values: MetricValues) -> Iterator[Sample]:
         for labels, value in self.read(values):
             named = dict(zip(self.labels, labels, strict=True))
-            if isinstance(value, LatencyHistogram):
-                yield from write_histogram(self.name, named, value)
+            if isinstance(value, Histogram):
+                yield from value.samples(self.name, named)
             else:
                 yield self.name, named, value
-
-
-def write_histogram(name: str, labels: dict[str, str], histogram: LatencyHistogram) -> Iterator[Sample]:
-    """Yield the samples of a histogram."""
-    sums = list(accumulate(histogram.counts))
-    for edge, count in zip((*(str(edge / SECOND) for edge in LATENCY_BUCKETS), "+Inf"), sums, strict=True):
-        yield f"{name}_bucket", {**labels, "le": edge}, count
-    yield f"{name}_sum", labels, histogram.total / SECOND
-    yield f"{name}_count", labels, sums[-1]
 
 
 def read_decisions(values: MetricValues) -> Iterator[Row]:
@@ -131,7 +123,7 @@ METRICS: Final[dict[str, ServiceMetric]] = {
 }  # fmt: skip
 
 
-def render(source: StatusSource, reloads: dict[str, int], more: Iterable[Family] = ()) -> bytes:
+def render(source: StatusSource, reloads: dict[str, int], more: Iterable[MetricFamily] = ()) -> bytes:
     """Write all metrics, and those of components."""
     status = source.status()
     values = MetricValues(source.totals(), status.waiting, status.in_flight, status.store, reloads)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._runtime.file_watcher import FileWatcher
 from tidegate.budget._reload import reload_limits
-from tidegate.budget.alerts._metrics import MetricFamily, read_metrics
+from tidegate.budget.alerts._metrics import read_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tidegate._runtime.clock import Clock
     from tidegate.budget import BudgetSettings, TaskBudget
+    from tidegate.observe._text_format import MetricFamily
 
 MAX_HEALTH_WAIT: Final = 0.2  # seconds; a probe of the service must not fail because the budget's database is slow
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidegate.bus import Bus
     from tidegate.egress._gateway import EgressGateway
     from tidegate.egress._reload import EgressFile, EgressRules
-    from tidegate.observe._text_format import Family
+    from tidegate.observe._text_format import MetricFamily
     from tidegate.outbound._providers.registry import Permissions, Providers
     from tidegate.outbound._quota.gate import AsyncGate
     from tidegate.outbound.sources import SourceRunner
@@ -232,7 +232,7 @@ class Components:
         if self.egress is not None:
             self.egress.use(rules)
 
-    async def _egress_metrics(self) -> list[Family]:
+    async def _egress_metrics(self) -> list[MetricFamily]:
         return [] if self.egress is None else self.egress.families()
 
     def _open_budget(self) -> None:

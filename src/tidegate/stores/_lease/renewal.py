@@ -6,14 +6,14 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Final
 
-from tidegate._runtime.clock import SystemClock, TaskSignal, ThreadSignal
+from tidegate._runtime.background_thread import BackgroundThread
+from tidegate._runtime.clock import SystemClock, TaskSignal
 from tidegate._runtime.flow import run, run_async
 from tidegate._runtime.fork import fork_safe
 from tidegate._runtime.lock import locked
 from tidegate.errors import RateLimitError
 
 if TYPE_CHECKING:
-    from tidegate._runtime.clock import Signal
     from tidegate.stores._lease.steps import LeaseFlow
     from tidegate.stores._lease.store import LeasedStore
 
@@ -34,8 +34,9 @@ class BackgroundRenewal:
         self._manager = store.manager
         self._real_time = isinstance(store.clock, SystemClock)
         self.lock: threading.Lock = fork_safe(threading.Lock())
-        self._signal: Signal | None = None  # wakes the runner
-        self._runner: threading.Thread | asyncio.Task[None] | None = None
+        self._thread = BackgroundThread(self._run, "leases", clock=store.clock, keeps_owner=True)
+        self._signal: TaskSignal | None = None  # wakes the task
+        self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._failing = False
 
@@ -45,29 +46,20 @@ class BackgroundRenewal:
         """Make sure that jobs are run."""
         if not self._real_time:
             self.run_jobs()
-        elif self._is_needed():
-            self._start_thread()
-
-    @locked
-    def _start_thread(self) -> None:
-        """Wake the runner, or start a thread if there is none."""
-        if not self._wake() and not self._stopping:
-            self._signal = ThreadSignal()
-            self._runner = threading.Thread(target=self._run, args=(self._signal,), name="leases", daemon=True)
-            self._runner.start()
+        elif self._is_needed() and not self._wake_task():
+            self._thread.wake()
 
     def run_jobs(self) -> None:
         """Run all jobs."""
         while (job := self._manager.next_job()) is not None:
             self._run_job(job)
 
-    def _run(self, signal: Signal) -> None:
-        while True:
-            signal.clear()
-            self.run_jobs()
-            if self._stop_if_idle():
-                return
-            self._store.clock.wait(signal, self._manager.next_due())
+    def _run(self) -> int | None:
+        self.run_jobs()
+        if not self._goes_on():
+            return None
+        due = self._manager.next_due()
+        return self._store.clock.steady() if due is None else due
 
     def _run_job(self, job: LeaseFlow) -> None:
         try:
@@ -78,10 +70,9 @@ class BackgroundRenewal:
             self._failing = False
 
     def stop(self) -> None:
-        """Stop the runner and wait until it has ended."""
-        runner = self._request_stop()
-        if isinstance(runner, threading.Thread):
-            runner.join(CLOSE_TIMEOUT)
+        """Stop the thread or task; wait until the thread has ended."""
+        self._request_stop()
+        self._thread.stop(CLOSE_TIMEOUT)
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 
@@ -92,10 +83,12 @@ class BackgroundRenewal:
 
     @locked
     def _start_task(self) -> None:
-        """Wake the runner, or start a task if there is none."""
-        if not self._wake() and not self._stopping:
+        """Wake the thread or task, or start a task if there is neither."""
+        if self._thread.running:
+            self._thread.wake()
+        elif not self._wake_task() and not self._stopping:
             self._signal = TaskSignal()
-            self._runner = asyncio.get_running_loop().create_task(self._run_async(self._signal), name="leases")
+            self._task = asyncio.get_running_loop().create_task(self._run_async(self._signal), name="leases")
 
     async def run_jobs_async(self) -> None:
         """Run all jobs, many at once."""
@@ -105,12 +98,12 @@ class BackgroundRenewal:
                 jobs.append(job)
             await asyncio.gather(*map(self._run_job_async, jobs))
 
-    async def _run_async(self, signal: Signal) -> None:
+    async def _run_async(self, signal: TaskSignal) -> None:
         try:
             while True:
                 signal.clear()
                 await self.run_jobs_async()
-                if self._stop_if_idle():
+                if self._end_task():
                     return
                 await self._store.clock.wait_async(signal, self._manager.next_due())
         except asyncio.CancelledError:  # the loop ends: the last chance to return shares
@@ -127,46 +120,48 @@ class BackgroundRenewal:
             self._failing = False
 
     async def stop_async(self) -> None:
-        """Stop the runner and wait until it has ended."""
-        runner = self._request_stop()
-        if isinstance(runner, threading.Thread):
-            await asyncio.to_thread(runner.join, CLOSE_TIMEOUT)
-        elif runner is not None and runner.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([runner], timeout=CLOSE_TIMEOUT)
+        """Stop the thread or task, and wait until it has ended."""
+        self._request_stop()
+        task = self._task
+        if self._thread.running:
+            await asyncio.to_thread(self._thread.stop, CLOSE_TIMEOUT)
+        elif task is not None and task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([task], timeout=CLOSE_TIMEOUT)
+        self._thread.stop(0)  # no other one is started
 
     # ---- both --------------------------------------------------------------------------------------------------------
 
     def _is_needed(self) -> bool:
         return bool(self._manager.jobs) or (
-            self._runner is None and self._real_time and self._manager.next_due() is not None
+            self._task is None and not self._thread.running and self._real_time and self._manager.next_due() is not None
         )
 
     @locked
-    def _request_stop(self) -> threading.Thread | asyncio.Task[None] | None:
-        """Request the end of the runner, and return it."""
+    def _request_stop(self) -> None:
+        """Request the end of the task; no other one is started."""
         self._stopping = True
-        self._wake()
-        return self._runner
+        self._wake_task()
 
-    def _wake(self) -> bool:
-        """Wake the runner; returns whether there is one. Requires the lock."""
-        runner = self._runner
-        alive = False
-        if isinstance(runner, threading.Thread):
-            alive = runner.is_alive()
-        elif runner is not None:
-            alive = not runner.done() and not runner.get_loop().is_closed()
-        if alive and self._signal is not None:
-            self._signal.set()
-        return alive
+    def _wake_task(self) -> bool:
+        """Wake the task; returns whether there is one."""
+        task, signal = self._task, self._signal
+        if task is None or signal is None or task.done() or task.get_loop().is_closed():
+            return False
+        signal.set()
+        return True
+
+    def _goes_on(self) -> bool:
+        """Return whether there are jobs or shares."""
+        due = self._manager.next_due()
+        return bool(self._manager.jobs) or (self._real_time and not self._stopping and due is not None)
 
     @locked
-    def _stop_if_idle(self) -> bool:
-        """Make the runner end if there are no jobs and no shares; returns whether it does."""
-        needed = self._manager.jobs or (self._real_time and not self._stopping and self._manager.next_due() is not None)
-        if not needed:
-            self._runner = self._signal = None
-        return not needed
+    def _end_task(self) -> bool:
+        """Make a later call start another task, if there are no jobs and no shares; returns whether it will."""
+        if self._goes_on():
+            return False
+        self._task = self._signal = None
+        return True
 
     def _log_failure(self, error: RateLimitError) -> None:
         """Log the first of a series of failures; later calls raise the error themselves."""

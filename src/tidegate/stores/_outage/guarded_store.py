@@ -12,13 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate._policy import Policy
-from tidegate._runtime.clock import Clock, SystemClock, ThreadSignal
+from tidegate._runtime.background_thread import BackgroundThread
+from tidegate._runtime.clock import Clock, SystemClock
 from tidegate._runtime.flow import run, run_async
 from tidegate._runtime.fork import at_fork
 from tidegate.core._bounds import SECOND
 from tidegate.core._decision import VERBS
 from tidegate.core._limit import Limit
-from tidegate.errors import Closed, ConfigError, StoreUnavailable
+from tidegate.errors import ConfigError, StoreUnavailable
 from tidegate.stores._delegating import DelegatingStore
 from tidegate.stores._outage.breaker import ShardBreakers
 from tidegate.stores._outage.fallback import Fallback
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from tidegate._policy import Key
-    from tidegate._runtime.clock import Signal
     from tidegate._runtime.flow import Flow
     from tidegate.core._decision import Decision
     from tidegate.stores._base import Ask, Store
@@ -97,6 +97,7 @@ class GuardedStore(DelegatingStore):
         self._steady: Clock = clock or SystemClock()
         self._background = background
         self._report: Callable[[str | None], object] | None = None
+        self._thread = BackgroundThread(self._maintain_if_open, "tidegate-maintenance", clock=self._steady)
         at_fork(child=self._reset)
         self._reset()
 
@@ -111,8 +112,6 @@ class GuardedStore(DelegatingStore):
         self._horizon = 0  # the longest window of these policies
         self._local_policies: dict[int, Policy] = {}  # by id: those that are known
         self._maintenance_lock = threading.Lock()
-        self._wake = ThreadSignal()
-        self._thread: threading.Thread | None = None
         self._closed = False
         self._failed_keys: dict[Hashable, FailedKey] = {}  # by part of the store: what its probes ask for
         self._decided_before: dict[Hashable, int] = {}  # calls that were decided here before an outage
@@ -483,33 +482,18 @@ class GuardedStore(DelegatingStore):
     # ---- the background thread ---------------------------------------------------------------------------------------
 
     def _start_thread(self) -> None:
-        if not self._background:
-            return
-        with self._lock:
-            if self._thread is None and not self._closed:
-                arguments = (weakref.ref(self), self._wake, self._steady)
-                self._thread = threading.Thread(
-                    target=_run_maintenance, args=arguments, name="tidegate-maintenance", daemon=True
-                )
-                self._thread.start()
-        self._wake.set()
+        if self._background:
+            self._thread.wake()
 
-    def _may_stop(self) -> bool:
-        """Return whether the background thread can end, since there is nothing to do."""
-        with self._lock:
-            fallback = self._fallback
-            waiting = self._breakers.is_open or fallback.spending or fallback.pending_corrections
-            if self._closed or not (waiting or self._counts_processes):
-                self._thread = None
-                return True
-        return False
+    def _maintain_if_open(self) -> int | None:
+        return None if self._closed else self.maintain()
 
     def _leave(self) -> None:
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         with self._lock:
             closed, self._closed = self._closed, True
-        self._wake.set()
+        self._thread.stop(0)
         if not closed and not self._breakers.is_open:
             with self._maintenance_lock, suppress(*OUTAGE_ERRORS):
                 self._fallback.settle(self._ask_background)
@@ -534,18 +518,3 @@ def _leave_at_exit(reference: weakref.ref[GuardedStore]) -> None:
     guarded = reference()
     if guarded is not None:
         guarded._leave()  # noqa: SLF001 - part of the class
-
-
-def _run_maintenance(reference: weakref.ref[GuardedStore], wake: Signal, clock: Clock) -> None:
-    """Maintain a store until it is closed, deleted, or needs no maintenance."""
-    while (guarded := reference()) is not None and not guarded._may_stop():  # noqa: SLF001 - part of the class
-        wake.clear()
-        try:
-            due = guarded.maintain()
-        except Closed:
-            return
-        except Exception:  # noqa: BLE001 - logged with its traceback; ruff does not know the logger
-            guarded.outage_log.exception("store maintenance failed; retrying in 1 s")
-            due = clock.steady() + SECOND
-        del guarded
-        clock.wait(wake, due)
