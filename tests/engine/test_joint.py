@@ -23,9 +23,6 @@ from tidegate import (
     reserve_first,
     reserve_first_async,
 )
-from tidegate._limiter.joint import LimiterGroup
-from tidegate._limiter.waiting import ApplyStep
-from tidegate._runtime.flow import run
 from tidegate.stores import DelegatingStore, MemoryStore
 from tidegate.stores._sqlite import SQLiteStore
 from tidegate.testing import ManualClock
@@ -206,44 +203,6 @@ def test_a_store_that_is_lost_leaves_the_others_uncharged(clock):
     with pytest.raises(StoreUnavailable):
         held.cancel()
     assert used(users, "u") == [0], "what can be settled is settled"
-
-
-# ---- groups ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_a_group_charges_all_of_its_limiters_or_none(clock, tmp_path, kind):
-    store = MemoryStore(clock=clock) if kind == "memory" else SQLiteStore(str(tmp_path / "limits.db"), clock=clock)
-    few, many = Limiter("3/1m", store=store, name="few"), Limiter("10/1h sliding_log", store=store, name="many")
-    group = LimiterGroup([few, many])
-    for violated in ((), (), ("1m",)):
-        decisions = run(group.charge_flow(("a", "b"), (1, {"requests": 2})), ApplyStep.apply)
-        assert [each.allowed for each in decisions] == [not violated] * 2
-        few.try_acquire("a", 1 if decisions[0].remaining == 1 else 0)
-    assert [decisions[0].violated, decisions[1].violated] == [("1m",), ()]
-    assert [few.usage("a")["1m"].used, many.usage("b")["1h"].used] == [3, 4]
-    assert (group.charge(("new", "keys")) is None) is (kind == "sqlite")  # None: it waits for a store
-    assert few.usage("new")["1m"].used == (kind == "memory")
-    store.close()
-
-
-def test_a_group_sees_other_rules_and_calls_observers(clock):
-    seen, store = [], MemoryStore(clock=clock)
-    first = Limiter("3/1m", store=store, name="first", observer=seen.append)
-    shadow = Limiter(Policy("shadow", ["1/1m"], mode="shadow"), store=store, observer=seen.append)
-    group = LimiterGroup([first])
-    assert [each.remaining for each in group.charge(("k",))] == [2]
-    first.update("2/1m")
-    assert [each.remaining for each in group.charge(("k",))] == [1]
-    assert [(each.policy.name, each.key, each.costs) for each in seen] == [("first", "k", (1,))] * 2
-    both = LimiterGroup([shadow, first])
-    assert both.charge(("k", "k")) is None  # a policy in shadow mode is asked after the others
-    found = [run(both.charge_flow(("k", "k")), ApplyStep.apply) for _ in range(2)]
-    assert [each.allowed for each in found[0]] == [True, True]
-    assert [each if each is None else each.allowed for each in found[1]] == [None, False]
-    first.close()
-    with pytest.raises(Closed):
-        group.charge(("k",))
 
 
 def test_corrections_that_were_not_made_are_made_when_it_is_settled_again(clock):

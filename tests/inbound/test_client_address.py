@@ -195,8 +195,28 @@ def test_a_named_header_is_the_only_one_read():
     assert client_address(PROXY, headers, TrustedProxies(["10.0.0.0/8"], header="x-forwarded-for")) == "5.6.7.8"
     assert client_address(PROXY, headers, TrustedProxies(["10.0.0.0/8"], header="forwarded")) == "1.1.1.1"
     assert client_address(PROXY, forwarded("for=1.1.1.1"), TrustedProxies([PROXY], header="x-forwarded-for")) == PROXY
-    with pytest.raises(ConfigError, match="header: must be one of both, x-forwarded-for, forwarded, not 'x-real-ip'"):
-        TrustedProxies(header="x-real-ip")
+    with pytest.raises(ConfigError, match=r"header: must be both, x-forwarded-for, forwarded, or .*, not 'X Real IP'"):
+        TrustedProxies(header="X Real IP")
+
+
+def test_another_header_that_the_proxies_set_can_be_named():
+    trusted = TrustedProxies(["10.0.0.0/8"], header="X-Real-IP")
+    headers = [*xff("5.6.7.8"), ("x-real-ip", "7.7.7.7")]
+    assert client_address(PROXY, headers, trusted) == "7.7.7.7"
+    assert client_address("9.9.9.9", headers, trusted) == "9.9.9.9"  # not a trusted proxy
+    assert client_address(PROXY, xff("5.6.7.8"), trusted) == PROXY
+    # A client has sent the header, too: the proxy's own field line, or its own entry, is the last one.
+    assert client_address(PROXY, [("X-Real-IP", "1.1.1.1"), ("X-Real-IP", "7.7.7.7")], trusted) == "7.7.7.7"
+    assert client_address(PROXY, [("X-Real-IP", "1.1.1.1, 7.7.7.7")], trusted) == "7.7.7.7"
+    assert client_address(PROXY, [("X-Real-IP", "nobody")], trusted) == PROXY
+
+
+def test_every_framework_reads_the_named_header(make_app):
+    api = make_app({}, trusted_proxies=TrustedProxies(["10.0.0.0/8"], header="x-real-ip"))
+    for _ in range(5):
+        assert api.request("/api/cluster", peer=PROXY, headers=[("X-Real-IP", "7.7.7.7")]).status == 200
+    assert api.request("/api/cluster", peer=PROXY, headers=[("X-Real-IP", "7.7.7.7")]).status == 429
+    assert api.request("/api/cluster", peer=PROXY, headers=[("X-Real-IP", "7.7.7.8")]).status == 200
 
 
 # ---- TrustedProxies --------------------------------------------------------------------------------------------------

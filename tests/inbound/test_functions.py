@@ -4,9 +4,21 @@ import asyncio
 
 import pytest
 
-from tidegate import ConfigError, Denied
+from tidegate import ConfigError, Denied, StoreUnavailable
 from tidegate.inbound.functions import Limits, limit
+from tidegate.stores import DelegatingStore, MemoryStore
 from tidegate.testing import ManualClock
+
+
+class LostStore(DelegatingStore):
+    """Fails while it is lost."""
+
+    lost = False
+
+    def apply(self, verb, asks, now=None, at=None, writes=()):
+        if self.lost:
+            raise StoreUnavailable("the store is lost")
+        return super().apply(verb, asks, now, at, writes)
 
 
 def calls(function, *arguments, times):
@@ -122,3 +134,33 @@ def test_one_instance_on_two_functions_counts_each():
         """Do nothing."""
 
     assert calls(one, times=2) == calls(other, times=2) == [None, ("1m",)]
+
+
+def test_a_number_as_key_is_counted_as_its_string():
+    limits = Limits(clock=ManualClock(start=1_728_000_000))
+
+    @limits.limit("1/1m", key=lambda user: user)
+    def act(user):
+        """Do nothing."""
+
+    assert calls(act, 7, times=2) == [None, ("1m",)]
+    assert calls(act, "7", times=1) == [("1m",)]
+    with pytest.raises(ConfigError, match="a key is a string"):
+        act(None)
+
+
+def test_an_error_of_the_store_is_raised_and_charges_nothing():
+    clock = ManualClock(start=1_728_000_000)
+    lost = LostStore(MemoryStore(clock=clock))
+
+    @Limits(clock=clock).limit("2/1m")
+    @Limits(store=lost).limit("9/1m", name="in the lost store")
+    def act():
+        """Do nothing."""
+
+    lost.lost = True
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            act()
+    lost.lost = False
+    assert calls(act, times=3) == [None, None, ("1m",)]

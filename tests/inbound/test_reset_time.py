@@ -150,13 +150,6 @@ def test_every_style_with_the_header_shows_it(make_app, style):
         assert reply["ratelimit"] == '"api-1m";r=0;t=60, "api-1h";r=7;t=3600'  # as without the option
 
 
-def test_a_page_for_browsers_shows_it(make_app):
-    api = make_app(config_of(["1/1m", "2/1h"]), html="$reset", reset_time="next")
-    api.request("/one")
-    denied = api.request("/one", headers=[("accept", "text/html")])
-    assert (denied.status, denied.body) == (429, str(START + 60).encode())
-
-
 def test_a_refunded_request_shows_what_is_left_then(make_app):
     api = make_app(config_of(["2/1m"], refund=["5xx"]), reset_time="next")
     api.request("/one")

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from tidegate._limiter.waiting import QueuePlace, Step
     from tidegate._policy.model import Cost
     from tidegate._runtime.clock import Clock, Signal
-    from tidegate.stores._base import Store
     from tidegate.stores._values import Write
 
     JointFlow = Flow[Step, Decision]
@@ -183,66 +182,6 @@ def _cancel_step_flow(verb: str, step: ApplyStep, decisions: Sequence[Decision])
             log.error("could not refund the charge of a denied call: %s", error)  # noqa: TRY400 - the message has all details
         finally:
             step.store.wake(correction.asks)
-
-
-class LimiterGroup:
-    """Limiters that are charged together again and again, as those of a route: `charge_flow`, prepared."""
-
-    __slots__ = ("_alone", "_limiters", "_store")
-
-    def __init__(self, limiters: Iterable[BaseLimiter]) -> None:
-        """Prepare the limiters, in the order in which their keys are given."""
-        self._limiters: tuple[BaseLimiter, ...] = tuple(limiters)
-        self._store: Store = self._limiters[0].store
-        same = all(each.store is self._store for each in self._limiters)
-        self._alone: bool = not (same and self._store.instant)  # whether one step of a store in memory cannot decide
-
-    def charge(
-        self, keys: Sequence[Key], costs: Sequence[Cost] | None = None, verb: str = "acquire"
-    ) -> list[Decision] | None:
-        """Charge all limiters or none, without waiting; returns None, and charges nothing, if `charge_flow` is needed.
-
-        Returns the decision of each limiter. The costs are 1 by default.
-        """
-        limiters = self._limiters
-        if self._alone:
-            return None
-        if costs is None and len(limiters) == 1 and not limiters[0].observed:  # the usual case, without lists
-            (limiter,), (key,) = limiters, keys
-            limiter.check_open()
-            policy = limiter.policy
-            return [self._store.apply_one(verb, policy, key, policy.one, limiter.current_time())]
-        asks: list[Ask] = []
-        observed = False
-        for place, limiter in enumerate(limiters):
-            policy = limiter.policy
-            if limiter.observed:
-                if policy.mode == "shadow" and len(limiters) > 1:  # it never denies, so it is asked by itself
-                    return None
-                observed = True
-            if limiter.queues.closed:
-                limiter.check_open()
-            asks.append((policy, keys[place], policy.one if costs is None else policy.costs(costs[place])))
-        decisions = self._store.apply(verb, asks, limiters[0].current_time())
-        if not observed:
-            return decisions
-        rows = zip(limiters, asks, decisions, strict=True)
-        return [limiter.observe(verb, ask, decision) for limiter, ask, decision in rows]
-
-    def charge_flow(
-        self, keys: Sequence[Key], costs: Sequence[Cost] | None = None, verb: str = "acquire"
-    ) -> Flow[ApplyStep, list[Decision | None]]:
-        """Charge all limiters, all or nothing; the decision of a limiter is None if another one denied before it."""
-        decisions = self.charge(keys, costs, verb)
-        if decisions is not None:
-            return [*decisions]
-        rows = zip(self._limiters, keys, costs or (1,) * len(keys), strict=True)
-        charged = yield from charge_flow(verb, [LimiterAsk(*row) for row in rows])
-        found = {
-            (id(limiter), ask[1]): decision
-            for (limiter, ask), decision in zip(charged.asks, charged.decisions, strict=True)
-        }
-        return [found.get((id(limiter), key)) for limiter, key in zip(self._limiters, keys, strict=True)]
 
 
 class JointCall:

@@ -159,6 +159,8 @@ class RateLimitMiddleware:
         **options: Unpack[Options],
     ) -> None:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
+        if "on_message" in options:
+            raise ConfigError("needs the ASGI middleware: messages are not limited here", field="on_message")
         self.request_limiter: RequestLimiter = RequestLimiter(
             config, store, trusted_proxies, headers, clock, tasks=True, **options
         )

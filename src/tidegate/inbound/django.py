@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.request import FrameworkRequest, Request, forwarding_headers, wsgi_header
+from tidegate.inbound._client.request import EnvironHeaders, FrameworkRequest, Request, wsgi_header
 from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
 from tidegate.inbound._limiting.limited_functions import exempt, route_name
 from tidegate.inbound._limiting.request_state import STATE_KEY
@@ -78,7 +78,7 @@ class DjangoFramework:
         if "headers" in mapping:  # a scope
             peer = mapping.get("client")
             return peer[0] if peer else None, mapping["headers"]
-        return mapping.get("REMOTE_ADDR"), forwarding_headers(mapping)
+        return mapping.get("REMOTE_ADDR"), EnvironHeaders(mapping)
 
     def common(self, native: Any, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
         """Return the Request that is the same for all frameworks."""

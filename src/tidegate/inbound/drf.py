@@ -31,8 +31,8 @@ from tidegate.core._bounds import SECOND
 from tidegate.core._limit import Limit
 from tidegate.errors import ConfigError
 from tidegate.inbound._client.address import UNKNOWN, address_key, parse_node
-from tidegate.inbound._client.request import forwarding_headers
-from tidegate.inbound._limiting.charges import RequestCharge, perform
+from tidegate.inbound._client.request import EnvironHeaders
+from tidegate.inbound._limiting.charges import UNRECORDED, RequestCharge, perform
 from tidegate.inbound._limiting.decide import decide_flow
 from tidegate.inbound._limiting.request_limiter import RequestLimiter
 from tidegate.inbound._limiting.request_state import STATE_KEY
@@ -54,9 +54,8 @@ if TYPE_CHECKING:
     from rest_framework.request import Request  # type: ignore[import-untyped]  # it has no types
     from rest_framework.views import APIView  # type: ignore[import-untyped]  # it has no types
 
-    from tidegate._policy import Cost, Key
+    from tidegate._policy import Key
     from tidegate._policy.model import OnStoreError
-    from tidegate.core._decision import Decision
     from tidegate.inbound._limiting.request_state import RequestState
     from tidegate.inbound._limiting.route_limit import OneOrMoreLimits
     from tidegate.stores._base import Ask
@@ -151,26 +150,6 @@ class _Outcome(NamedTuple):
     retry: int = 0
 
 
-class ThrottleCharges:
-    """The owner of what throttles charge: they have no statistics and no functions."""
-
-    limits_routes = True
-    denied = None
-    on_denied = None
-
-    def record(self, key: Key, decision: Decision) -> None:
-        """Count nothing: the statistics are about categories."""
-
-    def correct(self, key: Key, decision: Decision) -> None:
-        """Count nothing."""
-
-    def final_cost(self, request: object, status: int, cost: Cost) -> Cost | None:
-        """Return None: the response changes nothing."""
-
-
-THROTTLE: Final = ThrottleCharges()
-
-
 class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  # it has no types
     """Base class of throttles: override `get_cache_key`, and set `rate`, or `scope` for a rate in the settings.
 
@@ -215,7 +194,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]  
             elif proxies:
                 node = parse_node(forwarded.split(",")[-proxies:][0])
                 return address_key(node.text if node else peer, identifier.ipv6_prefix)
-        found = address_key(identifier.find(peer, forwarding_headers(meta)).address, identifier.ipv6_prefix)
+        found = address_key(identifier.find(peer, EnvironHeaders(meta)).address, identifier.ipv6_prefix)
         self._is_unknown = self._is_unknown or (found == UNKNOWN and identifier.allows_unknown)
         return found
 
@@ -336,7 +315,7 @@ def _decide(request: Request, together: dict[_Count, tuple[Ask, int]], now: floa
     if request_state is not None and request_state.denied is not None:  # by limits of the view, which answers it
         return {count: [_Outcome(allowed=True)] * times for count, (_, times) in together.items()}
     charges = [
-        RequestCharge(_throttling.limiter(policy, now), key, 1, THROTTLE, request_limiter)
+        RequestCharge(_throttling.limiter(policy, now), key, 1, UNRECORDED, request_limiter)
         for (policy, key, _), _ in together.values()
     ]
     result = run(decide_flow(charges), perform)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate._runtime.flow import run
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.request import forwarding_headers, is_async_callable
+from tidegate.inbound._client.request import EnvironHeaders, is_async_callable
 from tidegate.inbound._limiting.blueprint_limits import check_blueprints_flow
 from tidegate.inbound._limiting.charges import perform
 from tidegate.inbound._limiting.limited_call import (
@@ -59,7 +59,7 @@ class FlaskFramework:
     def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
         """Return the address of the peer, and the headers that name clients."""
         del native
-        return mapping.get("REMOTE_ADDR"), forwarding_headers(mapping)
+        return mapping.get("REMOTE_ADDR"), EnvironHeaders(mapping)
 
     def common(self, native: flask.Request, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
         """Return the Request that is the same for all frameworks."""

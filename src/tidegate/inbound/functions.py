@@ -10,20 +10,21 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tidegate._limiter.joint import LimiterGroup
 from tidegate._limiter.limiter import Limiter
 from tidegate._policy import Policy
+from tidegate._policy.key import normal_key
 from tidegate._runtime.flow import run, run_async
 from tidegate.errors import Denied
-from tidegate.inbound._limiting.charges import perform, perform_async
+from tidegate.inbound._client.identify import key_text
+from tidegate.inbound._limiting.charges import UNRECORDED, RequestCharge, perform, perform_async
+from tidegate.inbound._limiting.decide import decide_flow
 from tidegate.inbound._limiting.limited_functions import F, check_names, policy_name, route_name
 from tidegate.inbound._limiting.route_limit import default_name, named_limits
-from tidegate.inbound._responses.response import combine_decisions
 from tidegate.inbound._rules.extra_limits import read_exact_limits
 from tidegate.stores._opened import OpenedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tidegate._policy import Cost, Key
     from tidegate._runtime.clock import Clock
@@ -39,6 +40,8 @@ FUNCTION_STACK: Final = "__tidegate_function_limits__"
 
 class Limits:
     """The store that limits on functions share; `limits.limit(…)` decorates functions."""
+
+    shows_next_permit: bool = False  # no headers do
 
     def __init__(self, *, store: str | Store = "memory://", clock: Clock | None = None) -> None:
         """Open the store."""
@@ -59,6 +62,15 @@ class Limits:
         made = limit(limits, key=key, cost=cost, scope=scope, name=name)
         made.owner = self
         return made
+
+    def now(self) -> int:
+        """Return the time in microseconds since 1970."""
+        return (self.clock or self.store.clock).ns() // 1000
+
+    def deny_without_store(self, policy: Policy, error: Exception) -> Decision | None:
+        """Raise the error: the caller of a function handles it."""
+        del policy
+        raise error
 
     def close(self) -> None:
         """Close the store, if it was opened from a URL."""
@@ -123,8 +135,8 @@ class limit:  # noqa: N801 - used as a decorator
         return Limiter(Policy(count_name, self._limits), store=owner.store, clock=owner.clock)
 
     def key_and_cost(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Key, Cost]:
-        """Return the key and the cost of a call."""
-        key = self._key(*args, **kwargs) if callable(self._key) else self._key
+        """Return the key and the cost of a call; a number or UUID becomes a string, as in limits on routes."""
+        key = normal_key(key_text(self._key(*args, **kwargs) if callable(self._key) else self._key))
         cost = self._cost(*args, **kwargs) if callable(self._cost) else self._cost
         return key, cost
 
@@ -142,19 +154,20 @@ class FunctionStack(NamedTuple):
     function: Any
     route: str
     uses: tuple[FunctionUse, ...]
-    group: LimiterGroup
 
     def decide_flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow[Any, None]:
         """Charge all limits of a call, or raise Denied and charge none. Store errors are raised, too."""
-        keys, costs = zip(*[use.limit.key_and_cost(args, kwargs) for use in self.uses], strict=True)
-        decisions: Sequence[Decision | None] | None = self.group.charge(keys, costs)
-        if decisions is None:
-            decisions = yield from self.group.charge_flow(keys, costs)
-        decided = [decision for decision in decisions if decision is not None]
-        if not all(decided):
-            violated = [name for decision in decided for name in decision.violated]
-            message = f"{self.route}: limit exceeded: {', '.join(violated)}; try again later"
-            raise Denied(message, combine_decisions(decided))
+        charges = []
+        for limit, limiter in self.uses:
+            key, cost = limit.key_and_cost(args, kwargs)
+            reporter: Any = limit.owner or shared_limits()  # it has what `decide_flow` reads
+            charges.append(RequestCharge(limiter, key, cost, UNRECORDED, reporter))
+        result = yield from decide_flow(charges)
+        if not result.allowed:
+            decision = result.decision
+            assert decision is not None  # noqa: S101 - a denial has a decision
+            message = f"{self.route}: limit exceeded: {', '.join(decision.violated)}; try again later"
+            raise Denied(message, decision)
 
 
 def _stack_on(outer: limit, function: Any) -> FunctionStack:  # noqa: ANN401 - any function
@@ -167,4 +180,4 @@ def _stack_on(outer: limit, function: Any) -> FunctionStack:  # noqa: ANN401 - a
         function, below = inner.function, inner.uses
     check_names([(each, route) for each in (outer, *(use.limit for use in below))])
     uses = (FunctionUse(outer, outer.make_limiter(policy_name(outer, route))), *below)
-    return FunctionStack(function, outer.scope or route, uses, LimiterGroup([use.limiter for use in uses]))
+    return FunctionStack(function, outer.scope or route, uses)

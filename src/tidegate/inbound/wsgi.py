@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._runtime.flow import run
+from tidegate.errors import ConfigError
 from tidegate.inbound._client.request import (
     MAX_METHOD_LENGTH,
     METHOD_OVERRIDES,
+    EnvironHeaders,
     Request,
-    forwarding_headers,
     wsgi_header,
 )
 from tidegate.inbound._limiting.charges import ALLOWED, perform
@@ -68,6 +69,8 @@ class RateLimitMiddleware:
     ) -> None:
         """Read `config`: the path of a file, a mapping, or None for the defaults of the API limiting spec."""
         self.app = app
+        if "on_message" in options:
+            raise ConfigError("needs the ASGI middleware: WSGI has no WebSockets", field="on_message")
         # Public name: docs/howto/inbound.md uses `middleware.request_limiter.store`.
         self.request_limiter: RequestLimiter = RequestLimiter(config, store, trusted_proxies, headers, clock, **options)
         self._routes = self.request_limiter.routes = AppRoutes(app, self.request_limiter.has_default_limits)
@@ -117,7 +120,7 @@ class RateLimitMiddleware:
             client = identifier.by_peer.get(peer)  # type: ignore[arg-type]  # a string or None
             if client is not None:
                 return client
-        return identifier.find(peer, forwarding_headers(environ))
+        return identifier.find(peer, EnvironHeaders(environ))
 
     def _call_app(self, app: App, environ: Environ, start: Start, request_state: RequestState) -> Iterable[bytes]:
         """Call the application; what depends on the response is settled when its body is closed."""

@@ -9,7 +9,8 @@ under its proxy's address, never under the address of another client.
 
 X-Forwarded-For and Forwarded (RFC 7239) are both supported. Most proxies write one of them and forward the other as the
 client sent it. If both are present and disagree, neither is trusted, and the result is the peer. To read only the
-header that your proxies write, name it: `TrustedProxies(…, header="x-forwarded-for")`.
+header that your proxies write, name it: `TrustedProxies(…, header="x-forwarded-for")`. Another header that they set can
+be named, too, such as `header="x-real-ip"`; it is read as X-Forwarded-For is.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import ConfigError
+from tidegate.inbound._client.request import EnvironHeaders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
 Text = str | bytes
 Headers = Iterable[tuple[Text, Text]] | Mapping[str, str] | Mapping[bytes, bytes]
 Network = IPv4Network | IPv6Network
-Header = Literal["both", "x-forwarded-for", "forwarded"]
+Header = str  # "both" (X-Forwarded-For and Forwarded), or the name of one header
 
 UNKNOWN: Final = "unknown"  # the key of clients without an address
 UNIX_PEERS: Final = ("unix", "unix:")  # entries that mean peers on a Unix socket
 MAX_HOPS: Final = 32  # hops that are read; further hops are ignored
 MAX_NODE_LENGTH: Final = 256  # longer hops are not parsed
 MAX_PREFIXES: Final = {"ipv4_prefix": 32, "ipv6_prefix": 128}  # bits of an address that identify a client
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HOST_NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
 # RFC 7239: name=token or name="quoted string". Unquoted ports and IPv6 addresses are invalid but common, so accepted.
@@ -117,15 +120,20 @@ class TrustedProxies(AddressSet):
     `unix` trusts peers on Unix sockets. `*` trusts every peer, including clients; it is rejected unless listed twice.
     """
 
-    __slots__ = ("header",)
+    __slots__ = ("header", "headers")
     wildcard_risk = ", so any client could impersonate any other by sending a header"
 
     def __init__(self, addresses: Iterable[str] | str = (), *, header: Header = "both") -> None:
-        """Trust these addresses and networks; `header` is `x-forwarded-for`, `forwarded` or `both`."""
+        """Trust these addresses and networks.
+
+        `header` is `x-forwarded-for`, `forwarded`, `both` of these, or another header that they set: `x-real-ip`.
+        """
         super().__init__(addresses, field="trusted_proxies")
-        if header not in get_args(Header):
-            raise ConfigError(f"must be one of {', '.join(get_args(Header))}, not {header!r}", field="header")
-        self.header = header
+        if not isinstance(header, str) or not HEADER_NAME.fullmatch(header):
+            expected = "both, x-forwarded-for, forwarded, or the name of another header such as 'x-real-ip'"
+            raise ConfigError(f"must be {expected}, not {header!r}", field="header")
+        self.header: str = header.lower()
+        self.headers: tuple[str, ...] = tuple(HEADER_PARSERS) if self.header == "both" else (self.header,)
 
     def __repr__(self) -> str:
         """Show the entries as given."""
@@ -148,11 +156,10 @@ def client_address(peer: str | None, headers: Headers = (), trusted: TrustedProx
     direct = address.text if address else _host_name(peer)
     if not trusted or (address or peer) not in trusted:
         return direct
-    values = forwarding_values(headers)
     addresses = {
-        _follow_hops(direct, parse_hops(values[name]), trusted)
-        for name, parse_hops in HEADER_PARSERS.items()
-        if any(values[name]) and trusted.header in ("both", name)
+        _follow_hops(direct, HEADER_PARSERS.get(name, _x_forwarded_for_hops)(values), trusted)
+        for name, values in forwarding_values(headers, trusted.headers).items()
+        if any(values)
     }
     return addresses.pop() if len(addresses) == 1 else direct
 
@@ -314,15 +321,17 @@ def _parse_for(element: str) -> str | None:
 
 
 HEADER_PARSERS: Final = {"x-forwarded-for": _x_forwarded_for_hops, "forwarded": _forwarded_hops}
-HEADER_LENGTHS: Final = {len(name) for name in HEADER_PARSERS}
 FORWARDING_FIELDS: Final = frozenset(name.encode() for name in HEADER_PARSERS)
 
 
-def forwarding_values(headers: Headers) -> dict[str, list[str]]:
-    """Return the values of all field lines of each forwarding header, in order."""
-    values: dict[str, list[str]] = {name: [] for name in HEADER_PARSERS}
+def forwarding_values(headers: Headers, names: Iterable[str] = HEADER_PARSERS) -> dict[str, list[str]]:
+    """Return the values of all field lines of headers, in order; the names are in lower case."""
+    if isinstance(headers, EnvironHeaders):
+        return {name: list(filter(None, [headers.find(name)])) for name in names}
+    values: dict[str, list[str]] = {name: [] for name in names}
+    lengths = set(map(len, values))
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:
-        if len(name) in HEADER_LENGTHS and (wanted := values.get(_text(name).lower())) is not None:
+        if len(name) in lengths and (wanted := values.get(_text(name).lower())) is not None:
             wanted.append(_text(value))
     return values
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Union
 from urllib.parse import unquote_to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator, MutableMapping
     from uuid import UUID
 
     from tidegate._policy import Key
@@ -23,7 +23,6 @@ MAX_METHOD_LENGTH: Final = 32
 METHOD_COUNTS: Final = {
     each: "GET" if each == "HEAD" else each for each in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 }
-FORWARDING_VARIABLES: Final = (("x-forwarded-for", "HTTP_X_FORWARDED_FOR"), ("forwarded", "HTTP_FORWARDED"))
 REPLACEMENT_CHARACTER: Final = "\ufffd"  # replaces bytes that are not UTF-8
 
 
@@ -144,14 +143,37 @@ def aiohttp_header(request: Any, name: str) -> str | None:  # noqa: ANN401 - thi
     return ", ".join(request.headers.getall(name, ())) or None
 
 
-def forwarding_headers(environ: Any) -> list[tuple[str, str]]:  # noqa: ANN401 - an environ is any mapping
-    """Return the headers of a WSGI environ that proxies write client addresses into."""
-    found = [(name, environ.get(field)) for name, field in FORWARDING_VARIABLES]
-    return [(name, value) for name, value in found if value]
-
-
 def wsgi_header(environ: Any, name: str) -> str | None:  # noqa: ANN401 - an environ is any mapping
     """Find a header in a WSGI environ."""
     field = name.upper().replace("-", "_")
     value = environ.get(field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}")
     return value or None
+
+
+class EnvironHeaders(Mapping[str, str]):
+    """The headers of a WSGI environ, by their names in lower case."""
+
+    __slots__ = ("_environ",)
+
+    def __init__(self, environ: Any) -> None:  # noqa: ANN401 - an environ is any mapping
+        """Find the headers in this environ."""
+        self._environ = environ
+
+    def find(self, name: str) -> str | None:
+        """Return the value of a header; None if it is missing."""
+        return wsgi_header(self._environ, name)
+
+    def __getitem__(self, name: str) -> str:
+        """Return the value of a header."""
+        value = self.find(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return (field[5:].replace("_", "-").lower() for field in self._environ if field.startswith("HTTP_"))
+
+    def __len__(self) -> int:
+        """Return the number of headers."""
+        return sum(1 for _ in self)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidegate._policy import Cost, Key, Policy
     from tidegate._runtime.clock import Clock
     from tidegate.core import Limit
+    from tidegate.inbound._client.denial_blocks import DenialBlocks
     from tidegate.inbound._client.request import Request
     from tidegate.inbound._responses.response import DenialHandler, Response, ResponseWriter
 
@@ -66,6 +67,26 @@ class ChargeOwner(Protocol):
         """Return the final cost of a request, given the status of its response; None: the estimated cost."""
 
 
+class UnrecordedOwner:
+    """An owner of charges that has no statistics, and whose charges the response does not change."""
+
+    limits_routes: bool = True
+    denied: DenialHandler | None = None
+    on_denied: Callable[[Any, Decision], object] | None = None
+
+    def record(self, key: Key, decision: Decision) -> None:
+        """Count nothing: the statistics are about categories."""
+
+    def correct(self, key: Key, decision: Decision) -> None:
+        """Count nothing."""
+
+    def final_cost(self, request: Any, status: int, cost: Cost) -> Cost | None:  # noqa: ANN401 - a framework's
+        """Return None: the response changes nothing."""
+
+
+UNRECORDED: Final = UnrecordedOwner()
+
+
 class Reporter(Protocol):
     """The request limiter of a charge: what it is recorded in, and what happens if the store fails."""
 
@@ -89,6 +110,13 @@ class Reporter(Protocol):
         """Log a store error; return the denial of a policy that denies meanwhile, None if requests are allowed."""
 
 
+class LimitBlocks(NamedTuple):
+    """The blocks of one limit, and until when they block the client of a charge (0: it is not blocked)."""
+
+    denial_blocks: DenialBlocks
+    until: int
+
+
 class RequestCharge(NamedTuple):
     """What a request is to be charged: one policy, of a category or of a limit of the route."""
 
@@ -99,6 +127,7 @@ class RequestCharge(NamedTuple):
     reporter: Reporter
     reserves: bool = False  # the response may change the cost
     native: object = None  # the framework's request, for functions of a limit
+    blocks: LimitBlocks | None = None  # if the limit blocks clients that it has denied too often
 
     @property
     def policy(self) -> Policy:
@@ -164,6 +193,11 @@ class ChargeResult:
             result.allowed, result.denials, result.block = False, denials, block
         return result
 
+    @classmethod
+    def of_block(cls, charge: RequestCharge, decision: Decision) -> ChargeResult:
+        """Return the denial of a client that is blocked; the headers show the limits of this charge."""
+        return cls.of([], [MadeCharge(charge, decision, "")], decision)
+
     @property
     def decided(self) -> Sequence[MadeCharge]:
         """All charges that were decided."""
@@ -200,7 +234,7 @@ class ChargeResult:
     def record(self, method: str, path: str) -> None:
         """Record the decisions of an allowed request; of a denied one, those that denied it."""
         for charge, decision, verb in self.decided if self.allowed else self.denials:
-            if verb:
+            if verb or decision is self.block:
                 record(charge, decision, method, path)
 
     def write_denial(self, request: Request, native: object) -> Response:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.inbound._client.address import client_address
 from tidegate.inbound._client.request import (
+    EnvironHeaders,
     FrameworkRequest,
     Request,
     aiohttp_header,
     asgi_header,
     asgi_path,
-    forwarding_headers,
     wsgi_header,
 )
 from tidegate.inbound._limiting.request_state import STATE_KEY
@@ -49,7 +49,8 @@ def find_address(request: FrameworkRequest) -> str | None:
         return state.client.address
     environ = getattr(request, "META", None) or getattr(request, "environ", None)
     if environ is not None:
-        peer, headers = environ.get("REMOTE_ADDR"), forwarding_headers(environ)
+        peer: str | None = environ.get("REMOTE_ADDR")
+        headers: Any = EnvironHeaders(environ)
     elif is_aiohttp(request):
         peer, headers = request.remote, list(request.headers.items())
     else:

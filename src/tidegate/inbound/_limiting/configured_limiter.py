@@ -17,7 +17,7 @@ from tidegate.inbound._client.identify import ClientIdentifier
 from tidegate.inbound._client.temporary_list import TemporaryList
 from tidegate.inbound._limiting.category_limiter import CategoryLimiter
 from tidegate.inbound._limiting.matched_route import RouteFinder
-from tidegate.inbound._limiting.options import check_options
+from tidegate.inbound._limiting.options import check_combinations, check_options
 from tidegate.inbound._limiting.plan_limiters import PlanLimiters
 from tidegate.inbound._limiting.request_targets import RequestTargets
 from tidegate.inbound._limiting.route_limiters import RouteLimiters
@@ -80,6 +80,7 @@ class ConfiguredLimiter:
         `tasks`: the caller awaits the limiters; `raw`: it writes header fields as bytes.
         """
         check_options(options, coroutines=tasks)
+        check_combinations(options, headers)
         get = options.get
         self.plan_limiters: PlanLimiters = PlanLimiters(get("plan"))
         self._block_option = read_block(get("block_after"), get("block_for"))
@@ -96,9 +97,7 @@ class ConfiguredLimiter:
         extra = ExtraLimits(*(self._category_option(name, get(name)) for name in EXTRA_LIMITS))
         self._source = RulesSource(config, extra)
         self._check_counts(self._source.rules)
-        self.response_writer: ResponseWriter = ResponseWriter(
-            headers, expose=get("expose", False), denied=get("denied"), html=get("html")
-        )
+        self.response_writer: ResponseWriter = ResponseWriter(headers, denied=get("denied"))
         client_options = {
             name: options[name] for name in ("ipv4_prefix", "ipv6_prefix", "unknown", "key") if name in options
         }

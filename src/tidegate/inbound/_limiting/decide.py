@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidegate._limiter.joint import LimiterGroup
+from tidegate._limiter.joint import LimiterAsk, charge_flow
 from tidegate.core._decision import shadow
 from tidegate.errors import RateLimitError
 from tidegate.inbound._limiting.charges import ALLOWED, ChargeResult, MadeCharge, has_slots, refills
 from tidegate.inbound._limiting.settle import find_next_permits_flow, refund_flow
+from tidegate.inbound._responses.response import BlockedDecision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +38,6 @@ class ChargeSet:
         "_categories",
         "_clock",
         "_costs",
-        "_group",
         "_key_limits",
         "_observed",
         "_policies",
@@ -74,7 +74,6 @@ class ChargeSet:
         self._policies = tuple([limiter.policy for limiter in limiters])
         self._costs = tuple([charge.policy.costs(charge.cost) for charge in charges])
         self._store: Store = first.limiter.store
-        self._group = LimiterGroup(limiters)
         self._clock = first.reporter.own_clock
         self._shadow: bool = self._policies[0].mode == "shadow"  # of the only one
         one_store = all(limiter.store is self._store for limiter in limiters)
@@ -132,7 +131,7 @@ class ChargeSet:
             else:
                 category.record(key, decision)
         if self._observed:
-            for (limiter, _, cost, _, reporter, _, _), key, decision in zip(self.charges, keys, decisions, strict=True):
+            for (limiter, _, cost, _, reporter, *_), key, decision in zip(self.charges, keys, decisions, strict=True):
                 if reporter.observed:
                     reporter.notify(limiter.policy, key, cost, decision, method, path)
         at = decisions[0][1]
@@ -157,16 +156,15 @@ class ChargeSet:
         return result
 
     def _ask_flow(self, charges: Sequence[RequestCharge], method: str, path: str) -> Flow[Any, ChargeResult]:
-        keys, costs = [charge.key for charge in charges], [charge.cost for charge in charges]
         try:
-            decisions = yield from self._group.charge_flow(keys, costs, self.verb)
+            decisions = yield from charge_all_flow(charges, self.verb)
         except RateLimitError as error:
             return result_without_store(charges, error)
         if self.charges[0].reporter.shows_next_permit:
             return (yield from _with_next_permits_flow(result_of(charges, decisions, self.verb)))
         known = [decision for decision in decisions if decision is not None and decision[0]]
         if len(known) == self.size:
-            return self.allow(keys, known, method, path)
+            return self.allow([charge.key for charge in charges], known, method, path)
         return result_of(charges, decisions, self.verb)
 
     def _charges_at(self, keys: Sequence[Key]) -> list[RequestCharge]:
@@ -190,22 +188,46 @@ def decide_flow(charges: Sequence[RequestCharge], *, more: bool = False) -> Flow
     """Charge all limits of a request or none. `more`: limits that are decided later may deny the request."""
     if not charges:
         return ALLOWED
+    for charge in charges:
+        if charge.blocks is not None and charge.blocks.until:
+            limits = charge.policy.limits
+            return ChargeResult.of_block(
+                charge, BlockedDecision.until(charge.reporter.now(), limits, charge.blocks.until)
+            )
     store = charges[0].limiter.store
     if any([charge.limiter.store is not store for charge in charges]):  # noqa: C419 - a generator costs more
         return (yield from _decide_stores_flow(charges))
     verb = choose_verb(charges, more=more)
-    keys, costs = [charge.key for charge in charges], [charge.cost for charge in charges]
     try:
-        group = LimiterGroup([charge.limiter for charge in charges])
-        decisions: Sequence[Decision | None] | None = group.charge(keys, costs, verb)
-        if decisions is None:
-            decisions = yield from group.charge_flow(keys, costs, verb)
+        decisions = yield from charge_all_flow(charges, verb)
     except RateLimitError as error:
         return result_without_store(charges, error)
     result = result_of(charges, decisions, verb)
     if charges[0].reporter.shows_next_permit:
-        return (yield from _with_next_permits_flow(result))
+        result = yield from _with_next_permits_flow(result)
+    return result if result.allowed else (yield from _count_denials_flow(result))
+
+
+def _count_denials_flow(result: ChargeResult) -> Flow[Any, ChargeResult]:
+    """Count a denial for the limits that block clients; return it with the block, if the client is blocked now."""
+    for charge, _, _ in result.denials:
+        if charge.blocks is not None:
+            until = yield from charge.blocks.denial_blocks.count_denial_flow(charge.key)
+            if until:
+                now = charge.reporter.now()
+                result = result.replace(block=BlockedDecision.until(now, charge.policy.limits, until))
     return result
+
+
+def charge_all_flow(charges: Sequence[RequestCharge], verb: str) -> Flow[Any, Sequence[Decision | None]]:
+    """Charge limits of one store, all or nothing; the decision of a limit is None if another one denied before it."""
+    asked = [LimiterAsk(charge.limiter, charge.key, charge.cost) for charge in charges]
+    charged = yield from charge_flow(verb, asked)
+    if len(charged.decisions) == len(charges):
+        return charged.decisions
+    decided = zip(charged.asks, charged.decisions, strict=True)
+    found = {(id(limiter), ask[1]): decision for (limiter, ask), decision in decided}
+    return [found.get((id(charge.limiter), charge.key)) for charge in charges]
 
 
 def result_of(

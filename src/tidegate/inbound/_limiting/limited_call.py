@@ -17,7 +17,7 @@ from tidegate.inbound._limiting.matched_route import RouteUse
 from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._limiting.route_limit import RouteLimit
 from tidegate.inbound._limiting.standalone import BaseLimits
-from tidegate.inbound._responses.response import fit_to_status
+from tidegate.inbound._responses.response import BlockedDecision, fit_to_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -144,6 +144,8 @@ def peek_flow(limit: RouteLimit, native: Any, framework: Framework, cost: Cost |
     )
     if charge is None:
         return None
+    if charge.blocks is not None and charge.blocks.until:
+        return BlockedDecision.until(charge.reporter.now(), charge.policy.limits, charge.blocks.until)
     ask = charge.policy, charge.key, charge.policy.costs(charge.cost if cost is None else cost)
     try:
         decisions = yield ApplyStep(charge.limiter.store, "peek", (ask,), charge.limiter.current_time())

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tidegate._limiter.limiter import Limiter
     from tidegate._policy import Key
     from tidegate._runtime.flow import Flow
-    from tidegate.core._decision import Decision
     from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._client.request import KeyOf, Request
     from tidegate.inbound._limiting.category_limiter import Counts
@@ -77,16 +76,22 @@ class LimitsOptions(TypedDict, total=False):
     unknown: Unknown  # whether requests without an address are limited
     lease: bool | float | Lease | None  # lease permits from a shared store
     denied: DenialHandler | None  # returns a custom response to denied requests
-    html: bool | str | Callable[[Request, Decision], str | bytes] | None  # a page for browsers whose request is denied
     exempt_when: Callable[[Request], bool] | None  # returns whether a request is exempt from all limits
     # Block clients after this many denials per period, such as "20/1m"; several rules: {"20/1m": "10m", …}.
     block_after: str | Mapping[str, str] | None
     block_for: str | None  # how long clients are blocked
     reset_time: ResetTime  # what X-RateLimit-Reset shows: when all permits are available, or the next
-    expose: bool  # let scripts from other origins read the headers
     observer: Observer | None  # called for every decision
     log_every: int  # log every n-th check; 0: none
     log_burst: int  # denials logged per category and second
+
+
+def check_combinations(options: Mapping[str, Any], headers: object) -> None:
+    """Raise ConfigError for an option that another one makes useless."""
+    if options.get("admin") is False and options.get("admin_token"):
+        raise ConfigError("cannot be combined with admin=False, which removes the endpoint", field="admin_token")
+    if options.get("reset_time") == "next" and headers in ("ietf", "none"):
+        raise ConfigError(f"cannot be combined with headers={headers!r}, which have no such field", field="reset_time")
 
 
 def check_options(options: dict[str, Any], *, coroutines: bool) -> None:
@@ -149,7 +154,6 @@ def _function_of(*arguments: str) -> Callable[[Any], str | None]:
 NON_NEGATIVE_INTEGER: Final = _require(
     lambda value: isinstance(value, int) and _is_number(value) and value >= 0, "a non-negative integer"
 )
-BOOLEAN: Final = _require(lambda value: isinstance(value, bool), "True or False")
 CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "key": _function_of("request"),
     "plan": _function_of("request"),
@@ -158,14 +162,12 @@ CHECKS: Final[dict[str, Callable[[Any], str | None]]] = {
     "unknown": _one_of(*get_args(Unknown)),
     "lease": lambda _: None,  # read_lease checks it
     "denied": _function_of("request", "decision"),
-    "html": lambda _: None,  # read_html checks it
     "exempt_when": _function_of("request"),
     "application_limits": lambda _: None,  # ExtraLimits checks it
     "default_limits": lambda _: None,
     "block_after": lambda _: None,  # read_block checks it
     "block_for": lambda _: None,
     "reset_time": _one_of(*RESET_TIMES),
-    "expose": BOOLEAN,
     "count": _require(
         lambda value: (
             value is None

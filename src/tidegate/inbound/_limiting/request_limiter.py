@@ -25,7 +25,6 @@ from tidegate.inbound._client.request import Request
 from tidegate.inbound._limiting.charges import (
     ALLOWED,
     ChargeResult,
-    MadeCharge,
     RequestCharge,
     has_slots,
     perform,
@@ -150,7 +149,7 @@ class RequestLimiter(ConfiguredLimiter):
             charges.append(charge)
             key_limits.append(None)
         for use in () if route is None else route.uses:
-            if use.limit.has_functions:
+            if not use.limit.is_fixed:
                 return None
             made = use.limit.prepare_charge(use.limit.request_limiter_for(self), use.policy_name, method)
             if made is not None:
@@ -166,6 +165,7 @@ class RequestLimiter(ConfiguredLimiter):
     ) -> Flow[Any, list[RequestCharge]]:
         """Return what a request is to be charged."""
         route = None if target.route is None else target.route.name
+        native = request if native is None else native  # functions that only read headers take either
         charges = self.make_charges(self.plan_limiters.choose(request, target.categories), key, route)
         if self.middleware_limits:
             charges = yield from self._apply_options_flow(charges, request, client, key, route)
@@ -271,7 +271,7 @@ class RequestLimiter(ConfiguredLimiter):
             category: Any = charge.owner
             category.denied_requests += 1
         self.notify(charge.policy, key, {}, decision, request.method, request.path)
-        return ChargeResult.of([], [MadeCharge(charge, decision, "")], decision)
+        return ChargeResult.of_block(charge, decision)
 
     def deny_without_store(self, policy: Policy, error: Exception) -> Decision | None:
         """Log a store error; return the denial of a policy that denies meanwhile, None if requests are allowed."""

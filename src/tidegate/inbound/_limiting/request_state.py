@@ -285,7 +285,7 @@ class RequestState:
             return None
         decision = BlockedDecision.until(now, charges[0].policy.limits, until)
         limiter.notify(charges[0].policy, key, {}, decision, request.method, request.path)
-        return ChargeResult.of([], [MadeCharge(charges[0], decision, "")], decision)
+        return ChargeResult.of_block(charges[0], decision)
 
     def _count_denial_flow(
         self, result: ChargeResult, request: Request, client: RequestClient | None

@@ -23,9 +23,10 @@ from tidegate._limiter.limiter import Limiter
 from tidegate._policy import Policy
 from tidegate.errors import ConfigError
 from tidegate.inbound._client.address import UNKNOWN
+from tidegate.inbound._client.denial_blocks import DenialBlocks
 from tidegate.inbound._client.identify import key_results
 from tidegate.inbound._client.request import METHOD_COUNTS, FrameworkRequest, by_address, is_async_callable
-from tidegate.inbound._limiting.charges import RequestCharge, holds_slots
+from tidegate.inbound._limiting.charges import LimitBlocks, RequestCharge, UnrecordedOwner, holds_slots
 from tidegate.inbound._limiting.route_options import (
     check_combinations,
     check_fixed_cost,
@@ -36,6 +37,7 @@ from tidegate.inbound._limiting.route_options import (
     take_request,
 )
 from tidegate.inbound._limiting.standalone import SHARED_LIMITS
+from tidegate.inbound._rules.block_rule import read_block
 from tidegate.inbound._rules.extra_limits import (
     OneOrMoreLimits,
     has_own_name,
@@ -46,7 +48,7 @@ from tidegate.inbound._rules.extra_limits import (
 from tidegate.inbound._rules.model import Category
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from tidegate._policy import Cost, Key
     from tidegate._policy.model import Mode, OnStoreError
@@ -84,9 +86,11 @@ class RouteOptions(TypedDict, total=False):
     mode: Mode
     on_store_error: OnStoreError
     denied: DenialHandler | None
+    block_after: str | Mapping[str, str] | None
+    block_for: str | None
 
 
-class RouteLimit:
+class RouteLimit(UnrecordedOwner):
     """A limit on routes. Subclasses adapt it to the requests and responses of a framework.
 
     The functions `key`, `cost`, `limits`, `denied`, `count`, `exempt_when` and `on_denied` receive the framework's own
@@ -94,7 +98,6 @@ class RouteLimit:
     """
 
     limits_blueprints: ClassVar[bool] = False  # whether the framework has blueprints
-    limits_routes: bool = True  # how limits are recognized among dependencies and charges
     category: Category | None = None  # of a copy that a middleware uses for `application_limits` or `default_limits`
 
     def __init__(
@@ -115,6 +118,8 @@ class RouteLimit:
         mode: Mode = "enforce",
         on_store_error: OnStoreError = "local",
         denied: DenialHandler | None = None,
+        block_after: str | Mapping[str, str] | None = None,
+        block_for: str | None = None,
     ) -> None:
         """Take a string such as "5/1m", a Limit, several, or a function of the request that returns one of these.
 
@@ -125,6 +130,8 @@ class RouteLimit:
         method separately. `count` are statuses that count, or a function of request and status; other responses are
         refunded. `on_denied` is called for each denial.
         With `mode="shadow"`, it denies nothing: `tidegate.inbound.limited(request)` says whether it is exceeded.
+        `block_after` and `block_for` block a client at these limits that they have denied too often, as the options of
+        a middleware block it everywhere.
         The `default_limits` of a middleware apply in addition only with `override_defaults=False`; so do limits of its
         blueprint that are given `as_default`.
         """
@@ -148,7 +155,9 @@ class RouteLimit:
         self.scope = scope
         self._methods = read_methods(methods)
         self.name: str = name or default_name(key, fixed, methods=self._methods)
-        check_combinations(mode, {"denied": denied, "on_denied": on_denied}, self._methods, per_method=per_method)
+        self._block_rules = read_block(block_after, block_for)
+        for_denials: dict[str, object] = {"denied": denied, "on_denied": on_denied, "block_after": block_after}
+        check_combinations(mode, for_denials, self._methods, per_method=per_method)
         self._per_method = per_method
         self._exempt_when = exempt_when
         self.count: Callable[[FrameworkRequest, int], bool] | None = read_count(count)
@@ -163,6 +172,7 @@ class RouteLimit:
         self.denied = denied
         self._parsed: dict[object, tuple[Limit, ...]] = {}
         self._limiters: dict[object, tuple[Store, Limiter]] = {}
+        self._denial_blocks: dict[object, tuple[Store, DenialBlocks]] = {}
         # Whether it calls functions that may need what the application adds to the request: then only the endpoint
         # can charge it; a middleware charges all others.
         self.has_functions: bool = any(
@@ -181,7 +191,7 @@ class RouteLimit:
         # Whether what a request is charged is known before it arrives, but for its key.
         self.is_fixed: bool = (
             fixed is not None and not callable(cost) and exempt_when is None and not callable(count)
-        ) and not self._coroutines
+        ) and not (self._coroutines or self._block_rules)
 
     def for_middleware(self, name: str, *, coroutines: bool) -> RouteLimit:
         """Return a copy for the option `application_limits` or `default_limits`; raises ConfigError.
@@ -190,7 +200,13 @@ class RouteLimit:
         """
         if not coroutines:
             self.require_plain_functions("of a WSGI middleware")
-        given = {"scope": self.scope, "store": self._made_by, "denied": self.denied, "on_denied": self.on_denied}
+        given = {
+            "scope": self.scope,
+            "store": self._made_by,
+            "denied": self.denied,
+            "on_denied": self.on_denied,
+            "block_after": self._block_rules,
+        }
         rejected = [option for option, value in given.items() if value is not None]
         if rejected:
             raise ConfigError(
@@ -219,6 +235,7 @@ class RouteLimit:
             "shadow": self._mode == "shadow",
             "per method": self._per_method,
             "exempt_when": self._exempt_when is not None,
+            "block_after": self._block_rules is not None,
         }
         return "; ".join([*words, *(word for word, holds in noted.items() if holds)])
 
@@ -276,8 +293,14 @@ class RouteLimit:
         if cost is None:
             cost = yield from self._read_cost_flow(native, limiter.policy)
         reserves = self.reserves or (limits is not None and holds_slots(limits))
+        blocks = None
+        if self._block_rules is not None:
+            denial_blocks = self._blocks_at(request_limiter, limiter.policy.name)
+            blocks = LimitBlocks(denial_blocks, (yield from denial_blocks.blocked_until_flow(found)))
         # The request holds the state, which holds the charge: only those that need the request make a reference cycle.
-        return RequestCharge(limiter, found, cost, self, request_limiter, reserves, native if reserves else None)
+        return RequestCharge(
+            limiter, found, cost, self, request_limiter, reserves, native if reserves else None, blocks
+        )
 
     def prepare_charge(self, request_limiter: RequestLimiter, name: str, method: str) -> RequestCharge | None:
         """Return what requests with a method are charged, without their keys; None if they are not limited.
@@ -319,12 +342,6 @@ class RouteLimit:
     def _count_name(self, name: str, method: str) -> str:
         """Return the name of a policy; with `per_method`, each method has its own count."""
         return f"{name}:{METHOD_COUNTS.get(method.upper(), 'other')}" if self._per_method else name
-
-    def record(self, key: Key, decision: Decision) -> None:
-        """Count nothing: the statistics are about categories."""
-
-    def correct(self, key: Key, decision: Decision) -> None:
-        """Count nothing."""
 
     def applies_to(self, method: str) -> bool:
         """Return whether requests with this method are limited."""
@@ -414,6 +431,16 @@ class RouteLimit:
                 request_limiter.store,
                 Limiter(policy, store=request_limiter.store, clock=request_limiter.own_clock),
             )
+        return found[1]
+
+    def _blocks_at(self, request_limiter: RequestLimiter, name: str) -> DenialBlocks:
+        """Return what blocks clients at the count with this name."""
+        store, clock = request_limiter.store, request_limiter.own_clock
+        found = self._denial_blocks.get((id(store), name))
+        if found is None:
+            assert self._block_rules is not None  # noqa: S101 - the caller checks it
+            blocks = DenialBlocks(self._block_rules.at(name), lambda policy: Limiter(policy, store=store, clock=clock))
+            found = self._denial_blocks[id(store), name] = store, blocks  # the entry keeps the store alive
         return found[1]
 
 

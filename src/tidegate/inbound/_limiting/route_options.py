@@ -75,9 +75,12 @@ def check_texts(**values: object) -> None:
 
 
 def check_fixed_cost(cost: Cost | Callable[..., object], limits: tuple[Limit, ...] | None) -> None:
-    """Raise ConfigError if limits that are known cannot be charged a cost that is known."""
-    if limits is not None and not callable(cost):
-        Policy("route", limits).costs(cost)
+    """Raise ConfigError if limits that are known cannot be charged a cost that is known, or can never allow it."""
+    if limits is None or callable(cost):
+        return
+    for limit, each in zip(limits, Policy("route", limits).costs(cost), strict=True):
+        if each > limit.burst and limit.quota:  # a limit of 0 is closed on purpose
+            raise ConfigError(f"{each} is more than the limit {limit} can ever allow", field="cost")
 
 
 def check_combinations(
@@ -119,4 +122,6 @@ def read_count(count: Count | int | str | None) -> Callable[[Any, int], bool] | 
             expected = "statuses such as [401, '5xx'], or a function of request and status"
             raise ConfigError(f"must be {expected}, not {count!r}", field="count")
         statuses |= found
+    if not statuses:
+        raise ConfigError("must be statuses such as [401, '5xx'], not empty", field="count")
     return lambda _, status: status in statuses

@@ -1,8 +1,8 @@
-"""Chooses the format of a denial by the Accept header: plain text, problem details (JSON) or HTML."""
+"""Chooses the format of a denial by the Accept header: plain text, or problem details (JSON)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from tidegate.headers import PROBLEM_TYPE
 
@@ -10,46 +10,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_ACCEPT_LENGTH: Final = 1024  # longer Accept headers are truncated
-Format = Literal["plain", "json", "html"]
-FORMATS: Final[dict[str, Format]] = {
-    "text/plain": "plain",
-    "text/*": "plain",
-    "application/json": "json",
-    PROBLEM_TYPE: "json",
-    "text/html": "html",
-    "application/xhtml+xml": "html",
-}
+JSON_TYPES: Final = ("application/json", PROBLEM_TYPE)
+TYPES: Final = ("text/plain", "text/*", *JSON_TYPES)
 
 
-def mentions(headers: Iterable[tuple[bytes, bytes]], words: tuple[bytes, ...]) -> bool:
-    """Return whether Accept mentions one of these words at all; if not, `choose_format` need not be called."""
-    for name, value in headers:  # any() would create a generator for each denial
-        if name == b"accept":
-            lowered = value.lower()
-            for word in words:
-                if word in lowered:
-                    return True
+def mentions_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether Accept mentions JSON at all; if not, `prefers_json` need not be called."""
+    for name, value in headers:  # noqa: SIM110 - any() would create a generator for each denial
+        if name == b"accept" and b"json" in value.lower():
+            return True
     return False
 
 
-def choose_format(accept: str | None, *, html: bool = False) -> Format:
-    """Return the format that an Accept header prefers; never raises.
+def prefers_json(accept: str | None) -> bool:
+    """Return whether an Accept header prefers JSON to plain text; never raises.
 
-    Of the named types, the one with the largest q wins; among equals, the first. `*/*` means plain text. HTML is only
-    chosen with `html`.
+    Of the named types, the one with the largest q wins; among equals, the first. `*/*` means plain text.
     """
-    best: Format = "plain"
-    best_weight = (0.0, 0)
+    best, best_weight = "text/plain", (0.0, 0)
     accept = accept[:MAX_ACCEPT_LENGTH].lower() if accept else ""
     for place, entry in enumerate(accept.split(",")):
         kind, *parameters = (part.strip() for part in entry.split(";"))
-        found = FORMATS.get(kind)
-        if found is None or (found == "html" and not html):
+        if kind not in TYPES:
             continue
         weight = (_quality(parameters), -place)
         if weight[0] > 0 and weight > best_weight:
-            best, best_weight = found, weight
-    return best
+            best, best_weight = kind, weight
+    return best in JSON_TYPES
 
 
 def _quality(parameters: Iterable[str]) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate._runtime.suggestions import did_you_mean
 from tidegate.errors import ConfigError
 from tidegate.headers import STYLES, check_style
-from tidegate.headers._dialects import IETF, RETRY_AFTER, X_RATELIMIT
+from tidegate.headers._dialects import RETRY_AFTER, X_RATELIMIT
 
 if TYPE_CHECKING:
     from tidegate.headers import Style
@@ -50,10 +50,3 @@ def _check_role(role: object) -> None:
         )
     expected = did_you_mean(role, DEFAULT_NAMES) or f"expected one of {', '.join(DEFAULT_NAMES)}"
     raise ConfigError(f"unknown header: {expected}", field=f"headers.{role}")
-
-
-def exposed_names(style: Style, names: Mapping[str, str]) -> str:
-    """Return the value of Access-Control-Expose-Headers."""
-    x_names = tuple(names.values()) if style in ("x", "both") else ()
-    ietf_names = (IETF.state, IETF.policy) if style in ("ietf", "both") else ()
-    return ", ".join((*x_names, *ietf_names, RETRY_AFTER))

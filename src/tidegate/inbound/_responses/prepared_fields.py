@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from tidegate.core._bounds import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from tidegate._policy import Policy
     from tidegate.core import Limit
@@ -27,16 +27,15 @@ S = TypeVar("S")  # a string or bytes: a name or value of a header field
 class FieldForm(Generic[S]):
     """The three fields of the style "x", as bytes or strings, with what can be prepared of them."""
 
-    __slots__ = ("extra", "limit_name", "number", "remaining", "remaining_name", "reset_name")
+    __slots__ = ("limit_name", "number", "remaining", "remaining_name", "reset_name")
 
-    def __init__(self, names: Sequence[S], number: Callable[[int], S], extra: Iterable[tuple[S, S]]) -> None:
-        """Prepare the fields with these names; `number` writes an integer, `extra` fields follow."""
+    def __init__(self, names: Sequence[S], number: Callable[[int], S]) -> None:
+        """Prepare the fields with these names; `number` writes an integer."""
         self.limit_name: S = names[0]
         self.remaining_name: S = names[1]
         self.reset_name: S = names[2]
         self.number: Callable[[int], S] = number
         self.remaining: list[tuple[S, S]] = [(self.remaining_name, number(left)) for left in range(CACHED_REMAINING)]
-        self.extra: tuple[tuple[S, S], ...] = tuple(extra)
 
     def write_remaining(self, left: int) -> tuple[S, S]:
         """Return the field that says how much is left."""
@@ -78,7 +77,7 @@ def _limit_writer(limit: Limit, form: FieldForm[S]) -> Callable[[int, int], list
     """Return a function that writes the fields of a limit: how much is left, and when it is full again."""
     quota, reset_name, remaining_name, number = limit.quota, form.reset_name, form.remaining_name, form.number
     first: tuple[S, S] = (form.limit_name, number(quota))
-    extra, remaining = form.extra, form.remaining
+    remaining = form.remaining
     # Cache of one reset field: (after, until, field). It is valid for ends in the interval (after, until].
     last: tuple[int, int, tuple[S, S]] = (0, 0, first)
 
@@ -94,9 +93,6 @@ def _limit_writer(limit: Limit, form: FieldForm[S]) -> Callable[[int, int], list
             left = quota
         elif left < 0:
             left = 0
-        fields = [first, remaining[left] if left < CACHED_REMAINING else (remaining_name, number(left)), reset]
-        if extra:
-            fields += extra
-        return fields
+        return [first, remaining[left] if left < CACHED_REMAINING else (remaining_name, number(left)), reset]
 
     return write

@@ -18,9 +18,8 @@ from tidegate.headers import PROBLEM_TYPE, problem, write
 from tidegate.headers._dialects import RETRY_AFTER, X_RATELIMIT
 from tidegate.headers._writer import find_tightest
 from tidegate.inbound._client.request import FrameworkRequest
-from tidegate.inbound._responses.accept import choose_format, mentions
-from tidegate.inbound._responses.header_names import exposed_names, read_header_names
-from tidegate.inbound._responses.html_page import read_html
+from tidegate.inbound._responses.accept import mentions_json, prefers_json
+from tidegate.inbound._responses.header_names import read_header_names
 from tidegate.inbound._responses.next_permit import NextPermitView, shown_reset
 from tidegate.inbound._responses.prepared_fields import (
     ROUND_UP,
@@ -49,7 +48,6 @@ F = TypeVar("F", tuple[str, str], tuple[bytes, bytes])  # a header field
 RETRY_AFTER_FIELD: Final = RETRY_AFTER.lower().encode()
 RETRY_AFTER_STATUSES: Final = (429, 503)
 BODY_HEADERS: Final = ("content-type", "content-length")  # fields that describe a body
-EXPOSE_HEADERS: Final = "Access-Control-Expose-Headers"
 REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -87,31 +85,17 @@ DenialHandler = Callable[[FrameworkRequest, Decision], "Response | str | bytes |
 class ResponseWriter:
     """Writes headers and denials in one style."""
 
-    def __init__(
-        self,
-        headers: Style | Mapping[str, str] = "x",
-        *,
-        expose: bool = False,
-        denied: DenialHandler | None = None,
-        html: object = None,
-    ) -> None:
-        """Set the style of the headers, or custom names; `expose` them to other origins.
-
-        `denied` returns custom responses; `html` is a page for browsers: see `html_page`.
-        """
+    def __init__(self, headers: Style | Mapping[str, str] = "x", *, denied: DenialHandler | None = None) -> None:
+        """Set the style of the headers, or custom names; `denied` returns custom responses."""
         self.style, names = read_header_names(headers)
         self.custom_denial = denied
-        self._html = read_html(html)
         self._limit_field, self._remaining_field, self._reset_field = (name.lower().encode() for name in names.values())
         # The spelling of the fields that `raw_fields` writes.
-        self._spelling = {name.lower().encode(): name for name in (*names.values(), RETRY_AFTER, EXPOSE_HEADERS)}
-        self._extra: Fields = [(EXPOSE_HEADERS, exposed_names(self.style, names))] if expose else []
-        self._raw_extra = raw(self._extra)
+        self._spelling = {name.lower().encode(): name for name in (*names.values(), RETRY_AFTER)}
         self._raw_form: FieldForm[bytes] = FieldForm(
-            (self._limit_field, self._remaining_field, self._reset_field), partial(mod, b"%d"), self._raw_extra
+            (self._limit_field, self._remaining_field, self._reset_field), partial(mod, b"%d")
         )
-        self._text_form: FieldForm[str] = FieldForm(tuple(names.values()), str, self._extra)
-        self._negotiated = (b"json", b"html") if self._html is not None else (b"json",)
+        self._text_form: FieldForm[str] = FieldForm(tuple(names.values()), str)
 
     def with_denied(self, denied: DenialHandler | None) -> ResponseWriter:
         """Return a writer of the same denials, with another function for custom responses; None: this one."""
@@ -125,7 +109,7 @@ class ResponseWriter:
         """Return the header fields of a decision."""
         if self.style == "x":
             return [(self._spelling[name], value.decode("ascii")) for name, value in self.raw_fields(decision)]
-        fields = [*write(decision, self.style), *self._extra]
+        fields = write(decision, self.style)
         views = decision.views
         _, (_, _, reset) = find_tightest(decision.policy_limits, views)
         shown = str(ceil_div(decision.at + shown_reset(views, reset), SECOND))
@@ -156,7 +140,6 @@ class ResponseWriter:
             (self._limit_field, b"%d" % quota),
             self._raw_form.write_remaining(max(0, min(remaining, quota))),
             (self._reset_field, b"%d" % ((at + reset + ROUND_UP) // SECOND)),
-            *self._raw_extra,
         ]
         if retry > 0 and not decision.allowed:
             fields.append((RETRY_AFTER_FIELD, b"%d" % ((retry + ROUND_UP) // SECOND)))
@@ -177,7 +160,7 @@ class ResponseWriter:
 
     def is_plain(self, headers: Iterable[RawField]) -> bool:
         """Return whether the denial of a request with these headers is certainly `plain_denial`."""
-        return self.custom_denial is None and not mentions(headers, self._negotiated)
+        return self.custom_denial is None and not mentions_json(headers)
 
     def _call_custom(self, request: Request, decision: Decision) -> Any:  # noqa: ANN401 - see DenialHandler
         """Call the function for custom responses; if it fails, the client gets the default one."""
@@ -203,10 +186,7 @@ class ResponseWriter:
                 return _make_response(status, json.dumps(custom), "application/json")
             except (TypeError, ValueError):
                 log.exception("the function `denied` returned what cannot be written as JSON: the default is sent")
-        chosen = choose_format(request.header("accept"), html=self._html is not None)
-        if chosen == "html" and self._html is not None:
-            return _make_response(status, self._html(request, decision), "text/html; charset=utf-8")
-        if chosen == "json":
+        if prefers_json(request.header("accept")):
             content = problem(decision, kind, detail=special_detail(decision))
             return _make_response(status, json.dumps(content), PROBLEM_TYPE)
         return plain_denial(decision, policy)

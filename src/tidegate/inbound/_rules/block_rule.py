@@ -29,6 +29,11 @@ class BlockRules(NamedTuple):
     denials: tuple[Policy, ...]
     blocks: Policy  # the unit of each limit differs, so that each can be taken by itself
 
+    def at(self, name: str) -> BlockRules:
+        """Return these rules with counts of their own, for a limit whose count has this name."""
+        denials = tuple(replace(policy, name=f"{name}:{policy.name}") for policy in self.denials)
+        return BlockRules(denials, replace(self.blocks, name=f"{name}:{self.blocks.name}"))
+
 
 def read_block(after: object, duration: object) -> BlockRules | None:
     """Read `block_after` and `block_for`; None if both are None. Raises ConfigError."""
