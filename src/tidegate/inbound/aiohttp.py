@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, aiohttp_header
+from tidegate.inbound._client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES, Request, read_header
 from tidegate.inbound._limiting.charges import ALLOWED, perform_async
-from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
+from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, decorate
 from tidegate.inbound._limiting.limited_functions import exempt, is_exempt, route_name, stack_of
 from tidegate.inbound._limiting.matched_route import MatchedRoute, class_handler
+from tidegate.inbound._limiting.native_requests import requests_of
 from tidegate.inbound._limiting.request_limiter import RequestLimiter
 from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._limiting.request_targets import MISSING
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from tidegate.core._decision import Decision
     from tidegate.headers import Style
     from tidegate.inbound._client.address import TrustedProxies
-    from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._limiting.charges import ChargeResult
     from tidegate.inbound._limiting.limited_functions import F
     from tidegate.inbound._limiting.middleware_options import Options
@@ -76,6 +76,12 @@ class RateLimitExceeded(exceeded.RateLimitExceeded, web.HTTPTooManyRequests):
         self.decision = decision
 
 
+@read_header.register
+def find_header(request: web.Request, name: str) -> str | None:
+    """Find a header in a request."""
+    return ", ".join(request.headers.getall(name, ())) or None
+
+
 class AiohttpFramework:
     """Requests and responses of aiohttp."""
 
@@ -103,10 +109,10 @@ class AiohttpFramework:
         del mapping
         return native.remote, list(native.headers.items())
 
-    def common(self, native: web.Request, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - any mapping
+    def common(self, native: web.Request, mapping: Any, address: str | None) -> Request:  # noqa: ANN401 - any mapping
         """Return the Request that is the same for all frameworks."""
-        del mapping
-        return make_request(native, client)
+        header = functools.partial(find_header, native)
+        return Request(native.method, native.path, address, native, header, mapping)
 
     def make_response(self, response: Response) -> web.Response:
         """Return the response to a denied request."""
@@ -142,6 +148,7 @@ class AiohttpFramework:
 
 
 FRAMEWORK: Final = AiohttpFramework()
+requests_of.register(web.Request, lambda _: FRAMEWORK)
 
 
 class RateLimitMiddleware:
@@ -178,7 +185,7 @@ class RateLimitMiddleware:
         client, result = None, ALLOWED
         if target is not None or request_limiter.needs_request:
             client = request_limiter.client_identifier.find(*FRAMEWORK.sender(request, mapping))
-            seen = make_request(request, client)
+            seen = FRAMEWORK.common(request, mapping, client.address)
             if request_limiter.client_identifier.awaits_key:
                 await request_limiter.client_identifier.await_key_function(seen)
             client = request_limiter.exempt_client(seen, client)
@@ -197,7 +204,7 @@ class RateLimitMiddleware:
 
     async def _call(self, request: web.Request, handler: Handler, request_state: RequestState) -> web.StreamResponse:
         """Call the handler, correct the charges by its response, and add the headers."""
-        seen = make_request(request, request_state.client)
+        seen = FRAMEWORK.common(request, FRAMEWORK.mapping(request), request_state.address)
         try:
             try:
                 response = await handler(request)
@@ -250,7 +257,8 @@ class RateLimitMiddleware:
 
     async def _admin(self, request: web.Request) -> web.StreamResponse:
         """Serve the admin endpoint."""
-        seen = make_request(request, FRAMEWORK.mapping(request)[STATE_KEY].client)
+        mapping = FRAMEWORK.mapping(request)
+        seen = FRAMEWORK.common(request, mapping, mapping[STATE_KEY].address)
         response = admin.check_access(self.request_limiter, seen, request.remote)
         if response is None:
             body = b""
@@ -288,10 +296,6 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
             limited = handle
         return decorate(self, limited, FRAMEWORK)  # type: ignore[no-any-return]  # wraps keeps what callers see
 
-    def check(self, request: web.Request) -> LimitedBlock:
-        """Limit a block: `async with limit.check(request):`; a denial raises RateLimitExceeded."""
-        return LimitedBlock(self, request, FRAMEWORK)
-
 
 class Limits(FrameworkLimits["limit"]):
     """One limiter for an application without a middleware: `limits = Limits(store=…)`, then `@limits.limit("5/1m")`."""
@@ -306,10 +310,3 @@ def find_route(handler: Any, method: str) -> MatchedRoute:  # noqa: ANN401 - any
     uses = () if stack is None else stack.uses
     marks = [mark for each in stacks for mark in each.marks]
     return MatchedRoute.of(route_name(handler), uses, marks, method, exempt=is_exempt(handler), together=True)
-
-
-def make_request(request: web.Request, client: RequestClient | None) -> Request:
-    """Build the Request that key, count and denial functions of the middleware receive."""
-    address = None if client is None else client.address
-    header = functools.partial(aiohttp_header, request)
-    return Request(request.method, request.path, address, request, header, FRAMEWORK.mapping(request))

@@ -16,10 +16,11 @@ from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
 from tidegate.inbound._client.address import FORWARDING_FIELDS
 from tidegate.inbound._client.request import MAX_METHOD_LENGTH, METHOD_OVERRIDES
-from tidegate.inbound._limiting.asgi_responses import POLICY_VIOLATION, add_fields, finish, make_request, respond
+from tidegate.inbound._limiting.asgi_responses import POLICY_VIOLATION, add_fields, finish, respond
 from tidegate.inbound._limiting.charges import ALLOWED, perform_async
 from tidegate.inbound._limiting.find_routes import AppRoutes
 from tidegate.inbound._limiting.matched_route import find_template, has_fixed_mount, wrapped_apps
+from tidegate.inbound._limiting.native_requests import asgi_request
 from tidegate.inbound._limiting.request_limiter import RequestLimiter
 from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._limiting.request_targets import MISSING, MessageTarget
@@ -105,7 +106,7 @@ class RateLimitMiddleware:
         if target is not None or request_limiter.needs_request or kind == "websocket":
             client = found = self._find_client(scope)
             if request_limiter.needs_request or (target is not None and target.needs_request):
-                request = make_request(scope, client)
+                request = asgi_request(scope, client.address)
                 if request_limiter.client_identifier.awaits_key:
                     await request_limiter.client_identifier.await_key_function(request)
                 client = found = request_limiter.exempt_client(request, client)
@@ -113,7 +114,7 @@ class RateLimitMiddleware:
                 asked = "GET" if method is WEBSOCKET else method
                 decided = request_limiter.decide_now(target, client, asked, scope["path"], request)
                 if decided is None:
-                    flow = request_limiter.check_flow(request or make_request(scope, client), target, client)
+                    flow = request_limiter.check_flow(request or asgi_request(scope, client.address), target, client)
                     decided = await run_async(flow, perform_async)
                 result = decided
                 if not result.allowed and not result.by_route:
@@ -174,7 +175,9 @@ class RateLimitMiddleware:
         if writer.is_plain(scope["headers"]):
             response = plain_denial(decision, result.denials[0].charge.policy)
         else:
-            response = writer.write_denial(make_request(scope, client), decision, result.denials[0].charge.policy)
+            response = writer.write_denial(
+                asgi_request(scope, client.address), decision, result.denials[0].charge.policy
+            )
         outer: RequestState | None = scope.get(STATE_KEY)
         if outer is not None:
             return self._deny_nested(scope, receive, send, response, outer, decision)
@@ -195,7 +198,7 @@ class RateLimitMiddleware:
 
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the admin endpoint."""
-        request = make_request(scope, scope[STATE_KEY].client)
+        request = asgi_request(scope, scope[STATE_KEY].address)
         peer = scope.get("client")
         response = admin.check_access(self.request_limiter, request, peer[0] if peer else None)
         if response is None:
@@ -220,7 +223,7 @@ class RateLimitMiddleware:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, client: RequestClient) -> None:
         """Pass a websocket to the application, with limits on its messages if the rules define them."""
-        request_limiter, request = self.request_limiter, make_request(scope, client)
+        request_limiter, request = self.request_limiter, asgi_request(scope, client.address)
         target = MessageTarget(request, self._path_readings(scope))
         if client.key is None or not target.find(request_limiter.targets, request_limiter.plan_limiters):
             await self.app(scope, receive, send)

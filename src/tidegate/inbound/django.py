@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.request import EnvironHeaders, FrameworkRequest, Request, wsgi_header
-from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
+from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits
 from tidegate.inbound._limiting.limited_functions import exempt, route_name
+from tidegate.inbound._limiting.native_requests import MetaRequests
 from tidegate.inbound._limiting.request_state import STATE_KEY
 from tidegate.inbound._responses import exceeded
 
@@ -25,8 +25,6 @@ except ImportError as _error:  # pragma: no cover - the development environment 
 if TYPE_CHECKING:
     from tidegate.core._decision import Decision
     from tidegate.inbound import _responses as responses
-    from tidegate.inbound._client.identify import RequestClient
-    from tidegate.inbound._limiting.limited_functions import F
 
 __all__ = ["Limits", "RateLimitExceeded", "exempt", "handler403", "limit"]
 
@@ -54,7 +52,7 @@ def handler403(request: HttpRequest, exception: Exception) -> HttpResponse:
     return exception.response if isinstance(exception, RateLimitExceeded) else permission_denied(request, exception)
 
 
-class DjangoFramework:
+class DjangoFramework(MetaRequests):
     """Requests and responses of Django."""
 
     request_type: Final[type[Any]] = HttpRequest
@@ -66,26 +64,6 @@ class DjangoFramework:
                 return value
         message = f"{route_name(function)} has no request argument: the first argument of a view is the request"
         raise ConfigError(message)
-
-    def mapping(self, native: Any) -> Any:  # noqa: ANN401 - Django has no types
-        """Return the mapping that holds the state: the scope behind an ASGI middleware, otherwise META."""
-        scope = getattr(native, "scope", None)
-        return scope if scope is not None and STATE_KEY in scope else native.META
-
-    def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
-        """Return the address of the peer, and the headers that name clients."""
-        del native
-        if "headers" in mapping:  # a scope
-            peer = mapping.get("client")
-            return peer[0] if peer else None, mapping["headers"]
-        return mapping.get("REMOTE_ADDR"), EnvironHeaders(mapping)
-
-    def common(self, native: Any, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
-        """Return the Request that is the same for all frameworks."""
-        del mapping
-        meta = native.META
-        # Django has decoded PATH_INFO, in the environ too.
-        return Request(native.method, native.path_info, client.address, meta, lambda name: wsgi_header(meta, name))
 
     def make_response(self, response: responses.response.Response) -> HttpResponse:
         """Return the response to a denied request."""
@@ -120,11 +98,6 @@ class DjangoFramework:
             request_state.raised = response
         return RateLimitExceeded(response, decision)
 
-    def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - as above
-        """Return False: Django has no WebSockets."""
-        del native
-        return False
-
 
 FRAMEWORK: Final = DjangoFramework()
 
@@ -133,14 +106,6 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the views that it decorates."""
 
     _framework: ClassVar = FRAMEWORK
-
-    def __call__(self, view: F) -> F:
-        """Decorate a view, sync or async."""
-        return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
-
-    def check(self, request: FrameworkRequest) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
-        return LimitedBlock(self, request, FRAMEWORK)
 
 
 class Limits(FrameworkLimits["limit"]):

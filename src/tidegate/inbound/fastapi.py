@@ -24,7 +24,6 @@ from tidegate.inbound._limiting.charges import perform_async
 from tidegate.inbound._limiting.limited_call import (
     FrameworkLimit,
     FrameworkLimits,
-    LimitedBlock,
     check_flow,
     denied_before,
     make_error,
@@ -161,10 +160,6 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
             raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
         else:
             raise make_error(check, native, FRAMEWORK)
-
-    def check(self, request: HTTPConnection) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
-        return LimitedBlock(self, request, FRAMEWORK)
 
     def _limits_now(self, scope: Any, dependant: Any) -> tuple[EndpointLimits, bool]:  # noqa: ANN401 - a scope is any mapping
         """Return what to decide now: this limit and, for the first limit of a request, those that have no functions.

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate._runtime.flow import run
 from tidegate.errors import ConfigError
-from tidegate.inbound._client.request import EnvironHeaders, is_async_callable
+from tidegate.inbound._client.request import is_async_callable
 from tidegate.inbound._limiting.blueprint_limits import check_blueprints_flow
 from tidegate.inbound._limiting.charges import perform
 from tidegate.inbound._limiting.limited_call import (
     FrameworkLimit,
     FrameworkLimits,
-    LimitedBlock,
     decorate,
     settle_standalone_flow,
     standalone_fields,
 )
 from tidegate.inbound._limiting.limited_functions import exempt
+from tidegate.inbound._limiting.native_requests import EnvironRequests
 from tidegate.inbound._limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
-from tidegate.inbound.wsgi import make_request
 
 try:
     import flask
@@ -36,8 +34,6 @@ except ImportError as _error:  # pragma: no cover - the development environment 
 if TYPE_CHECKING:
     from tidegate.core._decision import Decision
     from tidegate.inbound import _responses as responses
-    from tidegate.inbound._client.identify import RequestClient
-    from tidegate.inbound._client.request import Request
     from tidegate.inbound._limiting.request_state import RequestState
 
 __all__ = ["Limits", "RateLimitExceeded", "commands", "exempt", "limit"]
@@ -45,26 +41,15 @@ __all__ = ["Limits", "RateLimitExceeded", "commands", "exempt", "limit"]
 V = TypeVar("V", bound=Callable[..., object] | flask.Blueprint)  # what is limited
 
 
-class FlaskFramework:
+class FlaskFramework(EnvironRequests):
     """Requests and responses of Flask."""
 
     request_type: Final = ()  # the request is not an argument
-    mapping: Final = attrgetter("environ")
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any function
         """Return the current request itself, not the proxy, which would look it up again at every use."""
         del function, args, kwargs
         return flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001 - a public method of proxies
-
-    def sender(self, native: object, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
-        """Return the address of the peer, and the headers that name clients."""
-        del native
-        return mapping.get("REMOTE_ADDR"), EnvironHeaders(mapping)
-
-    def common(self, native: flask.Request, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
-        """Return the Request that is the same for all frameworks."""
-        del native
-        return make_request(mapping, client)
 
     def make_response(self, response: responses.response.Response) -> flask.Response:
         """Return the response to a denied request."""
@@ -104,11 +89,6 @@ class FlaskFramework:
         """Raise the exception, which the error handlers of the application see."""
         raise self.make_error(response, decision, native)
 
-    def is_websocket(self, native: flask.Request) -> bool:
-        """Return False: WSGI has no WebSockets."""
-        del native
-        return False
-
 
 FRAMEWORK: Final = FlaskFramework()
 
@@ -133,10 +113,6 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
             return flask.current_app.ensure_sync(view)(*args, **kwargs)
 
         return decorate(self, run_in_loop, FRAMEWORK)  # type: ignore[no-any-return]  # as above
-
-    def check(self, request: flask.Request) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
-        return LimitedBlock(self, request, FRAMEWORK)
 
 
 class Limits(FrameworkLimits["limit"]):

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from tidegate._runtime.flow import run_async
 from tidegate.errors import ConfigError
-from tidegate.inbound._limiting.asgi_responses import SWITCHING_PROTOCOLS, ScopeRequests
+from tidegate.inbound._limiting.asgi_responses import SWITCHING_PROTOCOLS
 from tidegate.inbound._limiting.blueprint_limits import check_blueprints_flow
 from tidegate.inbound._limiting.charges import perform_async
 from tidegate.inbound._limiting.limited_call import (
     FrameworkLimit,
     FrameworkLimits,
-    LimitedBlock,
     decorate,
     settle_standalone_flow,
     standalone_fields,
 )
 from tidegate.inbound._limiting.limited_functions import exempt
+from tidegate.inbound._limiting.native_requests import ScopeRequests
 from tidegate.inbound._limiting.werkzeug_routes import add_limit, add_missing_headers, status_of
 
 try:
@@ -110,10 +110,6 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
                 view.before_websocket(check_blueprints)
             return view
         return decorate(self, view, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
-
-    def check(self, request: quart.Request | quart.Websocket) -> LimitedBlock:
-        """Limit a block: `async with limit.check(request):`; a denial raises RateLimitExceeded."""
-        return LimitedBlock(self, request, FRAMEWORK)
 
 
 class Limits(FrameworkLimits["limit"]):

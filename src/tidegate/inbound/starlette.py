@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
-from tidegate.inbound._limiting.asgi_responses import ScopeRequests
-from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits, LimitedBlock, decorate
-from tidegate.inbound._limiting.limited_functions import F, exempt, route_name
+from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits
+from tidegate.inbound._limiting.limited_functions import exempt, route_name
+from tidegate.inbound._limiting.native_requests import ScopeRequests
 from tidegate.inbound._responses import exceeded
 from tidegate.inbound._responses.response import BODY_HEADERS
 
@@ -127,14 +127,6 @@ class limit(FrameworkLimit):  # noqa: N801 - used as a decorator
     """Limits the endpoints that it decorates."""
 
     _framework: ClassVar = FRAMEWORK
-
-    def __call__(self, endpoint: F) -> F:
-        """Decorate an endpoint."""
-        return decorate(self, endpoint, FRAMEWORK)  # type: ignore[no-any-return]  # the same type of function
-
-    def check(self, request: HTTPConnection) -> LimitedBlock:
-        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
-        return LimitedBlock(self, request, FRAMEWORK)
 
 
 class Limits(FrameworkLimits["limit"]):

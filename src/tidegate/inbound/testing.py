@@ -96,7 +96,7 @@ def _find(target: object) -> list[RequestLimiter]:
         if hasattr(app, "build_middleware_stack") and app.middleware_stack is None:
             app.middleware_stack = app.build_middleware_stack()  # Starlette builds it at the first request
         waiting += [inner for name in WRAPPED_ATTRIBUTES if (inner := getattr(app, name, None)) is not None]
-        waiting += getattr(app, "middlewares", ())  # of aiohttp
+        waiting += getattr(app, "middlewares", ())
     if not found:
         raise ConfigError(
             f"{target!r} has no RateLimitMiddleware: pass the application, the middleware or the limit", field="targets"

@@ -17,11 +17,12 @@ from tidegate.inbound._client.request import (
     MAX_METHOD_LENGTH,
     METHOD_OVERRIDES,
     EnvironHeaders,
-    Request,
+    decode_text,
     wsgi_header,
 )
 from tidegate.inbound._limiting.charges import ALLOWED, perform
 from tidegate.inbound._limiting.find_routes import AppRoutes
+from tidegate.inbound._limiting.native_requests import wsgi_request
 from tidegate.inbound._limiting.request_limiter import RequestLimiter
 from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._limiting.request_targets import MISSING
@@ -92,12 +93,12 @@ class RateLimitMiddleware:
         if target is not None or request_limiter.needs_request:
             client = self._find_client(environ)
             if request_limiter.needs_request or (target is not None and target.needs_request):
-                request = make_request(environ, client)
+                request = wsgi_request(environ, client.address)
                 client = request_limiter.exempt_client(request, client)
             if target is not None:
                 decided = request_limiter.decide_now(target, client, method, path, request)
                 if decided is None:
-                    flow = request_limiter.check_flow(request or make_request(environ, client), target, client)
+                    flow = request_limiter.check_flow(request or wsgi_request(environ, client.address), target, client)
                     decided = run(flow, perform)
                 result = decided
                 if not result.allowed and not result.by_route:
@@ -153,7 +154,7 @@ class RateLimitMiddleware:
         writer, decision = self.request_limiter.response_writer, result.decision
         assert decision is not None  # noqa: S101 - a denial has a decision
         decision = decision.with_views()  # a denial reads them several times
-        response = writer.write_denial(make_request(environ, client), decision, result.denials[0].charge.policy)
+        response = writer.write_denial(wsgi_request(environ, client.address), decision, result.denials[0].charge.policy)
         outer: RequestState | None = environ.get(STATE_KEY)
         if outer is not None:  # it adds the headers
             run(outer.deny_flow(decision), perform)
@@ -162,7 +163,7 @@ class RateLimitMiddleware:
 
     def _admin(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Serve the admin endpoint."""
-        request = make_request(environ, environ[STATE_KEY].client)
+        request = wsgi_request(environ, environ[STATE_KEY].address)
         response = admin.check_access(self.request_limiter, request, environ.get("REMOTE_ADDR"))
         if response is None:
             length = str(environ.get("CONTENT_LENGTH") or "")
@@ -206,7 +207,7 @@ def prepare_start(request_state: RequestState, environ: Environ, status: str) ->
 
     If the request was denied and its view was not reached, the denial replaces the response.
     """
-    request = make_request(environ, request_state.client)
+    request = wsgi_request(environ, request_state.address)
     request_state.denial = request_state.replacement(int(status[:3]), request)
     if request_state.denial is None and request_state.is_open:
         run(request_state.settle_start_flow(request, int(status[:3])), perform)
@@ -215,7 +216,7 @@ def prepare_start(request_state: RequestState, environ: Environ, status: str) ->
 def finish(environ: Environ, request_state: RequestState) -> None:
     """Settle what depends on the response, at its end; without a response, the application has failed."""
     if request_state.is_open:
-        run(request_state.settle_flow(make_request(environ, request_state.client)), perform)
+        run(request_state.settle_flow(wsgi_request(environ, request_state.address)), perform)
 
 
 def replace_body(environ: Environ, request_state: RequestState, body: Iterable[bytes]) -> Iterable[bytes]:
@@ -262,29 +263,7 @@ def respond(environ: Environ, start: Start, response: Response, fields: Fields) 
     return [] if environ.get("REQUEST_METHOD") == "HEAD" else [response.body]
 
 
-def make_request(environ: Environ, client: RequestClient | None) -> Request:
-    """Build the Request that key, count and denial functions receive."""
-    method = environ.get("REQUEST_METHOD", "GET")
-    address = None if client is None else client.address
-    return Request(method, read_path(environ), address, environ, lambda name: wsgi_header(environ, name))
-
-
-def read_path(environ: Environ) -> str:
-    """Return the decoded path below the application's root."""
-    return decode_text(environ.get("PATH_INFO") or "/")
-
-
 def read_method_overrides(environ: Environ) -> tuple[str, ...]:
     """Return the methods of method-override headers, which some applications use instead of the request's method."""
     values = [wsgi_header(environ, name) for name in METHOD_OVERRIDES]
     return tuple(value.strip()[:MAX_METHOD_LENGTH] for value in values if value)
-
-
-def decode_text(value: str) -> str:
-    """Decode a WSGI string, whose bytes are written as Latin-1. Bytes that are not UTF-8 become lone surrogates."""
-    if value.isascii():
-        return value
-    try:
-        return value.encode("latin-1").decode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return value  # an outer middleware has decoded it already

@@ -68,15 +68,16 @@ ChosenKey = Union["Key", int, "UUID", tuple[Union[str, int, "UUID"], ...], None]
 KeyOf = Callable[[FrameworkRequest], ChosenKey | Awaitable[ChosenKey]]
 
 
+@functools.singledispatch
 def read_header(request: FrameworkRequest, name: str) -> str | None:
-    """Return the value of a header of any framework's request."""
-    if isinstance(request, Request):
-        return request.header(name)
+    """Return the value of a header; a framework whose requests have no scope or environ registers its own function."""
     environ = getattr(request, "META", None) or getattr(request, "environ", None)
-    if environ is not None:
-        return wsgi_header(environ, name)
-    scope = getattr(request, "scope", None)
-    return aiohttp_header(request, name) if scope is None else asgi_header(scope, name)
+    return asgi_header(request.scope, name) if environ is None else wsgi_header(environ, name)
+
+
+@read_header.register
+def _(request: Request, name: str) -> str | None:
+    return request.header(name)
 
 
 def by_address(request: FrameworkRequest) -> Key | None:
@@ -121,6 +122,16 @@ def is_async_callable(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether it is a coroutine function
 
 
+def decode_text(value: str) -> str:
+    """Decode a WSGI string, whose bytes are written as Latin-1. Bytes that are not UTF-8 become lone surrogates."""
+    if value.isascii():
+        return value
+    try:
+        return value.encode("latin-1").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return value  # an outer middleware has decoded it already
+
+
 def asgi_path(scope: Any) -> str:  # noqa: ANN401 - a scope is any mapping
     """Return the path of an ASGI scope; restore bytes that the server has replaced because they are not UTF-8."""
     path: str = scope["path"]
@@ -136,11 +147,6 @@ def asgi_header(scope: Any, name: str) -> str | None:  # noqa: ANN401 - a scope 
     wanted = name.lower().encode("latin-1", "replace")
     found = [value for field, value in scope.get("headers", ()) if field == wanted]  # servers send names in lower case
     return b", ".join(found).decode("latin-1") if found else None
-
-
-def aiohttp_header(request: Any, name: str) -> str | None:  # noqa: ANN401 - this module imports no framework
-    """Find a header in a request of aiohttp."""
-    return ", ".join(request.headers.getall(name, ())) or None
 
 
 def wsgi_header(environ: Any, name: str) -> str | None:  # noqa: ANN401 - an environ is any mapping

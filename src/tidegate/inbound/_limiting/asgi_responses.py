@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate._runtime.flow import run_async
-from tidegate.inbound._client.request import Request, asgi_header, asgi_path
 from tidegate.inbound._limiting.charges import perform_async
+from tidegate.inbound._limiting.native_requests import asgi_request
 from tidegate.inbound._responses.response import PLAIN_DENIAL, RAW_PLAIN_HEADERS, Response, fit_to_status, raw
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tidegate.inbound._client.identify import RequestClient
     from tidegate.inbound._limiting.request_state import RequestState
 
     RawFields = list[tuple[bytes, bytes]]
@@ -63,12 +61,15 @@ async def start_response(
     If the request was denied and its endpoint was not reached, the denial replaces the response.
     """
     if request_state.denied is not None or request_state.raised is not None:
-        replacement = request_state.replacement(message.get("status", 0), make_request(scope, request_state.client))
+        replacement = request_state.replacement(message.get("status", 0), asgi_request(scope, request_state.address))
         if replacement is not None:
             await replace_response(replacement, request_state, scope, receive, send)
             return
     if request_state.is_open:
-        request, status = make_request(scope, request_state.client), message.get("status", SWITCHING_PROTOCOLS)
+        request, status = (
+            asgi_request(scope, request_state.address),
+            message.get("status", SWITCHING_PROTOCOLS),
+        )
         await run_async(request_state.settle_start_flow(request, status), perform_async)
     await send(with_fields(request_state, message))
 
@@ -99,7 +100,7 @@ async def ignore() -> None:
 async def finish(scope: Scope, request_state: RequestState) -> None:
     """Settle what depends on the response, at its end; without a response, the application has failed."""
     if request_state.is_open:
-        request = make_request(scope, request_state.client)
+        request = asgi_request(scope, request_state.address)
         await run_async(request_state.settle_flow(request), perform_async)
 
 
@@ -117,31 +118,3 @@ async def respond(scope: Scope, receive: Receive, send: Send, response: Response
         await send({"type": "websocket.http.response.body", "body": response.body})
     else:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Rate limit exceeded"})
-
-
-def make_request(scope: Scope, client: RequestClient | None) -> Request:
-    """Build the Request that key, count and denial functions receive."""
-    method = scope.get("method", "GET")
-    address = None if client is None else client.address
-    return Request(method, asgi_path(scope), address, scope, lambda name: asgi_header(scope, name))
-
-
-class ScopeRequests:
-    """What the requests of ASGI frameworks have in common: a scope."""
-
-    mapping: Final = attrgetter("scope")
-
-    def sender(self, native: object, mapping: Scope) -> tuple[str | None, Any]:
-        """Return the address of the peer, and the headers."""
-        del native
-        peer = mapping.get("client")
-        return peer[0] if peer else None, mapping["headers"]
-
-    def common(self, native: object, mapping: Scope, client: RequestClient) -> Request:
-        """Return the Request that is the same for all frameworks."""
-        del native
-        return make_request(mapping, client)
-
-    def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - any request
-        """Return whether the request opens a WebSocket."""
-        return native.scope["type"] == "websocket"  # type: ignore[no-any-return]  # a string

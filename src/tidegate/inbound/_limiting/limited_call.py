@@ -12,8 +12,9 @@ from tidegate.errors import ConfigError, RateLimitError
 from tidegate.inbound._client.identify import RESULTS_KEY
 from tidegate.inbound._client.request import is_async_callable
 from tidegate.inbound._limiting.charges import ALLOWED, ChargeResult, RequestCharge, perform, perform_async
-from tidegate.inbound._limiting.limited_functions import EndpointLimits, attach, stack_on
+from tidegate.inbound._limiting.limited_functions import EndpointLimits, F, attach, stack_on
 from tidegate.inbound._limiting.matched_route import RouteUse
+from tidegate.inbound._limiting.native_requests import NativeRequests
 from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._limiting.route_limit import RouteLimit
 from tidegate.inbound._limiting.standalone import BaseLimits
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 BLOCK_ATTRIBUTE: Final = "_block_limits"  # of a limit: what its blocks decide
 
 
-class Framework(Protocol):
-    """What differs between frameworks."""
+class Framework(NativeRequests, Protocol):
+    """What differs between frameworks; a module for a new framework has one of these, and `limit` and `Limits`."""
 
     @property
     def request_type(self) -> type[Any] | tuple[()]:
@@ -45,15 +46,6 @@ class Framework(Protocol):
 
     def find_request(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a framework's
         """Return the framework's request, from the arguments of a call."""
-
-    def mapping(self, native: Any) -> MutableMapping[str, Any]:  # noqa: ANN401 - as above
-        """Return the ASGI scope or WSGI environ of a request."""
-
-    def sender(self, native: Any, mapping: Any) -> tuple[str | None, Any]:  # noqa: ANN401 - as above
-        """Return the address of the peer, and the headers that name clients."""
-
-    def common(self, native: Any, mapping: Any, client: RequestClient) -> Request:  # noqa: ANN401 - as above
-        """Return the Request that is the same for all frameworks."""
 
     def make_response(self, response: Response) -> Any:  # noqa: ANN401 - as above
         """Return the framework's response."""
@@ -73,14 +65,19 @@ class Framework(Protocol):
     def status(self, response: Any) -> int:  # noqa: ANN401 - as above
         """Return the status of the response of the function."""
 
-    def is_websocket(self, native: Any) -> bool:  # noqa: ANN401 - as above
-        """Return whether the request opens a WebSocket."""
-
 
 class FrameworkLimit(RouteLimit):
     """A limit on the routes of one framework."""
 
     _framework: ClassVar[Framework]
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function that handles requests: sync or async, or a method."""
+        return decorate(self, function, self._framework)  # type: ignore[no-any-return]  # the same type of function
+
+    def check(self, request: FrameworkRequest) -> LimitedBlock:
+        """Limit a block: `with limit.check(request):`, or `async with`; a denial raises RateLimitExceeded."""
+        return LimitedBlock(self, request, self._framework)
 
     def peek(self, request: FrameworkRequest, cost: Cost | None = None) -> Decision | None:
         """Return the decision that `check(request)` would make, and charge nothing; None: the limit does not apply.
@@ -133,7 +130,7 @@ def peek_flow(limit: RouteLimit, native: Any, framework: Framework, cost: Cost |
     request_state: RequestState | None = mapping.get(STATE_KEY)
     request_limiter = middleware_of(request_state) or limit.own_request_limiter()
     client = find_client(request_state, request_limiter, *framework.sender(native, mapping))
-    request = framework.common(native, mapping, client)
+    request = framework.common(native, mapping, client.address)
     if not limit.by_address:
         chosen = request_limiter.client_identifier.choose_client(request, client)
     if chosen.key is None:
@@ -326,7 +323,7 @@ def denied_before(request_state: RequestState | None, native: Any, framework: Fr
     request_state.pending = ()
     client = request_state.client
     assert client is not None  # noqa: S101 - a client that is denied is known
-    return RequestCheck(request_state, denied, framework.common(native, framework.mapping(native), client))
+    return RequestCheck(request_state, denied, framework.common(native, framework.mapping(native), client.address))
 
 
 def _call_standalone_flow(request_state: RequestState, framework: Framework, step: Callable[[], Any]) -> Flow[Any, Any]:
@@ -427,7 +424,7 @@ def check_flow(
     client = None if request_state is None else request_state.client
     if client is None:
         client = request_limiter.client_identifier.find(*framework.sender(native, mapping))
-    request = framework.common(native, mapping, client)
+    request = framework.common(native, mapping, client.address)
     if request_state is None:  # no middleware has seen the request; nothing handles its response yet
         client = request_limiter.exempt_client(request, client)
         request_state = mapping[STATE_KEY] = RequestState()

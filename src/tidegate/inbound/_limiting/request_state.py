@@ -101,6 +101,11 @@ class RequestState:
         self.is_open = any([each.charge.reserves for each in charges])  # noqa: C419 - a generator costs more
 
     @property
+    def address(self) -> str | None:
+        """The address of the client, if it is known."""
+        return None if self.client is None else self.client.address
+
+    @property
     def limited(self) -> bool:
         """Whether a limit in shadow mode is exceeded."""
         return any(each.charge.policy.mode == "shadow" and not each.decision.within_limits for each in self.made)
