@@ -214,7 +214,8 @@ class RateLimitMiddleware:
                     raise
                 response = raised
             if request_state.denied is not None and not response.prepared:  # the handler was not reached
-                response = FRAMEWORK.make_response(request_state.denied.write_denial(seen, request))
+                denied = await run_async(request_state.take_denial_flow(), perform_async)
+                response = FRAMEWORK.make_response(denied.write_denial(seen, request))  # type: ignore[union-attr]  # see above
             await self._finish(seen, response, request_state)
             return response
         finally:

@@ -25,14 +25,14 @@ from tidegate.inbound._limiting.limited_call import (
     FrameworkLimit,
     FrameworkLimits,
     check_flow,
-    denied_before,
+    denied_before_flow,
     make_error,
     require_response,
     standalone_fields,
 )
 from tidegate.inbound._limiting.limited_functions import EndpointLimits, F, check_names, exempt, route_name
 from tidegate.inbound._limiting.matched_route import RouteUse, has_fixed_mount, matched_route_name
-from tidegate.inbound._limiting.request_state import STATE_KEY
+from tidegate.inbound._limiting.request_state import STATE_KEY, RequestState
 from tidegate.inbound._responses import exceeded
 from tidegate.inbound._responses.response import BODY_HEADERS, PlainDenial
 from tidegate.inbound._responses.response import Response as Denial
@@ -138,17 +138,13 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
             return  # the middleware, or another limit of this route, has decided it
         # FastAPI passes the request itself, whose body a key function may read; the endpoint gets the same one.
         native = connection if isinstance(connection, (Request, WebSocket)) else Request(scope)
-        check = denied_before(request_state, native, FRAMEWORK) if taken else None
+        check = None
+        if taken:
+            check = await run_async(denied_before_flow(request_state, native, FRAMEWORK), perform_async)
         if check is None:
             limits, more = self._limits_now(scope, dependant)
             if request_state is not None and len(limits.uses) > 1:  # some may be decided
-                left = [
-                    use
-                    for use in limits.uses
-                    if use.limit == self or not request_state.take((use.limit, id(dependant)))
-                ]
-                if len(left) < len(limits.uses):
-                    limits = EndpointLimits(left, reused=False)
+                limits = self._undecided(limits, request_state, dependant)
             if any(use.limit.reserves for use in limits.uses):
                 require_response(request_state, "a concurrency limit or count= in FastAPI")
             check = await run_async(check_flow(limits, native, scope, FRAMEWORK, more=more), perform_async)
@@ -160,6 +156,11 @@ class limit(FrameworkLimit):  # noqa: N801 - used like a function
             raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
         else:
             raise make_error(check, native, FRAMEWORK)
+
+    def _undecided(self, limits: EndpointLimits, request_state: RequestState, dependant: Any) -> EndpointLimits:  # noqa: ANN401 - FastAPI's
+        """Return those of the limits that nobody has decided yet, and this one."""
+        left = [use for use in limits.uses if use.limit == self or not request_state.take((use.limit, id(dependant)))]
+        return limits if len(left) == len(limits.uses) else EndpointLimits(left, reused=False)
 
     def _limits_now(self, scope: Any, dependant: Any) -> tuple[EndpointLimits, bool]:  # noqa: ANN401 - a scope is any mapping
         """Return what to decide now: this limit and, for the first limit of a request, those that have no functions.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tidegate.errors import ConfigError
+from tidegate.inbound._limiting.asgi_responses import POLICY_VIOLATION
 from tidegate.inbound._limiting.limited_call import FrameworkLimit, FrameworkLimits
 from tidegate.inbound._limiting.limited_functions import exempt, route_name
 from tidegate.inbound._limiting.native_requests import ScopeRequests
@@ -12,7 +13,7 @@ from tidegate.inbound._responses import exceeded
 from tidegate.inbound._responses.response import BODY_HEADERS
 
 try:
-    from starlette.exceptions import HTTPException
+    from starlette.exceptions import HTTPException, WebSocketException
     from starlette.middleware.exceptions import ExceptionMiddleware
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
@@ -107,9 +108,11 @@ class AsgiFramework(ScopeRequests):
         return error
 
     def deny_call(self, response: responses.response.Response, decision: Decision, native: HTTPConnection) -> Response:
-        """Return the response; raise the exception if the application has a handler for it."""
+        """Return the response; raise the exception if the application has a handler for it. A WebSocket is closed."""
+        if native.scope["type"] == "websocket":
+            raise WebSocketException(POLICY_VIOLATION, "Rate limit exceeded")
         error = RateLimitExceeded(response, decision)
-        handler = None if native.scope["type"] == "websocket" else find_handler(native.scope, error)
+        handler = find_handler(native.scope, error)
         if handler is None or handler is send_denial or is_default_handler(handler):
             return self.make_response(response)
         raise error

@@ -208,7 +208,7 @@ def prepare_start(request_state: RequestState, environ: Environ, status: str) ->
     If the request was denied and its view was not reached, the denial replaces the response.
     """
     request = wsgi_request(environ, request_state.address)
-    request_state.denial = request_state.replacement(int(status[:3]), request)
+    request_state.denial = run(request_state.replacement_flow(int(status[:3]), request), perform)
     if request_state.denial is None and request_state.is_open:
         run(request_state.settle_start_flow(request, int(status[:3])), perform)
 

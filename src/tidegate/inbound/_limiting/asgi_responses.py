@@ -61,7 +61,9 @@ async def start_response(
     If the request was denied and its endpoint was not reached, the denial replaces the response.
     """
     if request_state.denied is not None or request_state.raised is not None:
-        replacement = request_state.replacement(message.get("status", 0), asgi_request(scope, request_state.address))
+        request = asgi_request(scope, request_state.address)
+        flow = request_state.replacement_flow(message.get("status", 0), request)
+        replacement = await run_async(flow, perform_async)
         if replacement is not None:
             await replace_response(replacement, request_state, scope, receive, send)
             return

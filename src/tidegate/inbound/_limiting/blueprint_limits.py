@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidegate.inbound._limiting.limited_call import answer_denied, check_flow, denied_before
+from tidegate.inbound._limiting.limited_call import answer_denied, check_flow, denied_before_flow
 from tidegate.inbound._limiting.limited_functions import EndpointLimits, route_name
 from tidegate.inbound._limiting.request_state import STATE_KEY
 from tidegate.inbound._limiting.werkzeug_routes import blueprint_uses, view_stack
@@ -12,6 +12,8 @@ from tidegate.inbound._limiting.werkzeug_routes import blueprint_uses, view_stac
 if TYPE_CHECKING:
     from tidegate._runtime.flow import Flow
     from tidegate.inbound._limiting.limited_call import Framework
+    from tidegate.inbound._limiting.limited_functions import LimitStack
+    from tidegate.inbound._limiting.matched_route import RouteUse
     from tidegate.inbound._limiting.request_state import RequestState
 
 
@@ -28,18 +30,14 @@ def check_blueprints_flow(app: Any, request: Any, framework: Framework) -> Flow[
     if request_state is not None and done in request_state.covers:
         return None, None
     taken = request_state is not None and request_state.take(("blueprints", route))
-    check = denied_before(request_state, request, framework) if taken else None
+    check = (yield from denied_before_flow(request_state, request, framework)) if taken else None
     stack = view_stack(view, request.method)
     if check is None:
-        uses = blueprint_uses(app, request.endpoint, route, stack, request.method)
-        if not uses:  # the limits of the view replace them
-            return None, None
-        if stack is not None:
-            uses += stack.uses
-        if taken:
-            uses = [use for use in uses if use.limit.has_functions]
+        uses = _uses_now(app, request, route, stack, taken=taken)
         if not uses:
-            return None, None  # the middleware has decided all
+            if request_state is not None:
+                request_state.cover([done])
+            return None, None
         check = yield from check_flow(EndpointLimits(uses, reused=False), request, mapping, framework)
     state = check.request_state
     if not check.result.allowed:
@@ -51,3 +49,16 @@ def check_blueprints_flow(app: Any, request: Any, framework: Framework) -> Flow[
         return None, None
     state.sees_response = True
     return state, None
+
+
+def _uses_now(app: Any, request: Any, route: str, stack: LimitStack | None, *, taken: bool) -> list[RouteUse]:  # noqa: ANN401 - as above
+    """Return the limits that are decided now: of the blueprints and of the view; none if only the view has some.
+
+    `taken`: the middleware has decided those without functions.
+    """
+    if request.method == "OPTIONS" and getattr(request.url_rule, "provide_automatic_options", False):
+        return []  # the framework answers the request itself
+    uses = blueprint_uses(app, request.endpoint, route, stack, request.method)
+    if uses and stack is not None:
+        uses += stack.uses
+    return [use for use in uses if use.limit.has_functions] if taken else uses

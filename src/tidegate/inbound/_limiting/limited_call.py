@@ -295,7 +295,7 @@ def limited_flow(
     mapping = framework.mapping(native)
     request_state: RequestState | None = mapping.get(STATE_KEY)
     try:
-        check = denied_before(request_state, native, framework) if taken else None
+        check = (yield from denied_before_flow(request_state, native, framework)) if taken else None
         if check is None:
             if taken and request_state is not None and (not stack.late.uses or request_state.take(stack.marks[1])):
                 return (yield step)
@@ -315,15 +315,17 @@ def limited_flow(
             forget_request(mapping)
 
 
-def denied_before(request_state: RequestState | None, native: Any, framework: Framework) -> RequestCheck | None:  # noqa: ANN401 - any request
+def denied_before_flow(
+    request_state: RequestState | None,
+    native: Any,  # noqa: ANN401 - any request
+    framework: Framework,
+) -> Flow[Any, RequestCheck | None]:
     """Return the denial by the limits of the route that the middleware has decided; None if there is none."""
-    if request_state is None or request_state.denied is None:
+    denied = None if request_state is None else (yield from request_state.take_denial_flow())
+    if request_state is None or denied is None:
         return None
-    denied, request_state.denied = request_state.denied, None
-    request_state.pending = ()
-    client = request_state.client
-    assert client is not None  # noqa: S101 - a client that is denied is known
-    return RequestCheck(request_state, denied, framework.common(native, framework.mapping(native), client.address))
+    common = framework.common(native, framework.mapping(native), request_state.address)
+    return RequestCheck(request_state, denied, common)
 
 
 def _call_standalone_flow(request_state: RequestState, framework: Framework, step: Callable[[], Any]) -> Flow[Any, Any]:
@@ -378,7 +380,8 @@ def make_error(check: RequestCheck, native: Any, framework: Framework) -> Except
 def answer_denied(check: RequestCheck, native: Any, framework: Framework) -> Any:  # noqa: ANN401 - any request
     """Return the response to a denied request; if limits of the route denied it, the framework may raise instead."""
     decision = check.result.decision
-    if decision is None or all(not each.charge.owner.limits_routes for each in check.result.denials):
+    by_route = any(each.charge.owner.limits_routes for each in check.result.denials)
+    if decision is None or not (by_route or framework.is_websocket(native)):
         return framework.make_response(deny(check, native))
     return framework.deny_call(deny(check, native), decision, native)
 

@@ -149,7 +149,7 @@ class RequestLimiter(ConfiguredLimiter):
             charges.append(charge)
             key_limits.append(None)
         for use in () if route is None else route.uses:
-            if not use.limit.is_fixed:
+            if use.limit.has_functions or not use.limit.is_fixed:
                 return None
             made = use.limit.prepare_charge(use.limit.request_limiter_for(self), use.policy_name, method)
             if made is not None:

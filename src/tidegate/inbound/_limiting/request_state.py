@@ -150,13 +150,20 @@ class RequestState:
         else:
             self.result, self.is_open = result, result.prepared.reserves
 
-    def replacement(self, status: int, request: Request) -> Response | None:
+    def take_denial_flow(self) -> Flow[Any, ChargeResult | None]:
+        """Return the denial by limits of the route, if nobody has answered it yet; an outer middleware is refunded."""
+        denied, self.denied = self.denied, None
+        if denied is not None:
+            yield from self.refund_flow()
+        return denied
+
+    def replacement_flow(self, status: int, request: Request) -> Flow[Any, Response | None]:
         """Return the denial that replaces a response with this status; None, the usual case: the response is sent.
 
         So if the request was denied by its route and the endpoint was not reached, or if Django has answered the
         exception of a denied block.
         """
-        denied, self.denied = self.denied, None
+        denied = yield from self.take_denial_flow()
         if denied is not None:
             return denied.write_denial(request, request)
         return self.raised if status == FORBIDDEN else None
