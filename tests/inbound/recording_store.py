@@ -13,7 +13,8 @@ class RecordingStore(Store):
         super().__init__(clock)
         self.calls = 0
         self._inner = inner or MemoryStore(clock=clock)
-        self.instant = inner is None
+        if inner is not None:
+            self.instant = False
         self._policies = {}
         self._asked = set()
 

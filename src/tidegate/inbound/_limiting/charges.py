@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidegate._runtime.clock import Clock
     from tidegate.core import Limit
     from tidegate.inbound._client.denial_blocks import DenialBlocks
-    from tidegate.inbound._client.request import Request
+    from tidegate.inbound._client.request import FrameworkRequest, Request
     from tidegate.inbound._responses.response import DenialHandler, Response, ResponseWriter
 
     OnDenied = Callable[[Any, Decision], object]
@@ -72,7 +72,7 @@ class UnrecordedOwner:
 
     limits_routes: bool = True
     denied: DenialHandler | None = None
-    on_denied: Callable[[Any, Decision], object] | None = None
+    on_denied: Callable[[FrameworkRequest, Decision], object] | None = None
 
     def record(self, key: Key, decision: Decision) -> None:
         """Count nothing: the statistics are about categories."""
@@ -80,7 +80,7 @@ class UnrecordedOwner:
     def correct(self, key: Key, decision: Decision) -> None:
         """Count nothing."""
 
-    def final_cost(self, request: Any, status: int, cost: Cost) -> Cost | None:  # noqa: ANN401 - a framework's
+    def final_cost(self, request: object, status: int, cost: Cost) -> Cost | None:
         """Return None: the response changes nothing."""
 
 
